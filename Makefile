@@ -1,0 +1,39 @@
+# Two commands do everything on a fresh machine with Python 3.11 or newer:
+#   make train     makes .venv, installs Bestiary, trains Pong, evaluates it and films it
+#   make test      makes .venv, installs everything, runs ruff, mypy and the tests
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: setup train test test-slow lint clean
+
+setup: $(VENV)/installed
+
+$(VENV)/installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "bestiary needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version). Try: make PYTHON=python3.12"; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) --editable .
+	@touch $@
+
+$(VENV)/installed-all: $(VENV)/installed
+	$(PIP) --editable '.[all,test]'
+	@touch $@
+
+train: setup
+	$(BIN)/bestiary train atari/Pong --eval-at-end 30 --movie-at-end
+
+test: lint
+	$(BIN)/python -m pytest
+
+test-slow: lint
+	$(BIN)/python -m pytest -m slow
+
+lint: $(VENV)/installed-all
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) build *.egg-info

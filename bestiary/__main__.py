@@ -1,0 +1,3 @@
+from bestiary.cli import main
+
+main()

@@ -1,0 +1,88 @@
+"""The agent: torso -> memory -> heads.
+
+    output, state = agent(inputs, state)       # inputs [T,B], state before entry 0 -> output [T,B], state after entry T-1
+    state = agent.initial_state(B)
+
+The actor calls it with T=1, the learner with a whole rollout; both are the same mathematics, because the memory handles the
+resets inside a sequence. `inputs.done[t]` marks the first entry of an episode: last reward and last action belong to the
+episode before and are masked there.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from torch import Tensor
+
+from bestiary.agents.heads import Categorical
+from bestiary.agents.memories import NoMemory
+from bestiary.agents.torsos import Shallow
+from bestiary.options import option
+from bestiary.rollout import ActionSpec, Inputs, ObservationSpec
+
+State = tuple[Tensor, ...]
+
+
+@dataclass
+class Output:
+    distribution: Categorical  # over actions, [T,B]
+    value: Tensor  # [T,B]
+    extras: dict[str, Tensor] = field(default_factory=dict)  # what a lens may want to see
+
+
+class BasicAgent(nn.Module):
+    """Any torso, then any memory, then a linear policy and a linear value."""
+
+    parts: ClassVar[tuple[str, ...]] = ("torso", "memory")  # what this recipe is composed of
+
+    @dataclass(frozen=True)
+    class Options:
+        inputs: str = option(
+            "auto",
+            "what the memory and heads see besides the torso's features (auto: as the torso's published net)",
+            choices=("auto", "reward+action", "reward", "action", "none"),
+        )
+
+    def __init__(
+        self,
+        observation: ObservationSpec,
+        action: ActionSpec,
+        options: Options = Options(),
+        *,
+        torso: Callable[[ObservationSpec], Any] = Shallow,
+        memory: Callable[[int], Any] = NoMemory,
+    ):
+        """`torso` and `memory` are constructors, their own options already in them."""
+        super().__init__()
+        self.torso = torso(observation)
+        chosen = getattr(self.torso, "inputs", ("reward", "action")) if options.inputs == "auto" else options.inputs
+        self.num_actions, self.sees_reward, self.sees_action = action.n, "reward" in chosen, "action" in chosen
+        features = self.torso.output_size + int(self.sees_reward) + (action.n if self.sees_action else 0)
+        self.memory = memory(features)
+        self.policy = nn.Linear(self.memory.output_size, action.n)
+        self.value = nn.Linear(self.memory.output_size, 1)
+
+    def initial_state(self, batch_size: int) -> State:
+        return self.memory.initial_state(batch_size)
+
+    def forward(self, inputs: Inputs, state: State) -> tuple[Output, State]:
+        T, B = inputs.done.shape
+        x = self.torso({kind: array.flatten(0, 1) for kind, array in inputs.observation.items()})  # [T*B,F]
+        features = [x.view(T, B, -1)]
+        going_on = (~inputs.done).unsqueeze(-1)  # [T,B,1]
+        if self.sees_reward:
+            features.append(inputs.reward.clamp(-1, 1).unsqueeze(-1) * going_on)
+        if self.sees_action:
+            features.append(F.one_hot(inputs.last_action, self.num_actions) * going_on)
+        x, state = self.memory(torch.cat(features, dim=-1) if len(features) > 1 else features[0], inputs.done, state)
+        return Output(Categorical(self.policy(x)), self.value(x).squeeze(-1)), state
+
+
+AGENTS: dict[str, type[nn.Module]] = {"basic": BasicAgent}
+
+
+def count_parameters(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())

@@ -1,0 +1,145 @@
+"""Torsos: from one observation to one feature vector. `torso(observation[B,...]) -> [B, output_size]`.
+
+A torso reads the kinds of observation that it knows: the two convolutional ones an `image`, with a `vector` beside it
+where there is one; `mlp` everything. After its convolutions each has `depth` fully connected layers of `width` units.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from torch import Tensor
+
+from bestiary.errors import UserError
+from bestiary.options import option
+from bestiary.rollout import ObservationSpec, Tensors
+
+
+def fully_connected(inputs: int, width: int, depth: int) -> nn.Sequential:
+    """`depth` layers of `width` units, a ReLU after each; every layer has its own weights."""
+    layers: list[nn.Module] = []
+    for _ in range(depth):
+        layers += [nn.Linear(inputs, width), nn.ReLU()]
+        inputs = width
+    return nn.Sequential(*layers)
+
+
+def scaled(image: Tensor) -> Tensor:
+    """uint8 [B,C,H,W] -> float in [0,1], in the memory layout that convolutions are fastest in."""
+    return image.contiguous(memory_format=torch.channels_last).float() / 255
+
+
+class Convolutional(nn.Module):
+    """A stack of convolutions over `image`, then fully connected layers over it and `vector`."""
+
+    inputs = ("reward", "action")
+
+    def __init__(self, spec: ObservationSpec, convolutions: nn.Module, width: int, depth: int):
+        super().__init__()
+        self.convolutions = convolutions.to(memory_format=torch.channels_last)
+        with torch.no_grad():
+            size = self.convolutions(torch.zeros(1, *spec["image"].shape)).numel()
+        self.with_vector = "vector" in spec
+        size += spec["vector"].shape[0] if self.with_vector else 0
+        self.layers = fully_connected(size, width, depth)
+        self.output_size = width if depth else size
+
+    def forward(self, observation: Tensors) -> Tensor:
+        x = self.convolutions(scaled(observation["image"])).flatten(1)
+        if self.with_vector:
+            x = torch.cat([x, observation["vector"]], dim=1)
+        return self.layers(x)
+
+
+class Shallow(Convolutional):
+    """Three convolutions, as in the DQN of Nature 2015 and TorchBeast's small net."""
+
+    @dataclass(frozen=True)
+    class Options:
+        width: int = option(512, "units of each fully connected layer", low=1)
+        depth: int = option(1, "fully connected layers", low=0, high=100)
+
+    def __init__(self, spec: ObservationSpec, options: Options = Options()):
+        _need_image(spec, "shallow", at_least=36)
+        convolutions = nn.Sequential(
+            nn.Conv2d(spec["image"].shape[0], 32, 8, stride=4),
+            nn.ReLU(),
+            nn.Conv2d(32, 64, 4, stride=2),
+            nn.ReLU(),
+            nn.Conv2d(64, 64, 3, stride=1),
+            nn.ReLU(),
+        )
+        super().__init__(spec, convolutions, options.width, options.depth)
+
+
+class Residual(nn.Module):
+    """x + two convolutions of it, each after a ReLU."""
+
+    def __init__(self, channels: int):
+        super().__init__()
+        self.first = nn.Conv2d(channels, channels, 3, padding=1)
+        self.second = nn.Conv2d(channels, channels, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.second(F.relu(self.first(F.relu(x))))
+
+
+class ResNet(Convolutional):
+    """IMPALA's deep net: three sections of a convolution, a pooling and two residual blocks; 15 convolutions."""
+
+    inputs = ("reward",)  # the published net does not see the last action
+
+    @dataclass(frozen=True)
+    class Options:
+        width: int = option(256, "units of each fully connected layer", low=1)
+        depth: int = option(1, "fully connected layers", low=0, high=100)
+        channels: tuple[int, ...] = option((16, 32, 32), "channels of each section", low=1)
+
+    def __init__(self, spec: ObservationSpec, options: Options = Options()):
+        _need_image(spec, "resnet")
+        sections: list[nn.Module] = []
+        inputs = spec["image"].shape[0]
+        for channels in options.channels:
+            sections += [nn.Conv2d(inputs, channels, 3, padding=1), nn.MaxPool2d(3, stride=2, padding=1)]
+            sections += [Residual(channels), Residual(channels)]
+            inputs = channels
+        super().__init__(spec, nn.Sequential(*sections, nn.ReLU()), options.width, options.depth)
+
+
+class MLP(nn.Module):
+    """Fully connected layers over all observations, flattened side by side in the order of their names."""
+
+    inputs = ("reward", "action")
+
+    @dataclass(frozen=True)
+    class Options:
+        width: int = option(128, "units of each layer", low=1)
+        depth: int = option(2, "layers", low=0, high=100)
+
+    def __init__(self, spec: ObservationSpec, options: Options = Options()):
+        super().__init__()
+        self.kinds = tuple((kind, spec[kind].dtype == "uint8") for kind in sorted(spec))
+        size = sum(torch.Size(array.shape).numel() for array in spec.values())
+        self.layers = fully_connected(size, options.width, options.depth)
+        self.output_size = options.width if options.depth else size
+
+    def forward(self, observation: Tensors) -> Tensor:
+        parts = [observation[kind].float() / 255 if bytes_ else observation[kind] for kind, bytes_ in self.kinds]
+        return self.layers(torch.cat([part.flatten(1) for part in parts], dim=1))
+
+
+def _need_image(spec: ObservationSpec, torso: str, at_least: int = 1) -> None:
+    if "image" not in spec:
+        raise UserError(f"torso {torso} needs an image, and this environment gives {', '.join(spec)}: try --torso mlp")
+    if min(spec["image"].shape[1:]) < at_least:
+        size = "x".join(map(str, spec["image"].shape[1:]))
+        raise UserError(f"torso {torso} needs images of at least {at_least}x{at_least}, not {size}: try resnet or mlp")
+
+
+def suitable(spec: ObservationSpec) -> str:
+    """The torso that `--torso auto` stands for."""
+    return "shallow" if "image" in spec and min(spec["image"].shape[1:]) >= 36 else "mlp"
+
+
+TORSOS: dict[str, type[nn.Module]] = {"shallow": Shallow, "resnet": ResNet, "mlp": MLP}

@@ -1,0 +1,83 @@
+"""IMPALA: an actor-critic whose losses are summed over the batch and corrected by V-trace for the actor's lag.
+
+The loss is a sum over all decisions, never a mean: gradients of groups of trajectories add up to the gradient of the whole,
+however the batch is cut, and the published learning rates mean what they meant.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn as nn
+from torch import Tensor
+
+from bestiary.algorithms.rewards import MODES, squash
+from bestiary.algorithms.vtrace import vtrace
+from bestiary.options import option
+from bestiary.rollout import Rollout
+
+
+class Impala:
+    """The loss of one rollout, and the optimizer that its published results used."""
+
+    @dataclass(frozen=True)
+    class Options:
+        unroll_length: int = option(20, "decisions in a rollout (T)", low=1, high=100_000, everyday=True)
+        batch_size: int = option(32, "trajectories in an update (B)", low=1, high=100_000, everyday=True)
+        lr: float = option(6e-4, "learning rate at the start", above=0, everyday=True)
+        schedule: str = option("linear", "learning rate over the run", choices=("linear", "constant"))
+        discount: float = option(0.99, "gamma", low=0, high=1)
+        entropy: float = option(0.01, "weight of the entropy bonus", low=0)
+        baseline: float = option(0.5, "weight of the value loss", low=0)
+        reward: str = option("abs_one", "what of the reward is learnt from", choices=MODES)
+        rho_bar: float = option(1.0, "clip of the importance weights in the value targets", above=0)
+        pg_rho_bar: float = option(1.0, "clip of the importance weights in the policy gradient", above=0)
+        lam: float = option(1.0, "lambda of V-trace", low=0, high=1)
+        optimizer: str = option("rmsprop", "as published, or adam", choices=("rmsprop", "adam"))
+        alpha: float = option(0.99, "smoothing of rmsprop", low=0, high=1)
+        momentum: float = option(0.0, "of rmsprop", low=0)
+        eps: float = option(0.01, "of the optimizer, outside the root", above=0)
+        max_grad_norm: float = option(40.0, "gradients are scaled down to this norm", above=0)
+
+    def __init__(self, options: Options = Options()):
+        self.options = options
+
+    def loss(self, agent: nn.Module, rollout: Rollout) -> tuple[Tensor, dict[str, Tensor]]:
+        """The summed loss of a rollout [T,B], and sums of what is worth knowing."""
+        o = self.options
+        output, _ = agent(rollout.inputs(), rollout.state)  # T+1 entries; the last only for its value
+        policy, values, bootstrap = output.distribution[:-1], output.value[:-1], output.value[-1]
+        log_probs = policy.log_prob(rollout.action)
+
+        # Entry t+1 holds what the decision at t led to. A time limit is no end: the value of what came next stands in
+        # for the rest of the episode; the trace is cut there as at any end.
+        discounts = o.discount * (~rollout.done[1:]).float()
+        rewards = squash(rollout.reward[1:], o.reward) + o.discount * rollout.bootstrap
+
+        targets, advantages = vtrace(
+            (log_probs - rollout.log_prob).detach(),
+            rewards,
+            discounts,
+            values.detach(),
+            bootstrap.detach(),
+            rho_bar=o.rho_bar,
+            pg_rho_bar=o.pg_rho_bar,
+            lam=o.lam,
+        )
+        policy_loss = -(log_probs * advantages).sum()
+        value_loss = 0.5 * (targets - values).square().sum()
+        entropy = policy.entropy().sum()
+        loss = policy_loss + o.baseline * value_loss - o.entropy * entropy
+        sums = {
+            "policy_loss": policy_loss,
+            "value_loss": value_loss,
+            "entropy": entropy,
+            "value": values.sum(),
+            "rho": (log_probs - rollout.log_prob).exp().sum(),
+        }
+        return loss, {name: value.detach() for name, value in sums.items()}
+
+    def make_optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        o = self.options
+        if o.optimizer == "adam":
+            return torch.optim.Adam(parameters, lr=o.lr, eps=o.eps)
+        return torch.optim.RMSprop(parameters, lr=o.lr, alpha=o.alpha, eps=o.eps, momentum=o.momentum)

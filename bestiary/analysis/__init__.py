@@ -1,0 +1,1 @@
+"""Lenses: everything here reads run folders and never reaches into a running trainer."""

@@ -1,0 +1,73 @@
+"""A game of a trained agent as a GIF or MP4: the environment's own picture, not the agent's small input."""
+
+from pathlib import Path
+
+import imageio.v3 as imageio
+import numpy as np
+
+from bestiary.analysis.play import play
+from bestiary.console import note
+from bestiary.errors import UserError
+from bestiary.runs import checkpoints
+from bestiary.runs.folder import Run
+
+SUFFIXES = (".gif", ".mp4")
+ENOUGH = 50  # steps that make a movie worth watching; shorter games are followed by another
+
+
+def film(
+    run: Run,
+    *,
+    out: str | Path | None = None,
+    length: int = 2_000,
+    checkpoint: int | None = None,
+    greedy: bool = False,
+    seed: int = 0,
+    fps: float = 0,
+    overwrite: bool = False,
+) -> Path:
+    """Film one game, or its first `length` steps (of very short games, several); returns the file."""
+    chosen = checkpoints.choose(run.path, checkpoint)
+    stem = f"{chosen.steps:012d}-{'greedy' if greedy else 'sampled'}"
+    path = check_output(out, overwrite) if out is not None else run.new_path("movies", stem, ".gif")
+    agent = run.agent(chosen.steps)
+    streams = np.random.SeedSequence([run.config.training.seed, 2, seed]).spawn(2)
+    pool = run.config.make_pool(1, streams[0], render=True)
+    pictures: list[np.ndarray] = []
+    earned = [0.0]  # a game
+    try:
+        for step in play(agent, pool, greedy=greedy, seed=int(streams[1].generate_state(1)[0])):
+            earned[-1] += float(step.reward[0])
+            if len(pictures) >= length or (step.game_over[0] and len(pictures) >= ENOUGH):
+                break  # the picture after a game over already belongs to the next game
+            if step.game_over[0]:
+                earned.append(0.0)
+            pictures.append(pool.render()[0])
+    finally:
+        pool.close()
+    write_movie(path, pictures, fps or (15 if pool.frames_per_step > 1 else 10))
+    note(f"{len(pictures)} steps, return {', '.join(f'{r:g}' for r in earned)}")
+    return path
+
+
+def check_output(out: str | Path, overwrite: bool) -> Path:
+    path = Path(out).expanduser()
+    if path.suffix not in SUFFIXES:
+        raise UserError(f"--out {out}: movies are {' or '.join(SUFFIXES)}")
+    if path.exists() and not overwrite:
+        raise UserError(f"--out {out} exists; choose another name or add --overwrite")
+    if not path.resolve().parent.is_dir():
+        raise UserError(f"--out {out}: there is no folder {path.parent}")
+    return path
+
+
+def write_movie(path: Path, pictures: list[np.ndarray], fps: float) -> None:
+    """Write RGB pictures [H,W,3]; small ones are enlarged by whole pixels, so that a person can see them."""
+    height, width = pictures[0].shape[:2]
+    scale = max(1, round(210 / height)) if max(height, width) < 100 else 1
+    large = [np.repeat(np.repeat(p, scale, axis=0), scale, axis=1) for p in pictures]
+    if path.suffix == ".mp4":
+        even = [np.pad(p, ((0, p.shape[0] % 2), (0, p.shape[1] % 2), (0, 0)), mode="edge") for p in large]
+        imageio.imwrite(path, np.stack(even), fps=fps, codec="libx264", macro_block_size=1)
+    else:
+        imageio.imwrite(path, np.stack(large), duration=1000 / fps, loop=0)

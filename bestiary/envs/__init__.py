@@ -1,0 +1,94 @@
+"""Environments by name: `family/name`, or the user's own `path/to/file.py:Name`."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from bestiary import plugins
+from bestiary.envs import atari, gymnasium, toy
+from bestiary.envs.pool import Pool
+from bestiary.errors import UserError
+from bestiary.options import construct, options_of, parse_options, suggest
+
+__all__ = ["FAMILIES", "Family", "Pool", "lookup", "make"]
+
+
+@dataclass(frozen=True)
+class Family:
+    """What builds the pools of one environment: `build(num_envs, seed, options, render)`."""
+
+    build: Callable[..., Pool]
+    options: type
+    default_steps: int
+
+
+def _atari(name: str) -> Family:
+    atari.check_game(name)
+    return Family(partial(atari.AtariPool, name), atari.AtariPool.Options, atari.AtariPool.default_steps)
+
+
+def _toy(name: str) -> Family:
+    if name not in toy.WORLDS:
+        raise UserError(f"toy/{name}: the toys are {', '.join(toy.WORLDS)}{suggest(name, toy.WORLDS)}")
+    return Family(partial(toy.ToyPool, name), toy.ToyPool.Options, toy.ToyPool.default_steps)
+
+
+def _gymnasium(name: str) -> Family:
+    gymnasium.check_id(name)
+    pool = gymnasium.GymnasiumPool
+    return Family(partial(pool, name), pool.Options, pool.default_steps)
+
+
+FAMILIES: dict[str, Callable[[str], Family]] = {"atari": _atari, "toy": _toy, "gymnasium": _gymnasium}
+
+
+def lookup(name: str) -> Family:
+    """The family that a name belongs to, or a UserError that says what is wrong with the name."""
+    if plugins.is_plugin(name):
+        return _plugin(name)
+    family, slash, rest = name.partition("/")
+    if family not in FAMILIES or not rest:
+        hint = suggest(family, FAMILIES)
+        if not slash and name in atari.games():
+            hint = f"; did you mean atari/{name}?"
+        elif not slash and name in gymnasium.gymnasium.registry:
+            hint = f"; did you mean gymnasium/{name}?"
+        families = ", ".join(f"{f}/..." for f in FAMILIES)
+        raise UserError(f"unknown environment {name}: names are {families} or path/to/file.py:Name{hint}")
+    return FAMILIES[family](rest)
+
+
+def _plugin(name: str) -> Family:
+    """A user's class: a Pool (it has send and recv) or a Gymnasium environment (it has reset and step)."""
+    part = plugins.load(name, "environment", needs=("reset",))
+    if hasattr(part, "recv"):
+        return Family(partial(_build_pool, part), options_of(part), getattr(part, "default_steps", 500_000))
+    plugins.load(name, "environment", needs=("reset", "step"))
+    return Family(partial(_build_plugin, name, part), options_of(part), gymnasium.GymnasiumPool.default_steps)
+
+
+def _build_pool(part: Any, num_envs: int, seed: Any, options: Any, render: bool = False) -> Pool:
+    return construct(part, num_envs, seed, options=options)
+
+
+def _build_plugin(name: str, part: Any, num_envs: int, seed: Any, options: Any, render: bool = False) -> Pool:
+    def constructor(**picture: Any) -> Any:
+        return construct(part, options=options, **picture)
+
+    return gymnasium.GymnasiumPool(name, num_envs, seed, gymnasium.GymnasiumPool.Options(), render, constructor)
+
+
+def make(
+    name: str, num_envs: int = 1, seed: int | np.random.SeedSequence = 0, render: bool = False, **options: Any
+) -> Pool:
+    """A pool of `num_envs` environments: `make("atari/Pong", num_envs=32, seed=1, sticky=0.25)`."""
+    family, problems = lookup(name), list[str]()
+    known = {f for f in family.options.__dataclass_fields__}
+    problems += [f"{name}: no option {key}{suggest(key, known)}" for key in options if key not in known]
+    parsed = parse_options(family.options, options, "", problems)
+    if problems:
+        raise UserError(*problems)
+    return family.build(num_envs, seed, parsed, render)

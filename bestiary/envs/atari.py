@@ -1,0 +1,242 @@
+"""Atari 2600 games, emulated in EnvPool's C++ threads: `atari/Pong`.
+
+EnvPool steps the emulator; the rest is done here, on whole batches: stacking frames, ending learning's episodes at lost
+lives, and merging the steps nobody decided (the dummy step that starts a game after a game over, FIRE after a lost life)
+into the step before them, so that an agent never sees one.
+
+A pool can be saved when the emulator draws no random numbers while playing (no sticky actions): a game is then its start
+(the environment's seed, the how-manyeth game) and the actions since, and loading replays those.
+"""
+
+import os
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from bestiary.envs.observations import FrameStack
+from bestiary.envs.pool import check_actions, first_step, spawn_seeds
+from bestiary.errors import UserError
+from bestiary.options import option, suggest
+from bestiary.rollout import ActionSpec, Arrays, ArraySpec, Step
+
+ACTIONS = (
+    "NOOP FIRE UP RIGHT LEFT DOWN UPRIGHT UPLEFT DOWNRIGHT DOWNLEFT UPFIRE RIGHTFIRE LEFTFIRE DOWNFIRE "
+    "UPRIGHTFIRE UPLEFTFIRE DOWNRIGHTFIRE DOWNLEFTFIRE"
+).split()
+
+# Which actions of ACTIONS a game knows, as the emulator says; games that are not here know all eighteen.
+MINIMAL_ACTIONS = {
+    (0, 1, 3, 4, 11, 12): "AirRaid Carnival DemonAttack Galaxian NameThisGame Pong SirLancelot SpaceInvaders",
+    (0, 2, 3, 4, 5, 6, 7, 8, 9): "Asterix CrazyClimber Koolaid LostLuggage MsPacman",
+    (0, 1, 2, 3, 4, 5, 10, 11, 12, 13): "Amidar MrDo TimePilot WizardOfWor",
+    (0, 1, 2, 3, 4, 5): "BasicMath KingKong Qbert",
+    (0, 1, 2, 5, 10, 13): "Bowling Pooyan UpNDown",
+    (0, 2, 3, 4, 5): "Frogger Pacman Surround",
+    (0, 1, 2, 3, 4, 5, 6, 7, 8, 9): "Othello TicTacToe3d VideoChess",
+    (0, 1, 11, 12): "Atlantis Atlantis2",
+    (0, 1, 2, 5): "Blackjack Casino",
+    (0, 1, 3, 4): "Breakout Kaboom",
+    (0, 1, 2, 3, 4, 11, 12): "Assault",
+    (0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12, 13, 14, 15): "Asteroids",
+    (1, 3, 4): "Backgammon",
+    (0, 1, 2, 3, 4, 6, 7, 11, 12): "BeamRider",
+    (0, 1, 3, 4, 5, 8, 9, 11, 12): "Enduro",
+    (0, 2, 5): "Freeway",
+    (0, 1, 2, 3, 4, 10, 11, 12): "Gopher",
+    (0, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 14, 15, 16, 17): "JourneyEscape",
+    (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13): "KeystoneKapers",
+    (0, 2, 3, 4, 5, 8, 9, 11, 12, 13, 14, 15, 16, 17): "KungFuMaster",
+    (0, 1, 3, 4, 5, 11, 12, 13): "Phoenix",
+    (0, 3, 4): "Skiing",
+    (0, 1, 3, 4, 5): "Tetris",
+    (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12): "Turmoil",
+    (0, 2, 3, 4, 5, 10, 11, 12): "Tutankham",
+    (1, 6, 7, 8, 9): "VideoCheckers",
+    (0, 1, 2, 3, 4, 5, 10, 11, 12): "VideoPinball",
+}
+
+
+def games() -> list[str]:
+    """The names of all games whose ROM is there."""
+    from envpool.atari.registration import atari_game_list
+
+    return ["".join(word.capitalize() for word in game.split("_")) for game in atari_game_list]
+
+
+def action_names(game: str, full: bool) -> tuple[str, ...]:
+    minimal = {name: actions for actions, names in MINIMAL_ACTIONS.items() for name in names.split()}
+    return tuple(ACTIONS[a] for a in (range(18) if full else minimal.get(game, range(18))))
+
+
+class AtariPool:
+    """N emulators of one game, as DeepMind's agents see it: 4 frames a step, gray 84x84, the last 4 stacked."""
+
+    @dataclass(frozen=True)
+    class Options:
+        frame_size: tuple[int, int] = option((84, 84), "height x width that the screen is scaled to", low=8, high=512)
+        frame_stack: int = option(4, "how many of the last frames the agent sees at once", low=1, high=64)
+        frame_skip: int = option(4, "emulator frames that an action lasts; the last two are merged", low=1, high=64)
+        gray: bool = option(True, "gray frames rather than colour")
+        sticky: float = option(0.0, "probability that the emulator repeats the last action instead", low=0, high=1)
+        full_actions: bool = option(False, "all 18 actions, not only those the game knows")
+        noops: int = option(30, "a game starts after up to this many idle emulator frames", low=1, high=1000)
+        noop_mode: str = option("random", "1 to NOOPS frames, or just NOOPS", choices=("random", "fixed"))
+        life_ends: bool = option(True, "a lost life ends learning's episode (the game goes on)")
+        fire: bool = option(True, "press FIRE where a game or life needs it to start")
+        time_limit: int = option(27_000, "decisions after which a game is cut off", low=1)
+
+    default_steps: ClassVar[int] = 10_000_000
+
+    def __init__(
+        self, name: str, num_envs: int, seed: int | np.random.SeedSequence, options: Options, render: bool = False
+    ):
+        self.num_envs, self.options, self.tasks = num_envs, options, (f"atari/{name}",)
+        self.frames_per_step = options.frame_skip
+        self.action_spec = ActionSpec(action_names(name, options.full_actions))
+        channels = options.frame_stack * (1 if options.gray else 3)
+        self.observation_spec = {"image": ArraySpec((channels, *options.frame_size), "uint8")}
+        self.measures_spec = {"score": ArraySpec((), "float32"), "ram": ArraySpec((128,), "uint8")}
+        self.saveable = options.sticky == 0
+        self.ids = np.arange(num_envs, dtype=np.int32)
+        self.fire = self.action_spec.names.index("FIRE") if options.fire and "FIRE" in self.action_spec.names else None
+        self.fixed_noops = options.noops // options.frame_skip if options.noop_mode == "fixed" else 0
+        self.stack = FrameStack(options.frame_stack)
+        self.lives = np.zeros(num_envs, np.int32)
+        self.games = np.zeros(num_envs, np.int64)  # started so far
+        self.played = np.zeros(num_envs, np.int64)  # actions in the running game
+        self.actions = np.zeros((num_envs, options.time_limit + 64), np.uint8)  # of the running game
+        self.env = _make_envpool(name, num_envs, spawn_seeds(seed, num_envs), options, render)
+
+    def reset(self) -> Step:
+        frame, info = self._restart(self.ids, lambda: self.env.reset())
+        self.lives = info["lives"].copy()
+        image = self.stack.push(frame, np.ones(self.num_envs, bool))
+        return first_step({"image": image}, {"score": np.zeros(self.num_envs, np.float32), "ram": info["ram"]})
+
+    def send(self, actions: np.ndarray) -> None:
+        self._send(check_actions(actions, self.action_spec, self.num_envs), self.ids)
+
+    def recv(self) -> Step:
+        frame, reward, _, cut, info = self.env.recv()
+        over = info["terminated"].astype(
+            bool
+        )  # the true game over; a time limit reached in the same step does not count
+        cut = cut & ~over
+        lost = (info["lives"] < self.lives) & ~over & ~cut if self.options.life_ends else np.zeros(self.num_envs, bool)
+        if self.fire is not None and lost.any():
+            self._press_fire(np.flatnonzero(lost), frame, reward, over, cut, info)
+        score = reward.astype(np.float32)
+        final = {"image": self.stack.peek(np.flatnonzero(cut), frame[cut])} if cut.any() else {}
+        game_over = over | cut
+        if game_over.any():
+            self._start_games(np.flatnonzero(game_over), frame, info)
+        self.lives = info["lives"].copy()
+        done = game_over | lost
+        return Step(
+            observation={"image": self.stack.push(frame, done)},
+            reward=score,
+            done=done,
+            truncated=cut,
+            game_over=game_over,
+            task=np.zeros(self.num_envs, np.int64),
+            measures={"score": score.copy(), "ram": info["ram"]},
+            final=final,
+        )
+
+    def _send(self, actions: np.ndarray, ids: np.ndarray) -> None:
+        self.actions[ids, self.played[ids]] = actions
+        self.played[ids] += 1
+        self.env.send(actions.astype(np.int32), ids.astype(np.int32))
+
+    def _press_fire(
+        self, rows: np.ndarray, frame: np.ndarray, reward: np.ndarray, over: np.ndarray, cut: np.ndarray, info: Any
+    ) -> None:
+        """One step of FIRE for the rows that lost a life, merged into the step that lost it."""
+        self._send(np.full(len(rows), self.fire), rows)
+        frame[rows], more, _, now_cut, after = self.env.recv()
+        reward[rows] += more
+        over[rows] = after["terminated"].astype(bool)
+        cut[rows] = now_cut & ~over[rows]
+        info["lives"][rows], info["ram"][rows] = after["lives"], after["ram"]
+
+    def _start_games(self, rows: np.ndarray, frame: np.ndarray, info: Any) -> None:
+        """EnvPool starts the next game in a step of its own, whatever the action: take it at once, for just these rows."""
+
+        def dummy_step() -> tuple[np.ndarray, Any]:
+            self.env.send(np.zeros(len(rows), np.int32), rows.astype(np.int32))
+            first, _, _, _, after = self.env.recv()
+            return first, after
+
+        frame[rows], after = self._restart(rows, dummy_step)
+        info["lives"][rows], info["ram"][rows] = after["lives"], after["ram"]
+
+    def _restart(self, rows: np.ndarray, begin: Any) -> tuple[np.ndarray, Any]:
+        frame, info = begin()
+        self.games[rows] += 1
+        self.played[rows] = 0
+        for _ in range(self.fixed_noops):
+            self._send(np.zeros(len(rows), np.int64), rows)
+            frame, _, _, _, info = self.env.recv()
+        return frame, info
+
+    def render(self) -> list[np.ndarray]:
+        return [self.env.render(env_ids=np.array([i]))[0] for i in self.ids]
+
+    def save(self) -> Arrays:
+        if not self.saveable:
+            return {}
+        assert self.stack.frames is not None
+        running = np.concatenate([self.actions[i, : self.played[i]] for i in self.ids])
+        return {
+            "games": self.games.copy(),
+            "played": self.played.copy(),
+            "actions": running,
+            "lives": self.lives.copy(),
+            "stack": self.stack.frames.copy(),
+        }
+
+    def load(self, state: Arrays) -> None:
+        self.env.reset()
+        for game in range(1, int(state["games"].max())):  # each start draws its no-ops from the environment's stream
+            self.env.reset(self.ids[state["games"] > game])
+        starts = np.concatenate([[0], np.cumsum(state["played"])[:-1]])
+        self.games, self.played = state["games"].copy(), np.zeros(self.num_envs, np.int64)
+        for t in range(int(state["played"].max())):
+            rows = self.ids[state["played"] > t]
+            self._send(state["actions"][starts[rows] + t], rows)
+            self.env.recv()
+        self.lives, self.stack.frames = state["lives"].copy(), state["stack"].copy()
+
+    def close(self) -> None:
+        self.env.close()
+
+
+def _make_envpool(game: str, num_envs: int, seeds: list[int], options: AtariPool.Options, render: bool) -> Any:
+    import envpool
+
+    return envpool.make(
+        f"{game}-v5",
+        env_type="gymnasium",
+        num_envs=num_envs,
+        num_threads=min(num_envs, os.cpu_count() or 1),
+        seed=seeds,
+        stack_num=1,
+        frame_skip=options.frame_skip,
+        img_height=options.frame_size[0],
+        img_width=options.frame_size[1],
+        gray_scale=options.gray,
+        full_action_space=options.full_actions,
+        repeat_action_probability=options.sticky,
+        noop_max=options.noops if options.noop_mode == "random" else 1,
+        use_fire_reset=options.fire,
+        max_episode_steps=options.time_limit,
+        episodic_life=False,
+        reward_clip=False,
+        **({"render_mode": "rgb_array"} if render else {}),
+    )
+
+
+def check_game(game: str) -> None:
+    if game not in games():
+        raise UserError(f"atari/{game}: there is no such game{suggest(game, games())} (bestiary list envs atari)")

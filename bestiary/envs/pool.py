@@ -1,0 +1,80 @@
+"""The Pool: N environments that step together. Every family of environments returns one.
+
+The loop that every user of a pool runs:
+
+    step = pool.reset()                  # all rows done: each opens its first episode
+    while True:
+        pool.send(actions)               # int64 [N]; returns at once where the pool has threads of its own
+        step = pool.recv()               # all N rows, row i is environment i
+
+A pool resets finished episodes itself. Where `step.done[i]`, the observation already opens the next episode; where it was
+a time limit that ended the last one, `step.truncated[i]` is set and `step.final` holds what it ended on. No step that an
+agent did not decide is ever seen.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from bestiary.rollout import ActionSpec, Arrays, ArraySpec, ObservationSpec, Step
+
+
+class Pool(Protocol):
+    num_envs: int
+    observation_spec: ObservationSpec
+    action_spec: ActionSpec
+    measures_spec: dict[str, ArraySpec]
+    tasks: tuple[str, ...]  # the names of the tasks; step.task counts into them
+    frames_per_step: int  # emulator frames that one decision lasts
+    saveable: bool  # save() and load() bring it back exactly
+
+    def reset(self) -> Step: ...
+
+    def send(self, actions: np.ndarray) -> None: ...
+
+    def recv(self) -> Step: ...
+
+    def render(self) -> list[np.ndarray]:
+        """RGB pictures uint8 [H,W,3], one an environment; only for pools made with `render=True`."""
+        ...
+
+    def save(self) -> Arrays:
+        """The pool's whole state as arrays, between a recv and a send; empty where it cannot be saved."""
+        ...
+
+    def load(self, state: Arrays) -> None:
+        """Bring back a saved state, in a pool just made with the same name, options and seed (instead of reset)."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def first_step(observation: Arrays, measures: Arrays) -> Step:
+    """The step that opens a pool: every row starts an episode, nothing has been earned."""
+    n = len(next(iter(observation.values())))
+    no = np.zeros(n, bool)
+    return Step(observation, np.zeros(n, np.float32), np.ones(n, bool), no, no.copy(), np.zeros(n, np.int64), measures)
+
+
+def spawn_seeds(seed: int | np.random.SeedSequence, count: int) -> list[int]:
+    """One independent 31-bit seed for each environment of a pool."""
+    sequence = seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed)
+    return [int(child.generate_state(1)[0] >> 1) for child in sequence.spawn(count)]
+
+
+def check_actions(actions: np.ndarray, spec: ActionSpec, num_envs: int) -> np.ndarray:
+    """EnvPool takes actions out of range silently; a pool of ours does not."""
+    if actions.shape != (num_envs,) or actions.min(initial=0) < 0 or actions.max(initial=0) >= spec.n:
+        raise ValueError(f"actions must be {num_envs} whole numbers in 0..{spec.n - 1}, got {actions!r}")
+    return actions
+
+
+def check_finite(step: Step, names: Sequence[str]) -> str | None:
+    """Which environment and value are not finite, in words; None where all are."""
+    suspects = {"reward": step.reward, **{f"observation {k}": v for k, v in step.observation.items()}}
+    for what, array in suspects.items():
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            row = int(np.argwhere(~np.isfinite(array))[0][0])
+            return f"environment {row} ({names[int(step.task[row])]}) gave a {what} that is not finite"
+    return None

@@ -1,0 +1,44 @@
+"""Keeping count of what every environment earns, life by life and game by game."""
+
+import numpy as np
+
+from bestiary.rollout import Arrays, ArraySpec, Episode, Step
+
+
+class EpisodeCounter:
+    """Sums rewards, lengths and measures of N environments; hands out an Episode whenever one ends."""
+
+    def __init__(self, num_envs: int, tasks: tuple[str, ...], measures: dict[str, ArraySpec]):
+        self.tasks = tasks
+        self.measures = [name for name, spec in measures.items() if spec.shape == ()]
+        names = ["return", "length", "game_return", "game_length", *(f"measure.{name}" for name in self.measures)]
+        self.sums: Arrays = {name: np.zeros(num_envs, np.float64) for name in names}
+
+    def add(self, step: Step, at: int) -> list[Episode]:
+        """Count one step, the run being `at` steps old; returns the episodes it ended, in row order."""
+        sums = self.sums
+        for name, amount in (("return", step.reward), ("length", 1)):
+            sums[name] += amount
+            sums[f"game_{name}"] += amount
+        for name in self.measures:
+            sums[f"measure.{name}"] += step.measures[name]
+        if not step.done.any():
+            return []
+        episodes = [self._episode(row, step, at) for row in np.flatnonzero(step.done)]
+        for name, array in sums.items():
+            array[step.game_over if name.startswith("game_") else step.done] = 0
+        return episodes
+
+    def _episode(self, row: np.intp, step: Step, at: int) -> Episode:
+        sums = {name: float(array[row]) for name, array in self.sums.items()}
+        return Episode(
+            step=at,
+            task=self.tasks[int(step.task[row])],
+            ret=sums["return"],
+            length=int(sums["length"]),
+            game_return=sums["game_return"],
+            game_length=int(sums["game_length"]),
+            game_over=bool(step.game_over[row]),
+            env=int(row),
+            measures={name: sums[f"measure.{name}"] for name in self.measures},
+        )
