@@ -34,9 +34,6 @@ ON_OFF = ("on", "off", "yes", "no", "true", "false")
 class Parser(argparse.ArgumentParser):
     """argparse, with errors in one line."""
 
-    def __init__(self, *args: Any, **kwargs: Any):
-        super().__init__(*args, allow_abbrev=False, **kwargs)
-
     def error(self, message: str) -> NoReturn:
         raise UserError(message)
 
@@ -84,6 +81,13 @@ def run_command(argv: list[str]) -> int:
     except BrokenPipeError:  # | head
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+    except Exception as error:
+        from bestiary import plugins
+
+        if (cause := plugins.blame(error)) is None:
+            raise  # a bug of ours: the traceback is what we want to see
+        print(f"bestiary: {cause}", file=sys.stderr)
+        return 1
 
 
 def _hyphens(word: str) -> str:
@@ -121,7 +125,7 @@ def parse_train(argv: list[str]) -> tuple[dict[str, Any], dict[str, Any], bool]:
 
     chosen, _ = layers(scan(argv, _train_parser()))
     names = chosen.get("env", [])
-    env_name = names if isinstance(names, str) else next(iter(names), None)
+    env_name: str = names if isinstance(names, str) else next(iter(names), "")
 
     parser = _train_parser()
     _add_options(parser.add_argument_group("training"), Training, "")
@@ -133,7 +137,7 @@ def parse_train(argv: list[str]) -> tuple[dict[str, Any], dict[str, Any], bool]:
         name = str(chosen.get(kind, default))
         if name == "auto" and family is not None:
             name = _or_none(lambda: _auto_torso(env_name)) or name
-        part = None if name == "auto" else _or_none(lambda kind=kind, name=name: lookup_part(kind, name))  # type: ignore[misc]
+        part = None if name == "auto" else _or_none(lambda kind=kind, name=name: lookup_part(kind, name))
         if part is not None:
             _add_options(parser.add_argument_group(f"{kind} {name}"), options_of(part), kind)
     if {"-h", "--help"} & set(argv):
@@ -183,7 +187,8 @@ def scan(argv: list[str], parser: Parser) -> dict[str, Any]:
 
 def _train_parser() -> Parser:
     """The choices; the options of the parts chosen are added to it. It explains; `scan` reads."""
-    parser = Parser(prog="bestiary train", usage="bestiary train ENV [options]", formatter_class=_Help)
+    usage = "bestiary train ENV [options]"
+    parser = Parser(prog="bestiary train", usage=usage, formatter_class=_Help, allow_abbrev=False)
     parser.add_argument("--dry-run", action="store_true", help="print the config, the parts and their sizes, and stop")
     group = parser.add_argument_group("what to train")
     group.add_argument(
@@ -254,7 +259,7 @@ def _auto_torso(env_name: str) -> str:
 
 
 def _parser(command: str, what: str) -> Parser:
-    return Parser(prog=f"bestiary {command}", description=what, formatter_class=_Help)
+    return Parser(prog=f"bestiary {command}", description=what, formatter_class=_Help, allow_abbrev=False)
 
 
 def _number(parser_name: str, text: str, low: int = 0) -> int:

@@ -19,13 +19,13 @@ import torch
 import torch.nn as nn
 
 from bestiary import envs, plugins
-from bestiary.agents.agent import AGENTS
+from bestiary.agents.agent import AGENTS, Agent
 from bestiary.agents.memories import MEMORIES
 from bestiary.agents.torsos import TORSOS, suitable
 from bestiary.algorithms import ALGORITHMS
 from bestiary.envs.pool import Pool
 from bestiary.errors import UserError
-from bestiary.options import construct, option, options_of, parse_options, suggest
+from bestiary.options import construct, field_types, option, options_of, parse_options, suggest
 from bestiary.rollout import ActionSpec, Inputs, ObservationSpec
 from bestiary.textconfig import dump_toml, flatten, read_preset, read_toml
 
@@ -82,7 +82,7 @@ class Config:
     def make_pool(self, num_envs: int, seed: int | np.random.SeedSequence, render: bool = False) -> Pool:
         return envs.lookup(self.envs[0]).build(num_envs, seed, self.env_options, render)
 
-    def make_agent(self, observation: ObservationSpec, action: ActionSpec, seed: int = 0) -> nn.Module:
+    def make_agent(self, observation: ObservationSpec, action: ActionSpec, seed: int = 0) -> Agent:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             inner = {
@@ -277,7 +277,7 @@ def _unknown(
 def _owner(key: str) -> str:
     """Where the option would be valid, if another part had been chosen."""
     kind, dot, name = key.partition(".")
-    owners = [n for n, part in REGISTRIES.get(kind, {}).items() if name in options_of(part).__dataclass_fields__]
+    owners = [n for n, part in REGISTRIES.get(kind, {}).items() if name in field_types(options_of(part))]
     return f": it is an option of {kind} {' and '.join(owners)}" if dot and owners else ""
 
 
@@ -323,7 +323,7 @@ def _build_part(kind: str, part: Part, *args: Any) -> nn.Module:
     return module
 
 
-def _try_agent(agent: nn.Module, observation: ObservationSpec, parts: Mapping[str, Part]) -> None:
+def _try_agent(agent: Agent, observation: ObservationSpec, parts: Mapping[str, Part]) -> None:
     """One forward pass, so that a user's part of the wrong shape is found before any work starts."""
     T, B = 2, 3
     inputs = Inputs(
@@ -335,7 +335,7 @@ def _try_agent(agent: nn.Module, observation: ObservationSpec, parts: Mapping[st
     )
     try:
         with torch.no_grad():
-            output, _ = agent(inputs, agent.initial_state(B))  # type: ignore[operator]
+            output, _ = agent(inputs, agent.initial_state(B))
         shape = tuple(output.value.shape)
     except Exception as error:
         own = ", ".join(part.name for part in parts.values() if plugins.is_plugin(part.name)) or "the agent"

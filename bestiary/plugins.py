@@ -7,12 +7,15 @@ unchanged; the copy in the run folder, which may come from a stranger, is import
 import hashlib
 import importlib.util
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from bestiary.errors import UserError
 from bestiary.options import suggest
+
+PREFIX = "bestiary_plugin_"  # of the modules that users' files become
 
 
 def is_plugin(name: str) -> bool:
@@ -53,7 +56,7 @@ def load(name: str, kind: str, needs: Sequence[str] = ()) -> Any:
 
 
 def _import(path: Path) -> Any:
-    name = f"bestiary_plugin_{digest(path)[:16]}"
+    name = f"{PREFIX}{digest(path)[:16]}"
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
@@ -87,6 +90,13 @@ def resolve_trusted(name: str, copies: Path, known: dict[str, str], trust_code: 
     if trust_code:
         raise UserError(f"{path} {state}, and the run folder's copy {copy.name} is missing or altered")
     raise UserError(f"{path} {state}. The run folder has a copy: read {copy}, then add --trust-code to run it")
+
+
+def blame(error: BaseException) -> str | None:
+    """`file.py, line 12: ZeroDivisionError: ...` where an error came out of a user's own file; else None."""
+    files = {getattr(m, "__file__", None) for name, m in list(sys.modules.items()) if name.startswith(PREFIX)}
+    own = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in files]
+    return f"{own[-1].filename}, line {own[-1].lineno}: {type(error).__name__}: {error}" if own else None
 
 
 def copy_name(path: Path, sha256: str) -> str:

@@ -90,6 +90,17 @@ class Inputs:
     last_action: Tensor
     task: Tensor
 
+    @classmethod
+    def of(cls, step: Step, last_action: np.ndarray) -> "Inputs":
+        """One step of a pool as inputs [1,N]."""
+        return cls(
+            {kind: torch.from_numpy(array)[None] for kind, array in step.observation.items()},
+            torch.from_numpy(step.reward)[None],
+            torch.from_numpy(step.done)[None],
+            torch.from_numpy(last_action)[None],
+            torch.from_numpy(step.task)[None],
+        )
+
 
 @dataclass
 class Rollout:

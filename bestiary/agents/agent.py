@@ -8,9 +8,9 @@ resets inside a sequence. `inputs.done[t]` marks the first entry of an episode: 
 episode before and are masked there.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import torch
 import torch.nn as nn
@@ -31,6 +31,20 @@ class Output:
     distribution: Categorical  # over actions, [T,B]
     value: Tensor  # [T,B]
     extras: dict[str, Tensor] = field(default_factory=dict)  # what a lens may want to see
+
+
+class Agent(Protocol):
+    """What actors, learners and lenses need of an agent; any `nn.Module` with these two is one."""
+
+    def __call__(self, inputs: Inputs, state: State) -> tuple[Output, State]: ...
+
+    def initial_state(self, batch_size: int) -> State: ...
+
+    # of every nn.Module:
+    def parameters(self) -> Iterator[nn.Parameter]: ...
+    def named_children(self) -> Iterator[tuple[str, nn.Module]]: ...
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> Any: ...
 
 
 class BasicAgent(nn.Module):
@@ -84,5 +98,5 @@ class BasicAgent(nn.Module):
 AGENTS: dict[str, type[nn.Module]] = {"basic": BasicAgent}
 
 
-def count_parameters(module: nn.Module) -> int:
+def count_parameters(module: nn.Module | Agent) -> int:
     return sum(parameter.numel() for parameter in module.parameters())

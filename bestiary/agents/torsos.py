@@ -33,11 +33,11 @@ def scaled(image: Tensor) -> Tensor:
 class Convolutional(nn.Module):
     """A stack of convolutions over `image`, then fully connected layers over it and `vector`."""
 
-    inputs = ("reward", "action")
+    inputs: tuple[str, ...] = ("reward", "action")  # what the published net sees besides
 
     def __init__(self, spec: ObservationSpec, convolutions: nn.Module, width: int, depth: int):
         super().__init__()
-        self.convolutions = convolutions.to(memory_format=torch.channels_last)
+        self.convolutions = convolutions.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         with torch.no_grad():
             size = self.convolutions(torch.zeros(1, *spec["image"].shape)).numel()
         self.with_vector = "vector" in spec

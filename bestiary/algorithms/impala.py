@@ -10,6 +10,7 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
+from bestiary.agents.agent import Agent
 from bestiary.algorithms.rewards import MODES, squash
 from bestiary.algorithms.vtrace import vtrace
 from bestiary.options import option
@@ -41,7 +42,7 @@ class Impala:
     def __init__(self, options: Options = Options()):
         self.options = options
 
-    def loss(self, agent: nn.Module, rollout: Rollout) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(self, agent: Agent, rollout: Rollout) -> tuple[Tensor, dict[str, Tensor]]:
         """The summed loss of a rollout [T,B], and sums of what is worth knowing."""
         o = self.options
         output, _ = agent(rollout.inputs(), rollout.state)  # T+1 entries; the last only for its value

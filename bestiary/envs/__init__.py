@@ -1,5 +1,6 @@
 """Environments by name: `family/name`, or the user's own `path/to/file.py:Name`."""
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -86,7 +87,7 @@ def make(
 ) -> Pool:
     """A pool of `num_envs` environments: `make("atari/Pong", num_envs=32, seed=1, sticky=0.25)`."""
     family, problems = lookup(name), list[str]()
-    known = {f for f in family.options.__dataclass_fields__}
+    known = [f.name for f in dataclasses.fields(family.options)]
     problems += [f"{name}: no option {key}{suggest(key, known)}" for key in options if key not in known]
     parsed = parse_options(family.options, options, "", problems)
     if problems:

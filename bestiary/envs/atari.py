@@ -91,7 +91,8 @@ class AtariPool:
     def __init__(
         self, name: str, num_envs: int, seed: int | np.random.SeedSequence, options: Options, render: bool = False
     ):
-        self.num_envs, self.options, self.tasks = num_envs, options, (f"atari/{name}",)
+        self.num_envs, self.options = num_envs, options
+        self.tasks: tuple[str, ...] = (f"atari/{name}",)
         self.frames_per_step = options.frame_skip
         self.action_spec = ActionSpec(action_names(name, options.full_actions))
         channels = options.frame_stack * (1 if options.gray else 3)

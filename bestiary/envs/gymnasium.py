@@ -94,7 +94,8 @@ class GymnasiumPool:
         makers = [partial(_make_one, make, render)] * num_envs
         vectorised = AsyncVectorEnv if options.processes else SyncVectorEnv
         self.env = vectorised(makers, autoreset_mode=AutoresetMode.SAME_STEP)
-        self.name, self.num_envs, self.tasks = name, num_envs, (task_name(name),)
+        self.name, self.num_envs = name, num_envs
+        self.tasks: tuple[str, ...] = (task_name(name),)
         self.readers = make_readers(self.env.single_observation_space, name)
         self.observation_spec = {kind: reader.spec for kind, (_, reader) in self.readers.items()}
         self.action_spec, self.first_action = _action_spec(self.env.single_action_space, name)

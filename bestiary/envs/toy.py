@@ -216,7 +216,8 @@ class ToyPool:
     ):
         sized = ToyPool.Options(options.size or SIZES[name], options.delay, options.time_limit)
         self.world: World = WORLDS[name](num_envs, sized)
-        self.num_envs, self.tasks = num_envs, (f"toy/{name}",)
+        self.num_envs = num_envs
+        self.tasks: tuple[str, ...] = (f"toy/{name}",)
         self.observation_spec = {self.world.kind: self.world.spec}
         self.action_spec = ActionSpec(self.world.actions)
         self.measures_spec: dict[str, ArraySpec] = {}

@@ -7,9 +7,10 @@ one pool steps while the agent thinks about another.
 
 import numpy as np
 import torch
-import torch.nn as nn
 from torch import Tensor
 
+from bestiary import plugins
+from bestiary.agents.agent import Agent
 from bestiary.envs.pool import Pool, check_finite
 from bestiary.errors import RunError
 from bestiary.rollout import Arrays, Inputs, Rollout, Step
@@ -17,7 +18,7 @@ from bestiary.runtime.episodes import EpisodeCounter
 
 
 class Actor:
-    def __init__(self, agent: nn.Module, pool: Pool, unroll_length: int, seed: int):
+    def __init__(self, agent: Agent, pool: Pool, unroll_length: int, seed: int):
         self.agent, self.pool, self.unroll_length = agent, pool, unroll_length
         self.generator = torch.Generator().manual_seed(seed)
         self.counter = EpisodeCounter(pool.num_envs, pool.tasks, pool.measures_spec)
@@ -42,7 +43,7 @@ class Actor:
     @torch.no_grad()
     def act(self) -> None:
         assert self.newest is not None, "call start or load first"
-        output, self.state = self.agent(self._inputs(self.newest), self.state)
+        output, self.state = self.agent(Inputs.of(self.newest, self.actions), self.state)
         action = output.distribution.sample(self.generator)  # [1,N]
         self.rollout.log_prob[self.t] = output.distribution.log_prob(action)[0]
         self.rollout.value[self.t] = output.value[0]
@@ -51,7 +52,11 @@ class Actor:
         self.pool.send(self.actions)
 
     def receive(self) -> Rollout | None:
-        step = self.pool.recv()
+        try:
+            step = self.pool.recv()
+        except Exception as error:
+            cause = plugins.blame(error) or f"{type(error).__name__}: {error}"
+            raise RunError(f"the environment failed after step {self.steps} of the run: {cause}") from error
         self.steps += self.pool.num_envs
         if (problem := check_finite(step, self.pool.tasks)) is not None:
             raise RunError(f"{problem} (at step {self.steps} of the run)")
@@ -91,15 +96,6 @@ class Actor:
         self.rollout.set_entry(0, step, self.actions)
         self.newest, self.t = step, 0
 
-    def _inputs(self, step: Step) -> Inputs:
-        return Inputs(
-            {kind: torch.from_numpy(array)[None] for kind, array in step.observation.items()},
-            torch.from_numpy(step.reward)[None],
-            torch.from_numpy(step.done)[None],
-            torch.from_numpy(self.actions)[None],
-            torch.from_numpy(step.task)[None],
-        )
-
     def save(self) -> Arrays:
         """All of the actor and its pool as arrays, between two rollouts."""
         assert self.newest is not None
@@ -132,7 +128,5 @@ class Actor:
         self.state = tuple(torch.from_numpy(arrays[f"memory.{i}"]) for i in range(len(self.state)))
         self.actions = arrays["actions"]
         self.counter.sums = below("count.")
-        newest = below("newest.")
-        self._begin_rollout(
-            Step(below("observation."), **newest, game_over=newest["done"], measures=below("measures."))
-        )
+        reward, done, truncated, task = (arrays[f"newest.{name}"] for name in ("reward", "done", "truncated", "task"))
+        self._begin_rollout(Step(below("observation."), reward, done, truncated, done, task, below("measures.")))

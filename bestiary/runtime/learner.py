@@ -6,6 +6,7 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
+from bestiary.agents.agent import Agent
 from bestiary.algorithms.impala import Impala
 from bestiary.errors import RunError
 from bestiary.rollout import Rollout
@@ -14,9 +15,7 @@ from bestiary.rollout import Rollout
 class Learner:
     """An agent, its optimizer and its progress; everything that an update changes."""
 
-    def __init__(
-        self, agent: nn.Module, algorithm: Impala, total_steps: int, group_size: int, max_bad_updates: int = 10
-    ):
+    def __init__(self, agent: Agent, algorithm: Impala, total_steps: int, group_size: int, max_bad_updates: int = 10):
         self.agent, self.algorithm = agent, algorithm
         self.total_steps, self.group_size, self.max_bad_updates = total_steps, group_size, max_bad_updates
         self.parameters = list(agent.parameters())

@@ -32,7 +32,7 @@ class Recurrent(nn.Module):
         self.output_size = core.hidden_size
 
     def initial_state(self, batch_size: int) -> State:
-        weight = self.core.weight_ih_l0  # for its device and type
+        weight = next(self.parameters())  # for its device and type
         shape = (batch_size, self.core.num_layers, self.core.hidden_size)
         return tuple(weight.new_zeros(shape) for _ in range(self.parts))
 
