@@ -263,13 +263,14 @@ def _unknown(
 ) -> list[str]:
     """A problem for each option that belongs to no chosen part. Of parts not found (`missing`) nothing is known."""
     spellings, problems = _spellings(schemas), []
+    names = [*spellings, *DEFAULTS, "preset", "config", "name", "run_dir", "if_exists", "dry_run"]
     for key in given:
         kind = key.split(".")[0] if "." in key else ""
         if key in spellings or kind in missing or (not kind and missing & {"env", "algo"}):
             continue
         shown = key.replace("_", "-")
         where = f" (in {origin[key]})" if key in origin else ""
-        near = suggest(f"--{shown}", [f"--{s.replace('_', '-')}" for s in spellings if not s.startswith("env.")])
+        near = suggest(f"--{shown}", [f"--{s.replace('_', '-')}" for s in names if not s.startswith("env.")])
         problems.append(f"unknown option --{shown}{where}{_owner(key) or near}")
     return problems
 

@@ -154,6 +154,8 @@ class Session:
         """Leave with a checkpoint of where the run is, unless something went wrong: then the last good one stands."""
         try:
             if error is None:
+                if self.learner.steps >= self.total and self.interval:
+                    self._write_row()  # what the last interval, cut short by the end, had to say
                 self.progress.show(self.learner.steps, self.sps, self.mean_return, self.games, force=True)
                 if self.saved_steps != self.learner.steps or not self.run.checkpoints:
                     self.save()

@@ -1,0 +1,221 @@
+"""The run folder: created once, written by one trainer at a time, read by everything else."""
+
+import json
+import os
+import shutil
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import filelock
+import numpy as np
+import torch.nn as nn
+
+from bestiary.agents.agent import Agent
+from bestiary import plugins
+from bestiary.config import Config, resolve
+from bestiary.console import note
+from bestiary.errors import UserError
+from bestiary.options import option, suggest
+from bestiary.runs import checkpoints
+from bestiary.runs.checkpoints import Checkpoint
+from bestiary.runs.tables import read_columns
+from bestiary.textconfig import read_toml
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a new run goes."""
+
+    name: str | None = option(None, "folder below runs/ (none: environment, agent and date)")
+    run_dir: str | None = option(None, "folder of the run, anywhere")
+    if_exists: str = option("error", "what to do where the folder is there already", choices=("error", "resume", "new"))
+
+    def path(self, config: Config) -> Path:
+        if self.run_dir is not None:
+            return Path(self.run_dir).expanduser()
+        return Path("runs") / (self.name or f"{config.label()}-{time.strftime('%Y%m%d-%H%M%S')}")
+
+
+@dataclass
+class Run:
+    """A run folder, opened for reading."""
+
+    path: Path
+    trust_code: bool = field(default=False, repr=False)
+
+    @property
+    def name(self) -> str:
+        return self.path.resolve().name
+
+    @cached_property
+    def config(self) -> Config:
+        """What the run is made of. A user's own parts are imported only as `bestiary.plugins` allows."""
+        flat = read_toml(self.path / "config.toml")
+        hashes = _read_plugin_hashes(self.path / "config.toml")
+
+        def trusted(name: str) -> str:
+            return plugins.resolve_trusted(name, self.path / "plugins", hashes, self.trust_code)
+
+        for key, value in flat.items():
+            if isinstance(value, str) and plugins.is_plugin(value):
+                flat[key] = trusted(value)
+            elif key == "env":
+                flat[key] = [trusted(name) if plugins.is_plugin(name) else name for name in value]
+        return resolve(flat, dict.fromkeys(flat, str(self.path / "config.toml")))
+
+    @property
+    def metrics(self) -> dict[str, np.ndarray]:
+        """metrics.csv by column."""
+        return read_columns(self.path / "metrics.csv")
+
+    @property
+    def episodes(self) -> dict[str, np.ndarray]:
+        """episodes.csv by column."""
+        return read_columns(self.path / "episodes.csv")
+
+    @property
+    def checkpoints(self) -> list[Checkpoint]:
+        return checkpoints.checkpoints(self.path / "checkpoints")
+
+    @property
+    def steps(self) -> int:
+        """Steps of the newest checkpoint."""
+        return self.checkpoints[-1].steps if self.checkpoints else 0
+
+    def agent(self, checkpoint: int | None = None) -> Agent:
+        """The trained agent at a checkpoint (the newest, or the nearest to so many steps), ready to act."""
+        pool = self.config.make_pool(1, 0)
+        agent = self.config.make_agent(pool.observation_spec, pool.action_spec)
+        pool.close()
+        load_weights(agent, checkpoints.choose(self.path, checkpoint))
+        return agent
+
+    def evaluate(self, episodes: int = 100, **options: Any) -> Any:
+        """Play whole games and return their statistics: see `bestiary.analysis.evaluate`."""
+        from bestiary.analysis.evaluate import evaluate
+
+        return evaluate(self, episodes=episodes, **options)
+
+    def new_path(self, folder: str, stem: str, suffix: str) -> Path:
+        """A file below the run folder that does not exist yet."""
+        (self.path / folder).mkdir(parents=True, exist_ok=True)
+        return unused(self.path / folder / f"{stem}{suffix}")
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Hold the folder as its only writer. The lock is the operating system's: it ends with the process, however that ends."""
+        lock = filelock.FileLock(self.path / "lock", timeout=0)
+        owner = self.path / "lock.json"
+        try:
+            lock.acquire()
+        except filelock.Timeout:
+            raise UserError(f"{self.path} is being written by another process{_owner(owner)}: wait, or stop that one") from None
+        except OSError as error:
+            raise UserError(f"{self.path} cannot be written: {error.strerror or error}") from error
+        try:
+            if owner.exists():
+                note(f"note: the last writer of {self.path}{_owner(owner)} did not end cleanly; taking over")
+            owner.write_text(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}))
+            yield
+        finally:
+            owner.unlink(missing_ok=True)
+            lock.release()
+
+
+def open_run(path: str | Path, trust_code: bool = False) -> Run:
+    """An existing run folder; `runs/NAME`, `NAME`, or any path."""
+    asked = Path(path).expanduser()
+    for place in (asked, Path("runs") / asked):
+        if (place / "config.toml").is_file():
+            real = place.resolve()
+            inside = real.is_relative_to(Path.cwd())
+            return Run(real.relative_to(Path.cwd()) if inside else real, trust_code)
+    known = [p.parent.name for p in Path("runs").glob("*/config.toml")]
+    if asked.exists():
+        raise UserError(f"{path} is not a run folder: it has no config.toml")
+    raise UserError(f"{path}: there is no such run{suggest(asked.name, known)} (bestiary runs lists them)")
+
+
+def create_run(config: Config, place: Place) -> tuple[Run, bool]:
+    """The folder for a new run, or, where the place says so, the existing run to go on with (then True)."""
+    path = place.path(config)
+    if path.is_dir() and any(path.iterdir()) or path.is_file():
+        if place.if_exists == "new":
+            path = unused(path)
+        elif not (path / "config.toml").is_file():
+            raise UserError(f"{path} exists and is not a run folder; choose another --name or --run-dir")
+        elif place.if_exists == "resume":
+            return Run(path), True
+        else:
+            raise UserError(
+                f"{path} exists already; go on with it (bestiary resume {path}), choose another --name, or add --if-exists new"
+            )
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        (path / "checkpoints").mkdir(exist_ok=True)
+        _copy_plugins(config, path / "plugins")
+        write_config(path, config)
+    except OSError as error:
+        raise UserError(f"{path} cannot be made: {error.strerror or error}") from error
+    checkpoints.link(path.parent / "latest", path.name)
+    return Run(path), False
+
+
+def write_config(path: Path, config: Config) -> None:
+    temporary = path / ".config.toml"
+    temporary.write_text(config.to_toml())
+    temporary.replace(path / "config.toml")
+
+
+def extend(run: Run, steps: int) -> None:
+    """Give an existing run a new total of steps."""
+    run.config = replace(run.config, training=replace(run.config.training, steps=steps))
+    write_config(run.path, run.config)
+
+
+def load_weights(agent: Agent, checkpoint: Checkpoint) -> None:
+    """Put a checkpoint's weights into an agent; says what differs where it was made for another one."""
+    saved, expected = checkpoint.model(), agent.state_dict()
+    differences = [
+        f"{name}: {'missing' if name not in saved else tuple(saved[name].shape)} in the checkpoint, "
+        f"{tuple(expected[name].shape) if name in expected else 'not there'} in the agent"
+        for name in sorted({*saved, *expected})
+        if name not in saved or name not in expected or saved[name].shape != expected[name].shape
+    ]
+    if differences:
+        raise UserError(f"{checkpoint.path} was made for another agent than config.toml describes:", *differences[:8])
+    agent.load_state_dict(saved)
+
+
+def unused(path: Path) -> Path:
+    """The path itself, or with -2, -3 ... before its suffix: the first that does not exist."""
+    number, candidate = 2, path
+    while candidate.exists():
+        candidate, number = path.with_name(f"{path.stem}-{number}{path.suffix}"), number + 1
+    return candidate
+
+
+def _copy_plugins(config: Config, folder: Path) -> None:
+    for source, sha256 in config.plugin_hashes.items():
+        folder.mkdir(exist_ok=True)
+        shutil.copyfile(source, folder / plugins.copy_name(Path(source), sha256))
+
+
+def _read_plugin_hashes(path: Path) -> dict[str, str]:
+    import tomllib
+
+    return tomllib.loads(path.read_text()).get("plugins", {})
+
+
+def _owner(path: Path) -> str:
+    try:
+        owner = json.loads(path.read_text())
+        return f" (pid {owner['pid']} on {owner['host']})"
+    except (OSError, ValueError, KeyError):
+        return ""

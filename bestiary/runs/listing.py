@@ -1,0 +1,86 @@
+"""What there is: the runs below a folder, and the parts to choose from."""
+
+from pathlib import Path
+
+from rich.table import Table
+
+from bestiary.agents.agent import AGENTS
+from bestiary.agents.memories import MEMORIES
+from bestiary.agents.torsos import TORSOS
+from bestiary.algorithms import ALGORITHMS
+from bestiary.console import duration, short, stdout
+from bestiary.envs import atari, toy
+from bestiary.errors import UserError
+from bestiary.runs.checkpoints import checkpoints
+from bestiary.runs.tables import read_columns
+from bestiary.textconfig import presets, read_toml
+
+
+def show_runs(folder: Path) -> None:
+    found = sorted((p.parent for p in folder.glob("**/config.toml") if not p.parent.is_symlink()), key=lambda p: p.stat().st_mtime)
+    if not found:
+        raise UserError(f"there is no run below {folder}; bestiary train --preset hello makes one")
+    table = Table()
+    for column in ("run", "environment", "seed", "steps", "of", "return", "time", "state"):
+        table.add_column(column, justify="right" if column in ("seed", "steps", "of", "return", "time") else "left")
+    for path in found:
+        table.add_row(str(path), *_describe(path))
+    stdout.print(table)
+
+
+def _describe(path: Path) -> list[str]:
+    """One run in words. Reads only text, so that a run of somebody else's code can be listed safely."""
+    try:
+        config = read_toml(path / "config.toml")
+    except UserError as error:
+        return [f"unreadable: {error}", "", "", "", "", "", ""]
+    metrics, saved = read_columns(path / "metrics.csv"), checkpoints(path / "checkpoints")
+    steps, total = (saved[-1].steps if saved else 0), int(config.get("steps", 0))
+    have = bool(metrics) and len(metrics["return"]) > 0
+    state = "finished" if steps >= total else "running" if (path / "lock.json").exists() else "stopped"
+    names = config.get("env", [])
+    return [
+        ", ".join(Path(n).name if ".py:" in n else n for n in names),
+        str(config.get("seed", "")),
+        short(metrics["step"][-1]) if have and state == "running" else short(steps),
+        short(total),
+        f"{metrics['return'][-1]:.2f}" if have else "",
+        duration(float(metrics["seconds"][-1])) if have else "",
+        state,
+    ]
+
+
+def _env_names() -> dict[str, str]:
+    import gymnasium
+
+    names = {f"toy/{name}": _first_line(world) for name, world in toy.WORLDS.items()}
+    names |= {f"atari/{game}": "" for game in atari.games()}
+    names |= {f"gymnasium/{name}": "" for name in sorted(gymnasium.registry)}
+    return names | {"path/to/file.py:Name": "your own (docs/extending.md)"}
+
+
+def _first_line(part: object) -> str:
+    return (part.__doc__ or "").strip().splitlines()[0]
+
+
+def _preset_names() -> dict[str, str]:
+    return {name: path.read_text().splitlines()[0].removeprefix("# ") for name, path in presets().items()}
+
+
+LISTS = {
+    "envs": _env_names,
+    "torsos": lambda: {name: _first_line(part) for name, part in TORSOS.items()},
+    "memories": lambda: {name: _first_line(part) for name, part in MEMORIES.items()},
+    "agents": lambda: {name: _first_line(part) for name, part in AGENTS.items()},
+    "algorithms": lambda: {name: _first_line(part) for name, part in ALGORITHMS.items()},
+    "presets": _preset_names,
+}
+
+
+def show_list(what: str, containing: str) -> None:
+    names = {name: text for name, text in LISTS[what]().items() if containing.lower() in name.lower()}
+    if not names:
+        raise UserError(f"no {what} with {containing} in the name")
+    width = max(map(len, names))
+    for name, text in names.items():
+        print(f"{name:<{width}}  {text}".rstrip())

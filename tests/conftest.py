@@ -1,0 +1,26 @@
+"""What all tests share: small real runs, trained once a session."""
+
+from pathlib import Path
+
+import pytest
+
+import bestiary
+from bestiary.runs.folder import Run
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test runs in a folder of its own, so that relative paths such as runs/ never touch the project."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def catch_runs(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
+    """Two short real runs of toy/catch that differ in their seed, and one that differs in its learning rate."""
+    folder = tmp_path_factory.mktemp("runs")
+    options = {"steps": 6_400, "log_every": 1_000, "save_every": 2_000, "num_envs": 16, "batch_size": 16}
+    return [
+        bestiary.train("toy/catch", run_dir=str(folder / "a1"), seed=1, lr=2e-3, **options),
+        bestiary.train("toy/catch", run_dir=str(folder / "a2"), seed=2, lr=2e-3, **options),
+        bestiary.train("toy/catch", run_dir=str(folder / "b1"), seed=1, lr=1e-4, **options),
+    ]

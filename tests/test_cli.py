@@ -1,0 +1,198 @@
+"""The command line, as a user types it: every command, and every mistake we could think of."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bestiary.cli import run_command
+from bestiary.runs.folder import Run, open_run
+
+
+def command(*words: str) -> int:
+    return run_command(list(words))
+
+
+MISTAKES: list[tuple[str, tuple[str, ...]]] = [
+    ("trian toy/chain", ("unknown command trian", "did you mean train?")),
+    ("train", ("which environment?",)),
+    ("train Pong", ("did you mean atari/Pong?",)),
+    ("train CartPole-v1", ("did you mean gymnasium/CartPole-v1?",)),
+    ("train atari/Pnog", ("did you mean Pong",)),
+    ("train attari/Pong", ("did you mean atari?",)),
+    ("train gymnasium/CartPole-v9", ("gymnasium/CartPole-v9",)),
+    ("train gymnasium/Pendulum-v1", ("Pendulum-v1: actions of Box", "not supported")),
+    ("train toy/catsh", ("did you mean catch?",)),
+    ("train toy/chain toy/catch", ("several environments",)),
+    ("train toy/chain --steps 0", ("--steps 0: must be at least 1",)),
+    ("train toy/chain --steps many", ("--steps many: expected a number",)),
+    ("train toy/chain --steps 1.5", ("--steps 1.5: expected a whole number",)),
+    ("train toy/chain --steps", ("--steps needs a value",)),
+    ("train toy/chain --seed -1", ("--seed -1: must be at least 0",)),
+    ("train toy/chain --memory lstn", ("--memory lstn: there is none, lstm, gru; did you mean lstm?",)),
+    ("train toy/chain --memori lstm", ("unknown option --memori; did you mean --memory",)),
+    ("train toy/chain --memory.hidden 3", ("unknown option --memory.hidden: it is an option of memory lstm and gru",)),
+    ("train toy/chain --torso.depht 3", ("unknown option --torso.depht; did you mean --torso.depth",)),
+    ("train toy/chain --torso shallow", ("needs an image",)),
+    ("train toy/catch --torso shallow", ("at least 36x36",)),
+    ("train toy/chain --batch-size 24", ("--batch-size 24 and --num-envs 32", "try --batch-size")),
+    ("train toy/chain --if-exists maybe", ("expected one of error, resume, new",)),
+    ("train toy/chain --preset helo", ("--preset helo", "did you mean hello?")),
+    ("train --config missing.toml", ("missing.toml: there is no such file",)),
+    ("train --config bad.toml", ("bad.toml: not readable as TOML",)),
+    ("train --config unknown.toml", ("unknown option --frobnicate (in config unknown.toml)",)),
+    ("train atari/Pong --sticky 2", ("--sticky 2: must be at most 1",)),
+    ("train atari/Pong --frame-size 84", ("--frame-size 84: expected 2 values, such as 84x84",)),
+    ("train missing.py:Maze", ("there is no file missing.py",)),
+    ("train syntax.py:Maze", ("syntax.py, line 2: does not import: SyntaxError",)),
+    ("train fails.py:Maze", ("fails.py: does not import: ZeroDivisionError",)),
+    ("train parts.py:Mase", ("parts.py has no Mase; did you mean Maze?",)),
+    ("train parts.py:Maze", ("parts.py:Maze", "lacks reset")),
+    ("train toy/chain --torso parts.py:Torso", ("not a usable torso", "output_size")),
+    ("train toy/chain --torso parts.py:Wrong", ("parts.py:Wrong: fails on a batch",)),
+    ("train toy/chain --memory parts.py:Torso", ("not a usable memory: Torso lacks initial_state",)),
+    ("train toy/chain --run-dir taken", ("taken exists and is not a run folder",)),
+    ("train toy/chain --run-dir /proc/no/run", ("cannot be made",)),
+    ("resume nothing", ("nothing: there is no such run",)),
+    ("resume taken", ("taken is not a run folder",)),
+    ("resume", ("the following arguments are required: RUN",)),
+    ("eval nothing", ("there is no such run",)),
+    ("eval {run} --episodes 0", ("--episodes 0: must be at least 1",)),
+    ("eval {run} --episods 3", ("unknown option --episods; did you mean --episodes",)),
+    ("eval {run} --greedy --sample", ("not allowed with",)),
+    ("movie {run} --out play.mov", ("movies are .gif or .mp4",)),
+    ("compare {run} --out curves.txt", ("figures are",)),
+    ("compare {run} --axis hours", ("invalid choice: 'hours'",)),
+    ("runs nowhere", ("there is no run below nowhere",)),
+    ("list torsoes", ("invalid choice",)),
+]
+
+
+@pytest.fixture
+def material() -> None:
+    """Files that the mistakes are about."""
+    Path("bad.toml").write_text("steps = = 3")
+    Path("unknown.toml").write_text('frobnicate = 1\n[env]\nname = ["toy/chain"]\n')
+    Path("syntax.py").write_text("class Maze:\n    def reset(self:\n")
+    Path("fails.py").write_text("1 / 0\n")
+    Path("parts.py").write_text(
+        "import torch.nn as nn\n"
+        "class Maze:\n    pass\n"
+        "class Torso(nn.Module):\n    def __init__(self, spec):\n        super().__init__()\n"
+        "    def forward(self, observation):\n        return observation['vector']\n"
+        "class Wrong(Torso):\n    output_size = 3\n"
+    )
+    Path("taken").mkdir()
+    Path("taken/thesis.tex").write_text("years of work")
+
+
+@pytest.mark.parametrize(("words", "expected"), MISTAKES, ids=[words for words, _ in MISTAKES])
+@pytest.mark.usefixtures("material")
+def test_a_mistake_gets_clear_lines_and_status_2_before_any_work(
+    words: str, expected: tuple[str, ...], catch_runs: list[Run], capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = sorted(path for path in Path().rglob("*") if "__pycache__" not in str(path))
+    assert command(*words.format(run=catch_runs[0].path).split()) == 2
+    errors = capsys.readouterr().err
+    for phrase in expected:
+        assert phrase in errors
+    assert all(line.startswith("bestiary: ") for line in errors.strip().splitlines()), errors
+    assert sorted(path for path in Path().rglob("*") if "__pycache__" not in str(path)) == before
+
+
+def test_all_problems_are_listed_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("train", "toy/chain", "--steps", "0", "--lr", "x", "--memory", "lstn", "--tims", "3") == 2
+    assert len(capsys.readouterr().err.splitlines()) == 4
+
+
+def test_hello_trains_evaluates_and_films(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("train", "--preset", "hello") == 0
+    run = open_run("runs/latest")
+    (evaluation,) = (run.path / "evaluations").glob("*.json")
+    assert json.loads(evaluation.read_text())["statistics"]["game"]["mean"] > 0.8
+    assert list((run.path / "movies").glob("*.gif"))
+    output = capsys.readouterr()
+    assert "return of a game" in output.out
+    assert "steps/s" in output.err
+
+
+def test_a_users_own_parts_from_their_own_files(capsys: pytest.CaptureFixture[str]) -> None:
+    examples = Path(__file__).parent.parent / "examples"
+    for file in examples.glob("*.py"):
+        Path(file.name).write_text(file.read_text())
+    parts = ["maze_env.py:Maze", "--torso", "tiny_torso.py:Tiny", "--memory", "ema_memory.py:Ema"]
+    assert command("train", *parts, "--torso.width", "24", "--steps", "2k", "--name", "mine") == 0
+    run = open_run("runs/mine")
+    assert run.config.parts["torso"].options.width == 24
+    assert command("eval", "runs/mine", "--episodes", "2") == 0
+    assert command("movie", "runs/mine", "--length", "5", "--out", "maze.gif") == 0
+    Path("tiny_torso.py").write_text(Path("tiny_torso.py").read_text() + "\n# changed\n")
+    capsys.readouterr()
+    assert command("eval", "runs/mine", "--episodes", "2") == 2
+    assert "has changed since the run was made" in capsys.readouterr().err
+    assert command("eval", "runs/mine", "--episodes", "2", "--trust-code") == 0
+    Path("tiny_torso.py").unlink()
+    assert command("resume", "runs/mine", "--steps", "3k") == 2
+    assert "is no longer there" in capsys.readouterr().err
+    assert command("resume", "runs/mine", "--steps", "3k", "--trust-code") == 0
+
+
+def test_dry_run_prints_everything_and_does_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("train", "atari/Pong", "--torso", "resnet", "--dry_run", "--lr=1e-3") == 0
+    output = capsys.readouterr().out
+    assert "1,091,038 parameters" in output
+    assert "lr = 0.001" in output
+    assert not Path("runs").exists()
+    toml = output.split("\nenvironment")[0]
+    Path("again.toml").write_text(toml)
+    assert command("train", "--config", "again.toml", "--dry-run") == 0
+    assert capsys.readouterr().out == output
+
+
+def test_resume_eval_movie_compare_runs(catch_runs: list[Run], capsys: pytest.CaptureFixture[str]) -> None:
+    one = str(catch_runs[0].path)
+    assert command("eval", one, "--episodes", "5", "--checkpoint", "2k", "--greedy") == 0
+    assert command("movie", one, "--out", "play.gif", "--length", "20") == 0
+    assert Path("play.gif").stat().st_size > 500
+    assert command("compare", *(str(run.path) for run in catch_runs), "--out", "c.png") == 0
+    assert command("runs", str(catch_runs[0].path.parent)) == 0
+    assert "finished" in capsys.readouterr().out
+    assert command("resume", one) == 0  # finished: says so
+    assert "is finished" in capsys.readouterr().err
+
+
+def test_lists(capsys: pytest.CaptureFixture[str]) -> None:
+    for what, expected in (("envs", "atari/Pong"), ("torsos", "resnet"), ("memories", "lstm"), ("presets", "hello")):
+        assert command("list", what) == 0
+        assert expected in capsys.readouterr().out
+    assert command("list", "envs", "breakout") == 0
+    assert capsys.readouterr().out.split() == ["atari/Breakout"]
+
+
+def test_doctor_finds_this_machine_healthy(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("doctor") == 0
+    assert "FAILED" not in capsys.readouterr().out
+
+
+def test_help_is_grouped_and_says_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        command("train", "atari/Pong", "--memory", "lstm", "--help")
+    assert stop.value.code == 0
+    text = capsys.readouterr().out
+    for group in ("training:", "algo impala:", "memory lstm:", "torso shallow:", "environment atari/Pong:"):
+        assert group in text
+    assert "--lr FLOAT" in text
+    assert "(default 0.0006)" in text
+    assert command("--help") == 0
+    assert command() == 2
+
+
+def test_piped_output_is_plain_lines() -> None:
+    words = [sys.executable, "-m", "bestiary", "train", "toy/chain", "--steps", "2k"]
+    result = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0
+    assert "\x1b" not in result.stderr + result.stdout
+    assert "steps/s" in result.stderr
+    assert result.stdout.startswith("run: runs/chain-mlp-")

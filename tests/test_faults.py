@@ -1,0 +1,273 @@
+"""Faults, by doing them: signals, kill -9 at every point of a save, a full disk, NaN, broken environments, damaged files."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import bestiary
+from bestiary.runs.folder import open_run
+
+BESTIARY = [sys.executable, "-m", "bestiary"]
+TOY = ["toy/recall", "--memory", "lstm", "--memory.hidden", "32", "--num-envs", "4", "--batch-size", "4"]
+
+
+def bestiary_command(*args: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, **(env or {})}
+    return subprocess.run([*BESTIARY, *args], capture_output=True, text=True, env=environment, timeout=120)
+
+
+def wait_until(condition, seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_saves_and_names_the_command_that_goes_on(signum: int, status: int) -> None:
+    process = subprocess.Popen(
+        [*BESTIARY, "train", *TOY, "--steps", "100M", "--run-dir", "r"], stderr=subprocess.PIPE, text=True
+    )
+    wait_until(lambda: Path("r/metrics.csv").exists())
+    second = bestiary_command("resume", "r")  # while it runs, nobody else may write there
+    assert second.returncode == 2
+    assert f"another process (pid {process.pid} on" in second.stderr
+    process.send_signal(signum)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == status
+    assert "bestiary resume r" in errors
+    assert "Traceback" not in errors
+    newest = open_run("r").checkpoints[-1]
+    assert newest.steps > 0
+    assert newest.problem() is None
+    assert not Path("r/lock.json").exists()
+    resumed = bestiary_command("resume", "r", "--steps", str(newest.steps + 2_000))
+    assert resumed.returncode == 0, resumed.stderr
+    assert f"resuming r at step {newest.steps}" in resumed.stderr
+
+
+KILL_IN_SAVE = """
+import os, signal, sys
+import bestiary
+from bestiary.runs.folder import open_run
+from bestiary.runtime.train import resume
+
+OPTIONS = dict(env="toy/recall", memory="lstm", num_envs=4, batch_size=4, unroll_length=10, steps=2000, save_every=400)
+
+
+def in_a_child(function):
+    child = os.fork()
+    if child == 0:
+        function()
+        os._exit(0)
+    return os.waitpid(child, 0)[1]
+
+
+def kill_at(name, count):
+    # Replace a call of the operating system's by: at the count-th time, kill -9 this very process.
+    original, calls = getattr(os, name), [0]
+
+    def call(*args, **kwargs):
+        calls[0] += 1
+        if calls[0] == count:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return original(*args, **kwargs)
+
+    setattr(os, name, call)
+
+
+def run_until_killed(path, name, count):
+    kill_at(name, count)
+    bestiary.train(run_dir=path, **OPTIONS)
+
+
+bestiary.train(run_dir="whole", **OPTIONS)
+# A save flushes five files, its folder, and, after the rename, the folder above: seven calls of fsync.
+points = [("fsync", 8 + k) for k in range(7)] + [("rename", 2), ("fsync", 1), ("symlink", 4), ("unlink", 3)]
+for index, (name, count) in enumerate(points):
+    path = f"killed{index}"
+    status = in_a_child(lambda: run_until_killed(path, name, count))
+    assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == 9, (name, count, status)
+    assert in_a_child(lambda: resume(open_run(path))) == 0, (name, count)
+    for file in ("model", "optimizer", "actor"):
+        same = [open(f"{p}/checkpoints/latest/{file}.safetensors", "rb").read() for p in ("whole", path)]
+        assert same[0] == same[1], (name, count, file)
+    assert open(f"{path}/episodes.csv").read() == open("whole/episodes.csv").read(), (name, count)
+    assert not [f for f in os.listdir(f"{path}/checkpoints") if f.startswith(".saving")], (name, count)
+print("points", len(points))
+"""
+
+
+def test_kill_9_at_every_point_of_a_save_loses_nothing() -> None:
+    result = subprocess.run([sys.executable, "-c", KILL_IN_SAVE], capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert "points 11" in result.stdout
+
+
+def test_kill_9_while_training_and_again() -> None:
+    process = subprocess.Popen([*BESTIARY, "train", *TOY, "--steps", "100M", "--run-dir", "r", "--save-every", "400"])
+    wait_until(lambda: Path("r/checkpoints/latest").exists())
+    process.kill()
+    process.wait()
+    before = open_run("r").steps
+    result = bestiary_command("resume", "r", "--steps", str(before + 1_000))
+    assert result.returncode == 0, result.stderr
+    assert "did not end cleanly" in result.stderr
+    assert open_run("r").steps >= before + 1_000
+
+
+FULL_DISK = """
+import resource, sys
+from bestiary.cli import main
+resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))  # no file may grow beyond this: a real EFBIG
+main(sys.argv[1:])
+"""
+
+
+def test_a_full_disk_warns_goes_on_and_stops_when_it_persists() -> None:
+    command = ["train", *TOY, "--steps", "40k", "--save-every", "4k", "--run-dir", "r"]
+    result = subprocess.run([sys.executable, "-c", FULL_DISK, *command], capture_output=True, text=True, timeout=120)
+    assert result.returncode == 1
+    assert result.stderr.count("was not saved") == 3
+    assert "saves in a row failed (File too large)" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert open_run("r").checkpoints == []
+    assert list(Path("r/checkpoints").iterdir()) == []  # nothing half-written stays
+
+
+def test_the_old_checkpoint_stands_when_the_disk_fills_up() -> None:
+    first = bestiary.train(run_dir="r", env="toy/recall", memory="lstm", num_envs=4, batch_size=4, steps=2_000)
+    steps, model = first.steps, (first.path / "checkpoints/latest/model.safetensors").read_bytes()
+    command = ["resume", "r", "--steps", "20k"]
+    result = subprocess.run([sys.executable, "-c", FULL_DISK, *command], capture_output=True, text=True, timeout=120)
+    assert result.returncode == 1
+    assert "could not be saved" in result.stderr
+    run = open_run("r")
+    assert run.steps == steps
+    assert (run.path / "checkpoints/latest/model.safetensors").read_bytes() == model
+    assert bestiary_command("resume", "r", "--steps", "4k").returncode == 0
+
+
+BROKEN_ENV = """
+import gymnasium, numpy as np
+from gymnasium.spaces import Box, Discrete
+
+
+class Broken(gymnasium.Env):
+    observation_space, action_space = Box(-1, 1, (2,)), Discrete(2)
+
+    def __init__(self, *, how: str = "", after: int = 30):
+        self.how, self.after, self.clock = how, after, 0
+
+    def reset(self, seed=None, options=None):
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self.clock += 1
+        broken = self.clock > self.after
+        if broken and self.how == "raise":
+            raise ZeroDivisionError("the world ends here")
+        observation = np.full(2, np.nan if broken and self.how == "nan" else 0.5, np.float32)
+        if broken and self.how == "shape":
+            observation = np.zeros(3, np.float32)
+        reward = float("nan") if broken and self.how == "nan-reward" else 1e30 if broken and self.how == "huge" else 1.0
+        return observation, reward, self.clock % 10 == 0, False, {}
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("raise", ("env.py, line", "ZeroDivisionError: the world ends here")),
+        ("nan", ("environment 0", "observation vector that is not finite", "at step")),
+        ("nan-reward", ("environment 0", "reward that is not finite", "at step")),
+        ("shape", ("the environment failed after step",)),
+    ],
+)
+def test_a_broken_environment_stops_the_run_and_is_named(how: str, words: tuple[str, ...]) -> None:
+    Path("env.py").write_text(BROKEN_ENV)
+    options = ["--num-envs", "4", "--batch-size", "4", "--unroll-length", "5", "--save-every", "40"]
+    result = bestiary_command("train", "env.py:Broken", "--how", how, "--steps", "10k", "--run-dir", "r", *options)
+    assert result.returncode == 1, result.stderr
+    for word in words:
+        assert word in result.stderr
+    assert "Traceback" not in result.stderr
+    run = open_run("r")
+    assert run.checkpoints[-1].problem() is None  # the last good one stands
+    assert run.steps <= 4 * 30
+
+
+def test_updates_that_are_not_finite_are_skipped_counted_never_saved_and_stop_the_run() -> None:
+    Path("env.py").write_text(BROKEN_ENV)
+    options = [
+        "--num-envs",
+        "4",
+        "--batch-size",
+        "4",
+        "--unroll-length",
+        "5",
+        "--save-every",
+        "20",
+        "--log-every",
+        "20",
+    ]
+    extra = ["--algo.reward", "none", "--max-bad-updates", "3", "--steps", "10k", "--run-dir", "r"]
+    result = bestiary_command("train", "env.py:Broken", "--how", "huge", *extra, *options)
+    assert result.returncode == 1, result.stderr
+    assert "4 updates in a row were not finite" in result.stderr
+    run = open_run("r")
+    assert all(weights.isfinite().all() for weights in run.agent().parameters())
+    assert run.steps <= 4 * 30
+    assert run.metrics["skipped"][-1] == 3
+
+
+def test_secrets_of_the_environment_stay_out_of_the_run_folder() -> None:
+    secret = "canary-4f1c9a"
+    env = {"AWS_SECRET_ACCESS_KEY": secret, "HF_TOKEN": secret, "WANDB_API_KEY": secret * 4, "WANDB_MODE": "offline"}
+    command = ["train", *TOY, "--steps", "2k", "--run-dir", "r", "--tensorboard", "--wandb", "project"]
+    result = bestiary_command(*command, env=env)
+    assert result.returncode == 0, result.stderr
+    written = [path for path in Path("r").rglob("*") if path.is_file()]
+    assert any("tfevents" in path.name for path in written)
+    assert any(path.suffix == ".wandb" for path in written)
+    for path in written:
+        assert secret.encode() not in path.read_bytes(), path
+
+
+WITHOUT = "import sys; sys.modules['wandb'] = None; from bestiary.cli import main; main(sys.argv[1:])"
+
+
+def test_a_logger_that_is_not_installed_is_refused_before_any_work() -> None:
+    command = ["train", *TOY, "--steps", "2k", "--run-dir", "r", "--wandb"]
+    result = subprocess.run([sys.executable, "-c", WITHOUT, *command], capture_output=True, text=True, timeout=60)
+    assert result.returncode == 2
+    assert "pip install 'bestiary[wandb]'" in result.stderr
+    assert not Path("r").exists()
+
+
+def test_a_logger_that_fails_does_not_stop_the_training() -> None:
+    env = {"WANDB_API_KEY": "not a key", "WANDB_MODE": "online", "WANDB_BASE_URL": "http://127.0.0.1:9"}
+    env |= {"WANDB_INIT_TIMEOUT": "3", "WANDB_HTTP_TIMEOUT": "1"}
+    result = bestiary_command("train", *TOY, "--steps", "2k", "--run-dir", "r", "--wandb", env=env)
+    assert result.returncode == 0, result.stderr
+    assert "wandb is not available" in result.stderr
+    assert open_run("r").steps >= 2_000
+    assert len(open_run("r").metrics["step"]) > 0
+
+
+def test_a_damaged_newest_checkpoint_is_refused_and_the_last_good_one_offered() -> None:
+    run = bestiary.train(run_dir="r", env="toy/recall", num_envs=4, batch_size=4, steps=2_000, save_every=500)
+    newest = run.checkpoints[-1].path / "optimizer.safetensors"
+    newest.write_bytes(newest.read_bytes()[:-1])
+    good = run.checkpoints[-2].steps
+    result = bestiary_command("resume", "r", "--steps", "3k")
+    assert result.returncode == 2
+    assert f"--checkpoint {good}" in result.stderr
+    again = bestiary_command("resume", "r", "--steps", "3k", "--checkpoint", str(good))
+    assert again.returncode == 0, again.stderr
+    assert open_run("r").steps >= 3_000
