@@ -56,7 +56,7 @@ class Training:
     log_every: int = option(5_000, "steps between two rows of metrics.csv", low=1)
     save_every: int = option(1_000_000, "steps between two checkpoints that are kept (0: only the newest are)", low=0)
     save_minutes: float = option(5.0, "minutes between two checkpoints that only the next ones replace", above=0)
-    max_bad_updates: int = option(10, "stop after so many updates in a row that were not finite", low=0)
+    max_bad_updates: int = option(10, "stop after so many updates in a row that were not finite", low=1)
     tensorboard: bool = option(False, "also write TensorBoard events")
     wandb: str | None = option(None, "also log to Weights & Biases, in this project", bare="bestiary")
     eval_at_end: int = option(0, "episodes to evaluate when training is done", low=0)
@@ -90,13 +90,7 @@ class Config:
                 for kind, part in self.parts.items()
                 if kind not in ("algo", "agent")
             }
-            agent = construct(
-                lookup_part("agent", self.parts["agent"].name),
-                observation,
-                action,
-                options=self.parts["agent"].options,
-                **inner,
-            )
+            agent = _construct("agent", self.parts["agent"], observation, action, **inner)
         if self.plugin_hashes:
             _try_agent(agent, observation, self.parts)
         return agent
@@ -106,7 +100,7 @@ class Config:
 
     # --- as text ---
 
-    def tables(self, *, chosen_only: bool = False) -> dict[str, Any]:
+    def tables(self) -> dict[str, Any]:
         """Nested plain values, as config.toml has them."""
         sections: dict[str, Any] = {
             **_plain(self.training),
@@ -123,25 +117,12 @@ class Config:
         }
         if self.plugin_hashes:
             tables["plugins"] = self.plugin_hashes
-        return (
-            "# What this run is made of: `bestiary train --config` on this file starts the same one again.\n"
-            + dump_toml(tables)
-        )
+        return dump_toml(tables)
 
-    def group(self) -> str:
-        """What runs that differ only in their seed have in common."""
-        tables = self.tables()
-        for unimportant in (
-            "seed",
-            "tensorboard",
-            "wandb",
-            "eval_at_end",
-            "movie_at_end",
-            "save_minutes",
-            "save_every",
-        ):
-            tables.pop(unimportant, None)
-        return json.dumps(tables, sort_keys=True)
+    def group(self, *besides: str) -> str:
+        """What runs that differ only in their seed (and in how they are logged and saved) have in common."""
+        beside = {"seed", "tensorboard", "wandb", "eval_at_end", "movie_at_end", "save_minutes", "save_every", *besides}
+        return json.dumps({k: v for k, v in self.tables().items() if k not in beside}, sort_keys=True)
 
     def label(self) -> str:
         """A short name: environment and agent."""
@@ -208,9 +189,28 @@ def layers(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
         named = direct.pop(source, None)
         if named is not None:
             layer = read(str(named))
-            given |= layer
+            given = _over(given, layer)
             origin |= dict.fromkeys(layer, f"{source} {named}")
-    return {**given, **direct}, {key: where for key, where in origin.items() if key not in direct}
+    given = _over(given, direct)
+    return given, {key: where for key, where in origin.items() if key not in direct}
+
+
+def _over(below: dict[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """`above` over `below`, its keys last: of two spellings of one option, the later one counts.
+
+    Where `above` chooses another part, the options of the part below go with it."""
+    replaced = {kind for kind in DEFAULTS if kind in above and kind in below and above[kind] != below[kind]}
+    if "env" in above and "env" in below and _families(above["env"]) != _families(below["env"]):
+        replaced.add("env")
+    kept = {k: v for k, v in below.items() if k not in above and k.split(".")[0] not in replaced - {k}}
+    return {**kept, **above}
+
+
+def _families(names: str | Iterable[str]) -> set[str]:
+    return {
+        name if plugins.is_plugin(name) else name.split("/")[0]
+        for name in ([names] if isinstance(names, str) else names)
+    }
 
 
 def lookup_part(kind: str, name: str) -> Any:
@@ -233,7 +233,7 @@ def _choose_parts(given: dict[str, Any], problems: list[str]) -> dict[str, str]:
 
 
 def _find_part(kind: str, name: str, problems: list[str]) -> Any:
-    return None if name == "auto" else _attempt(problems, lambda: lookup_part(kind, name))
+    return None if (kind, name) == ("torso", "auto") else _attempt(problems, lambda: lookup_part(kind, name))
 
 
 def _spellings(schemas: Mapping[str, type]) -> dict[str, tuple[str, str]]:
@@ -312,13 +312,19 @@ def _specs(family: envs.Family, options: Any) -> tuple[ObservationSpec, ActionSp
     return pool.observation_spec, pool.action_spec
 
 
-def _build_part(kind: str, part: Part, *args: Any) -> nn.Module:
+def _construct(kind: str, part: Part, *args: Any, **inner: Any) -> Any:
     try:
-        module = construct(lookup_part(kind, part.name), *args, options=part.options)
-    except (TypeError, AttributeError) as error:
+        return construct(lookup_part(kind, part.name), *args, options=part.options, **inner)
+    except UserError:
+        raise
+    except Exception as error:
         if plugins.is_plugin(part.name):
             raise UserError(f"{part.name}: cannot be made: {type(error).__name__}: {error}") from error
         raise
+
+
+def _build_part(kind: str, part: Part, *args: Any) -> nn.Module:
+    module = _construct(kind, part, *args)
     if not hasattr(module, "output_size"):
         raise UserError(f"{part.name}: not a usable {kind}: it sets no self.output_size (docs/extending.md shows one)")
     return module

@@ -7,6 +7,7 @@ arguments of its constructor. Both become the same thing here: a dataclass whose
 
 import dataclasses
 import difflib
+import functools
 import inspect
 import math
 import types
@@ -37,16 +38,30 @@ def option(
     return dataclasses.field(default=default, metadata={"help": help, "everyday": everyday, "bare": bare, **limits})
 
 
+@functools.cache
 def options_of(part: Any) -> type:
     """The options dataclass of a part: its `Options`, or one made from its constructor's keyword-only arguments."""
     if hasattr(part, "Options"):
         return part.Options
     fields = []
     for name, parameter in inspect.signature(part).parameters.items():
-        if parameter.kind is parameter.KEYWORD_ONLY and parameter.default is not parameter.empty:
-            kind = type(parameter.default) if parameter.annotation is parameter.empty else parameter.annotation
-            fields.append((name, kind, option(parameter.default, "")))
+        # render_mode is how Gymnasium asks for pictures; it is the movie's to set
+        if (
+            parameter.kind is parameter.KEYWORD_ONLY
+            and parameter.default is not parameter.empty
+            and name != "render_mode"
+        ):
+            default = tuple(parameter.default) if isinstance(parameter.default, list) else parameter.default
+            kind = _kind_of(default) if parameter.annotation is parameter.empty else parameter.annotation
+            fields.append((name, kind, option(default, "")))
     return dataclasses.make_dataclass(f"{part.__name__}Options", fields, frozen=True)
+
+
+def _kind_of(default: Any) -> Any:
+    """What an option without an annotation is, seen from its default."""
+    if isinstance(default, tuple) and default:
+        return types.GenericAlias(tuple, (type(default[0]), ...))
+    return type(default)
 
 
 def construct(part: Any, *args: Any, options: Any, **extra: Any) -> Any:
@@ -79,12 +94,14 @@ def convert(value: Any, kind: Any) -> Any:
     if kind is int:
         if isinstance(value, int) and not isinstance(value, bool):
             return value
+        if isinstance(value, str) and value.strip().lstrip("+-").replace("_", "").isdecimal():
+            return int(value.replace("_", ""))  # not by way of a float, which has 53 bits
         number = float(_convert_number(value))
         if not number.is_integer():
             raise ValueError("expected a whole number")
         return int(number)
     if kind is float:
-        return _convert_number(value)
+        return float(_convert_number(value))
     if kind is str and isinstance(value, str):
         return value
     raise ValueError(f"expected {getattr(kind, '__name__', kind)}")

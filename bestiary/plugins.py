@@ -81,12 +81,20 @@ def resolve_trusted(name: str, copies: Path, known: dict[str, str], trust_code: 
     expected = known.get(str(path))
     if expected is None:
         raise UserError(f"{path}: the run folder has no record of this file")
-    if path.is_file() and digest(path) == expected:
+    # Whoever made the folder wrote the hash too: a file that came with it proves nothing.
+    own = path.is_absolute() and not path.resolve().is_relative_to(copies.parent.resolve())
+    if own and path.is_file() and digest(path) == expected:
         return name
     copy = copies / copy_name(path, expected)
     if trust_code and copy.is_file() and digest(copy) == expected:
         return f"{copy}:{attribute}"
-    state = "has changed since the run was made" if path.is_file() else "is no longer there"
+    state = (
+        "is no longer there"
+        if not path.is_file()
+        else "has changed since the run was made"
+        if own
+        else "came with the run"
+    )
     if trust_code:
         raise UserError(f"{path} {state}, and the run folder's copy {copy.name} is missing or altered")
     raise UserError(f"{path} {state}. The run folder has a copy: read {copy}, then add --trust-code to run it")

@@ -56,10 +56,11 @@ def dump_toml(tables: Mapping[str, Any]) -> str:
 
 
 def _toml_key(key: str) -> str:
-    return key if key.replace("_", "").replace("-", "").isalnum() else json.dumps(key)
+    plain = key.isascii() and key.replace("_", "").replace("-", "").isalnum()
+    return key if plain else _toml_value(key)
 
 
 def _toml_value(value: Any) -> str:
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_toml_value, value))}]"
-    return json.dumps(value)
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

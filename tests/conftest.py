@@ -1,6 +1,7 @@
 """What all tests share: small real runs, trained once a session."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,13 @@ def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def catch_runs(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
     """Two short real runs of toy/catch that differ in their seed, and one that differs in its learning rate."""
     folder = tmp_path_factory.mktemp("runs")
-    options = {"steps": 6_400, "log_every": 1_000, "save_every": 2_000, "num_envs": 16, "batch_size": 16}
+    options: dict[str, Any] = {
+        "steps": 6_400,
+        "log_every": 1_000,
+        "save_every": 2_000,
+        "num_envs": 16,
+        "batch_size": 16,
+    }
     return [
         bestiary.train("toy/catch", run_dir=str(folder / "a1"), seed=1, lr=2e-3, **options),
         bestiary.train("toy/catch", run_dir=str(folder / "a2"), seed=2, lr=2e-3, **options),

@@ -167,7 +167,7 @@ def test_lists(capsys: pytest.CaptureFixture[str]) -> None:
     for what, expected in (("envs", "atari/Pong"), ("torsos", "resnet"), ("memories", "lstm"), ("presets", "hello")):
         assert command("list", what) == 0
         assert expected in capsys.readouterr().out
-    assert command("list", "envs", "breakout") == 0
+    assert command("list", "envs", "atari/breakout") == 0
     assert capsys.readouterr().out.split() == ["atari/Breakout"]
 
 

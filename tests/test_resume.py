@@ -13,21 +13,28 @@ from bestiary.runtime.interrupts import Interrupted
 from bestiary.runtime.session import Session
 from bestiary.runtime.train import resume
 
-SMALL = {"num_envs": 4, "batch_size": 4, "unroll_length": 10, "log_every": 300, "save_every": 400}
+SMALL: dict[str, Any] = {"num_envs": 4, "batch_size": 4, "unroll_length": 10, "log_every": 300, "save_every": 400}
 RUNS: dict[str, dict[str, Any]] = {
-    "toy, lstm": {"env": "toy/recall", "memory": "lstm", "steps": 4_000, **SMALL},
+    "toy, lstm": {"env": "toy/recall", "memory": "lstm", "memory.hidden": 32, "steps": 4_000, **SMALL},
     "toy, truncation, gru, adam": {
         "env": "toy/chain",
         "time_limit": 7,
         "memory": "gru",
+        "memory.hidden": 32,
         "steps": 4_000,
         **SMALL,
         "algo": {"name": "impala", "optimizer": "adam", "eps": 1e-5},
     },
     "several batches a rollout": {"env": "toy/catch", "steps": 4_000, **SMALL, "num_envs": 8},
     "several rollouts a batch": {"env": "toy/catch", "steps": 4_000, **SMALL, "num_envs": 2},
-    "atari, lstm, lives, random no-ops": {"env": "atari/Breakout", "memory": "lstm", "steps": 2_000, **SMALL},
-    "atari, fixed no-ops": {"env": "atari/SpaceInvaders", "noop_mode": "fixed", "steps": 1_200, **SMALL},
+    "atari, lstm, lives, random no-ops": {
+        "env": "atari/Breakout",
+        "memory": "lstm",
+        "memory.hidden": 32,
+        "steps": 1_200,
+        **SMALL,
+    },
+    "atari, fixed no-ops": {"env": "atari/SpaceInvaders", "noop_mode": "fixed", "steps": 600, **SMALL},
 }
 
 
@@ -58,12 +65,10 @@ def test_stopped_and_resumed_is_the_run_that_was_never_stopped(name: str, monkey
     options = dict(RUNS[name])
     whole = bestiary.train(run_dir="whole", **options)
     for stop in (0.3, 0.7):
-        with monkeypatch.context() as patch, pytest.raises(Interrupted):
+        with monkeypatch.context() as patch:
             stop_at(int(stop * options["steps"]), patch)
-            if stop == 0.3:
-                bestiary.train(run_dir="stopped", **options)
-            else:
-                resume(open_run("stopped"))
+            with pytest.raises(Interrupted):
+                bestiary.train(run_dir="stopped", if_exists="resume", **options)
     resumed = resume(open_run("stopped"))
     expected, got = files(whole), files(resumed)
     for key in expected:
@@ -90,9 +95,10 @@ def test_resume_from_an_earlier_checkpoint_sets_later_ones_aside() -> None:
 def test_a_run_that_cannot_be_saved_exactly_says_so_and_goes_on(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with monkeypatch.context() as patch, pytest.raises(Interrupted):
+    with monkeypatch.context() as patch:
         stop_at(500, patch)
-        bestiary.train("gymnasium/CartPole-v1", run_dir="r", steps=1_000, **SMALL)
+        with pytest.raises(Interrupted):
+            bestiary.train("gymnasium/CartPole-v1", run_dir="r", steps=1_000, **SMALL)
     run = resume(open_run("r"))
     assert run.steps >= 1_000
     assert "not bit for bit" in capsys.readouterr().err

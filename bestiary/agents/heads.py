@@ -18,8 +18,11 @@ class Categorical:
         return F.log_softmax(self.logits, dim=-1)
 
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
-        flat = self.log_probs.exp().flatten(0, -2)
+        flat = self.log_probs.exp().reshape(-1, self.logits.shape[-1])
         return torch.multinomial(flat, 1, generator=generator).view(self.logits.shape[:-1])
+
+    def is_finite(self) -> bool:
+        return bool(torch.isfinite(self.logits).all())
 
     def mode(self) -> Tensor:
         return self.logits.argmax(dim=-1)

@@ -51,8 +51,10 @@ class Evaluation:
         with path.with_suffix(".csv").open("w", newline="") as file:
             writer = csv.writer(file)
             writer.writerow(["game", "env", "return", "length", "game_return", "game_length", "game_over"])
-            for index, e in enumerate(self.episodes):
-                writer.writerow([index, e.env, e.ret, e.length, e.game_return, e.game_length, int(e.game_over)])
+            game = 0
+            for e in self.episodes:  # lives of a game follow each other
+                writer.writerow([game, e.env, e.ret, e.length, e.game_return, e.game_length, int(e.game_over)])
+                game += e.game_over
 
     def show(self) -> None:
         p = self.protocol

@@ -1,6 +1,7 @@
 """Environments by name: `family/name`, or the user's own `path/to/file.py:Name`."""
 
 import dataclasses
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -72,10 +73,14 @@ def _plugin(name: str) -> Family:
 
 
 def _build_pool(part: Any, num_envs: int, seed: Any, options: Any, render: bool = False) -> Pool:
-    return construct(part, num_envs, seed, options=options)
+    picture = {"render": render} if "render" in inspect.signature(part).parameters else {}
+    return construct(part, num_envs, seed, options=options, **picture)
 
 
 def _build_plugin(name: str, part: Any, num_envs: int, seed: Any, options: Any, render: bool = False) -> Pool:
+    if render and "render_mode" not in inspect.signature(part).parameters:
+        raise UserError(f"{name} has no picture: its constructor takes no render_mode")
+
     def constructor(**picture: Any) -> Any:
         return construct(part, options=options, **picture)
 

@@ -1,7 +1,7 @@
 """Atari 2600 games, emulated in EnvPool's C++ threads: `atari/Pong`.
 
 EnvPool steps the emulator; the rest is done here, on whole batches: stacking frames, ending learning's episodes at lost
-lives, and merging the steps nobody decided (the dummy step that starts a game after a game over, FIRE after a lost life)
+lives, counting the time limit, and merging the steps nobody decided (a new game after a game over, FIRE after a lost life)
 into the step before them, so that an agent never sees one.
 
 A pool can be saved when the emulator draws no random numbers while playing (no sticky actions): a game is then its start
@@ -16,7 +16,7 @@ import numpy as np
 
 from bestiary.envs.observations import FrameStack
 from bestiary.envs.pool import check_actions, first_step, spawn_seeds
-from bestiary.errors import UserError
+from bestiary.errors import RunError, UserError
 from bestiary.options import option, suggest
 from bestiary.rollout import ActionSpec, Arrays, ArraySpec, Step
 
@@ -100,17 +100,21 @@ class AtariPool:
         self.measures_spec = {"score": ArraySpec((), "float32"), "ram": ArraySpec((128,), "uint8")}
         self.saveable = options.sticky == 0
         self.ids = np.arange(num_envs, dtype=np.int32)
-        self.fire = self.action_spec.names.index("FIRE") if options.fire and "FIRE" in self.action_spec.names else None
+        knows_fire = "FIRE" in action_names(name, full=False)
+        self.fire = self.action_spec.names.index("FIRE") if options.fire and knows_fire else None
+        if options.noop_mode == "fixed" and "NOOP" not in self.action_spec.names:
+            raise UserError(f"--noop-mode fixed: {name} has no NOOP; add --full-actions")
         self.fixed_noops = options.noops // options.frame_skip if options.noop_mode == "fixed" else 0
         self.stack = FrameStack(options.frame_stack)
         self.lives = np.zeros(num_envs, np.int32)
         self.games = np.zeros(num_envs, np.int64)  # started so far
-        self.played = np.zeros(num_envs, np.int64)  # actions in the running game
-        self.actions = np.zeros((num_envs, options.time_limit + 64), np.uint8)  # of the running game
+        self.age = np.zeros(num_envs, np.int64)  # decisions in the running game
+        self.played = np.zeros(num_envs, np.int64)  # actions in the running game, those nobody decided included
+        self.actions = np.zeros((num_envs, 4096), np.uint8)  # of the running game; grows
         self.env = _make_envpool(name, num_envs, spawn_seeds(seed, num_envs), options, render)
 
     def reset(self) -> Step:
-        frame, info = self._restart(self.ids, lambda: self.env.reset())
+        frame, info = self._start_games(self.ids)
         self.lives = info["lives"].copy()
         image = self.stack.push(frame, np.ones(self.num_envs, bool))
         return first_step({"image": image}, {"score": np.zeros(self.num_envs, np.float32), "ram": info["ram"]})
@@ -119,21 +123,23 @@ class AtariPool:
         self._send(check_actions(actions, self.action_spec, self.num_envs), self.ids)
 
     def recv(self) -> Step:
-        frame, reward, _, cut, info = self.env.recv()
-        over = info["terminated"].astype(
-            bool
-        )  # the true game over; a time limit reached in the same step does not count
-        cut = cut & ~over
-        lost = (info["lives"] < self.lives) & ~over & ~cut if self.options.life_ends else np.zeros(self.num_envs, bool)
-        if self.fire is not None and lost.any():
-            self._press_fire(np.flatnonzero(lost), frame, reward, over, cut, info)
-        score = reward.astype(np.float32)
+        frame, reward, _, _, info = self.env.recv()
+        self.age += 1
+        over = info["terminated"].astype(bool)
+        lost = (info["lives"] < self.lives) & ~over
+        at_limit = self.age == self.options.time_limit
+        if self.fire is not None and (lost & ~at_limit).any():
+            self._press_fire(np.flatnonzero(lost & ~at_limit), frame, reward, over, info)
+        ended = over | lost if self.options.life_ends else over
+        cut = at_limit & ~ended  # a true end in the same step, of a life or a game, wins over the time limit
         final = {"image": self.stack.peek(np.flatnonzero(cut), frame[cut])} if cut.any() else {}
-        game_over = over | cut
+        game_over = over | at_limit
         if game_over.any():
-            self._start_games(np.flatnonzero(game_over), frame, info)
+            rows = np.flatnonzero(game_over)
+            frame[rows], first = self._start_games(rows)
+            info["lives"][rows], info["ram"][rows] = first["lives"], first["ram"]
         self.lives = info["lives"].copy()
-        done = game_over | lost
+        score, done = reward.astype(np.float32), game_over | ended
         return Step(
             observation={"image": self.stack.push(frame, done)},
             reward=score,
@@ -146,39 +152,32 @@ class AtariPool:
         )
 
     def _send(self, actions: np.ndarray, ids: np.ndarray) -> None:
+        if self.played.max() == self.actions.shape[1]:
+            self.actions = np.concatenate([self.actions, np.zeros_like(self.actions)], axis=1)
         self.actions[ids, self.played[ids]] = actions
         self.played[ids] += 1
         self.env.send(actions.astype(np.int32), ids.astype(np.int32))
 
-    def _press_fire(
-        self, rows: np.ndarray, frame: np.ndarray, reward: np.ndarray, over: np.ndarray, cut: np.ndarray, info: Any
-    ) -> None:
+    def _press_fire(self, rows: np.ndarray, frame: np.ndarray, reward: np.ndarray, over: np.ndarray, info: Any) -> None:
         """One step of FIRE for the rows that lost a life, merged into the step that lost it."""
         self._send(np.full(len(rows), self.fire), rows)
-        frame[rows], more, _, now_cut, after = self.env.recv()
+        frame[rows], more, _, _, after = self.env.recv()
         reward[rows] += more
         over[rows] = after["terminated"].astype(bool)
-        cut[rows] = now_cut & ~over[rows]
         info["lives"][rows], info["ram"][rows] = after["lives"], after["ram"]
 
-    def _start_games(self, rows: np.ndarray, frame: np.ndarray, info: Any) -> None:
-        """EnvPool starts the next game in a step of its own, whatever the action: take it at once, for just these rows."""
-
-        def dummy_step() -> tuple[np.ndarray, Any]:
-            self.env.send(np.zeros(len(rows), np.int32), rows.astype(np.int32))
-            first, _, _, _, after = self.env.recv()
-            return first, after
-
-        frame[rows], after = self._restart(rows, dummy_step)
-        info["lives"][rows], info["ram"][rows] = after["lives"], after["ram"]
-
-    def _restart(self, rows: np.ndarray, begin: Any) -> tuple[np.ndarray, Any]:
-        frame, info = begin()
+    def _start_games(self, rows: np.ndarray) -> tuple[np.ndarray, Any]:
+        """A new game for some rows: their first frames, and what is known of them."""
+        frame, info = self.env.reset(rows.astype(np.int32))
         self.games[rows] += 1
-        self.played[rows] = 0
+        self.age[rows] = self.played[rows] = 0
         for _ in range(self.fixed_noops):
             self._send(np.zeros(len(rows), np.int64), rows)
             frame, _, _, _, info = self.env.recv()
+            if info["terminated"].any():
+                raise RunError(
+                    f"{self.tasks[0]}: a game ended during its {self.options.noops} no-ops; use fewer --noops"
+                )
         return frame, info
 
     def render(self) -> list[np.ndarray]:
@@ -192,6 +191,7 @@ class AtariPool:
         return {
             "games": self.games.copy(),
             "played": self.played.copy(),
+            "age": self.age.copy(),
             "actions": running,
             "lives": self.lives.copy(),
             "stack": self.stack.frames.copy(),
@@ -207,7 +207,7 @@ class AtariPool:
             rows = self.ids[state["played"] > t]
             self._send(state["actions"][starts[rows] + t], rows)
             self.env.recv()
-        self.lives, self.stack.frames = state["lives"].copy(), state["stack"].copy()
+        self.age, self.lives, self.stack.frames = (state[name].copy() for name in ("age", "lives", "stack"))
 
     def close(self) -> None:
         self.env.close()
@@ -231,7 +231,7 @@ def _make_envpool(game: str, num_envs: int, seeds: list[int], options: AtariPool
         repeat_action_probability=options.sticky,
         noop_max=options.noops if options.noop_mode == "random" else 1,
         use_fire_reset=options.fire,
-        max_episode_steps=options.time_limit,
+        max_episode_steps=2**30,  # decisions are counted here: EnvPool would count the steps nobody decided too
         episodic_life=False,
         reward_clip=False,
         **({"render_mode": "rgb_array"} if render else {}),

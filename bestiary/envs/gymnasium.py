@@ -16,7 +16,7 @@ from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 from bestiary.envs.pool import check_actions, first_step, spawn_seeds
-from bestiary.errors import UserError
+from bestiary.errors import RunError, UserError
 from bestiary.options import option, suggest
 from bestiary.rollout import ActionSpec, Arrays, ArraySpec, Step
 
@@ -54,7 +54,7 @@ def make_reader(space: Any, where: str) -> Reader:
 
         return Reader("vector", ArraySpec((size,), "float32"), read)
     raise UserError(
-        f"{where}: observations of {space} are not supported: bestiary reads uint8 pictures [H,W,C], "
+        f"{where}: observations of {_line(space)} are not supported: bestiary reads uint8 pictures [H,W,C], "
         "flat numbers, Discrete, and a flat Dict of these"
     )
 
@@ -67,7 +67,43 @@ def make_readers(space: Any, where: str) -> dict[str, tuple[str | None, Reader]]
     readers = {key: make_reader(inner, f"{where}[{key}]") for key, inner in space.spaces.items()}
     kinds = [reader.kind for reader in readers.values()]
     # A kind that occurs once is named for itself, which the built-in torsos read; others keep their own key.
-    return {(r.kind if kinds.count(r.kind) == 1 else key): (key, r) for key, r in readers.items()}
+    own = {key: kinds.count(r.kind) > 1 or (r.kind in readers and r.kind != key) for key, r in readers.items()}
+    return {(key if own[key] else r.kind): (key, r) for key, r in readers.items()}
+
+
+class Checked(gymnasium.Wrapper):
+    """Hands on copies of observations (environments may reuse their buffers), each of just the promised shape and type."""
+
+    def __init__(self, env: Any, name: str):
+        super().__init__(env)
+        self.name, self.steps = name, 0
+
+    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        observation, info = self.env.reset(**kwargs)
+        return self._check(observation, self.env.observation_space, "observation"), info
+
+    def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        self.steps += 1
+        checked = self._check(observation, self.env.observation_space, "observation")
+        return checked, reward, terminated, truncated, info
+
+    def _check(self, got: Any, space: Any, what: str) -> Any:
+        if isinstance(space, gymnasium.spaces.Dict):
+            if not isinstance(got, dict) or set(got) != set(space.spaces):
+                raise self._wrong(
+                    what, f"a dict of {', '.join(space.spaces)}", ", ".join(got) if isinstance(got, dict) else got
+                )
+            return {key: self._check(got[key], inner, f"{what} {key}") for key, inner in space.spaces.items()}
+        array = np.asarray(got)
+        if array.shape != space.shape or not np.can_cast(array.dtype, space.dtype, "same_kind"):
+            raise self._wrong(what, f"{space.dtype}{list(space.shape)}", f"{array.dtype}{list(array.shape)}")
+        if isinstance(space, Discrete | MultiDiscrete) and not space.contains(array.astype(space.dtype)[()]):
+            raise self._wrong(what, str(space), got)
+        return array.astype(space.dtype)
+
+    def _wrong(self, what: str, expected: str, got: Any) -> RunError:
+        return RunError(f"{self.name}: {what} after step {self.steps} should be {expected}, got {got}")
 
 
 class GymnasiumPool:
@@ -91,10 +127,10 @@ class GymnasiumPool:
         constructor: Callable[..., Any] | None = None,
     ):
         make = constructor or partial(gymnasium.make, name)
-        makers = [partial(_make_one, make, render)] * num_envs
+        makers = [partial(_make_one, make, name, render)] * num_envs
         vectorised = AsyncVectorEnv if options.processes else SyncVectorEnv
         self.env = vectorised(makers, autoreset_mode=AutoresetMode.SAME_STEP)
-        self.name, self.num_envs = name, num_envs
+        self.name, self.num_envs, self.pictured = name, num_envs, render
         self.tasks: tuple[str, ...] = (task_name(name),)
         self.readers = make_readers(self.env.single_observation_space, name)
         self.observation_spec = {kind: reader.spec for kind, (_, reader) in self.readers.items()}
@@ -125,10 +161,9 @@ class GymnasiumPool:
     def _read(self, observation: Any) -> Arrays:
         arrays = {}
         for kind, (key, reader) in self.readers.items():
-            array = reader.read(observation if key is None else observation[key])
-            if array.shape[1:] != reader.spec.shape or array.dtype != reader.spec.dtype:
-                raise ValueError(f"{self.name}: {kind} should be {reader.spec}, got {array.dtype}{array.shape[1:]}")
-            arrays[kind] = array.copy()  # the vector environment reuses its buffers
+            arrays[kind] = reader.read(
+                observation if key is None else observation[key]
+            ).copy()  # the buffers are reused
         return arrays
 
     def _read_final(self, rows: np.ndarray) -> Arrays:
@@ -138,7 +173,7 @@ class GymnasiumPool:
         return self._read(np.stack(list(rows)))
 
     def render(self) -> list[np.ndarray]:
-        pictures = self.env.render()
+        pictures = self.env.render() if self.pictured else None
         if not pictures or pictures[0] is None:
             raise UserError(f"{self.name} has no picture: it does not support render_mode='rgb_array'")
         return [np.asarray(picture, np.uint8) for picture in pictures]
@@ -158,19 +193,18 @@ def task_name(name: str) -> str:
     return name.rsplit("/", 1)[-1] if ".py:" in name else f"gymnasium/{name}"
 
 
-def _make_one(make: Callable[..., Any], render: bool) -> Any:
-    if not render:
-        return make()
-    try:
-        return make(render_mode="rgb_array")
-    except TypeError as error:
-        raise UserError(f"{make} has no picture: its constructor takes no render_mode ({error})") from error
+def _make_one(make: Callable[..., Any], name: str, render: bool) -> Any:
+    return Checked(make(render_mode="rgb_array") if render else make(), name)
+
+
+def _line(space: Any) -> str:
+    return " ".join(str(space).split())
 
 
 def _action_spec(space: Any, where: str) -> tuple[ActionSpec, int]:
     if not isinstance(space, Discrete):
         raise UserError(
-            f"{where}: actions of {space} are not supported: bestiary's agents choose from Discrete actions"
+            f"{where}: actions of {_line(space)} are not supported: bestiary's agents choose from Discrete actions"
         )
     return ActionSpec(tuple(str(i) for i in range(int(space.n)))), int(space.start)
 

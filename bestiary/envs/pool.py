@@ -65,16 +65,20 @@ def spawn_seeds(seed: int | np.random.SeedSequence, count: int) -> list[int]:
 
 def check_actions(actions: np.ndarray, spec: ActionSpec, num_envs: int) -> np.ndarray:
     """EnvPool takes actions out of range silently; a pool of ours does not."""
-    if actions.shape != (num_envs,) or actions.min(initial=0) < 0 or actions.max(initial=0) >= spec.n:
+    whole = actions.dtype.kind in "iu" and actions.shape == (num_envs,)
+    if not whole or actions.min(initial=0) < 0 or actions.max(initial=0) >= spec.n:
         raise ValueError(f"actions must be {num_envs} whole numbers in 0..{spec.n - 1}, got {actions!r}")
     return actions
 
 
 def check_finite(step: Step, names: Sequence[str]) -> str | None:
     """Which environment and value are not finite, in words; None where all are."""
-    suspects = {"reward": step.reward, **{f"observation {k}": v for k, v in step.observation.items()}}
-    for what, array in suspects.items():
+    every, cut = np.arange(len(step.reward)), np.flatnonzero(step.truncated)
+    suspects = [("reward", step.reward, every)]
+    suspects += [(f"observation {kind}", array, every) for kind, array in step.observation.items()]
+    suspects += [(f"final observation {kind}", array, cut) for kind, array in step.final.items()]
+    for what, array, rows in suspects:
         if array.dtype.kind == "f" and not np.isfinite(array).all():
-            row = int(np.argwhere(~np.isfinite(array))[0][0])
+            row = int(rows[np.argwhere(~np.isfinite(array))[0][0]])
             return f"environment {row} ({names[int(step.task[row])]}) gave a {what} that is not finite"
     return None

@@ -60,10 +60,10 @@ class Bandit:
         self.arms = options.size
         self.actions = tuple(f"arm{k}" for k in range(self.arms))
         self.spec = ArraySpec((1,), "float32")
-        self.state = {"pulled": np.zeros(n, np.int64)}
+        self.state = {"pulled": np.full(n, -1)}  # last; only for the picture
 
     def restart(self, rows: np.ndarray, streams: Streams) -> None:
-        self.state["pulled"][rows] = -1
+        pass
 
     def step(self, actions: np.ndarray, streams: Streams) -> tuple[np.ndarray, np.ndarray]:
         self.state["pulled"] = actions.copy()
@@ -116,7 +116,8 @@ class Chain:
 class Recall:
     """See one of K signs, wait `delay` steps in the dark, then name it: +1 if right, else 0.
 
-    Nothing but memory tells the sign: best 1; a player without memory earns 1/K at best, whatever it learns.
+    Only memory tells the sign: best 1, and 1/K without. (An agent that sees its last action can use that as a memory, by
+    saying the sign all the while; `--agent.inputs reward` takes it away.)
     """
 
     kind = "vector"
@@ -254,11 +255,15 @@ class ToyPool:
         return [self.world.draw(row) for row in range(self.num_envs)]
 
     def save(self) -> Arrays:
-        return {"streams": self.streams.state.copy(), "age": self.age.copy(), **self.world.state}
+        return {"streams": self.streams.state.copy(), "age": self.age.copy(), **_copied(self.world.state)}
 
     def load(self, state: Arrays) -> None:
         self.streams.state, self.age = state["streams"].copy(), state["age"].copy()
-        self.world.state = {name: state[name].copy() for name in self.world.state}
+        self.world.state = _copied({name: state[name] for name in self.world.state})
 
     def close(self) -> None:
         pass
+
+
+def _copied(arrays: Arrays) -> Arrays:
+    return {name: array.copy() for name, array in arrays.items()}

@@ -78,7 +78,11 @@ class Checkpoint:
 def checkpoints(folder: Path) -> list[Checkpoint]:
     """All complete checkpoints of a run, oldest first. A folder without a manifest was never finished."""
     return sorted(
-        (Checkpoint(p) for p in folder.glob("[0-9]*") if re.fullmatch(r"\d{12}", p.name) and (p / "manifest.json").is_file()),
+        (
+            Checkpoint(p)
+            for p in folder.glob("[0-9]*")
+            if re.fullmatch(r"\d{12}", p.name) and (p / "manifest.json").is_file()
+        ),
         key=lambda checkpoint: checkpoint.steps,
     )
 
@@ -101,7 +105,7 @@ def write_checkpoint(
             contiguous = {key: value.detach().contiguous() for key, value in tensors[name].items()}
             (temporary / f"{name}.safetensors").write_bytes(safetensors.torch.save(contiguous))
         (temporary / "actor.safetensors").write_bytes(safetensors.numpy.save(actor))
-        (temporary / "state.json").write_text(json.dumps(state, indent=1, sort_keys=True))
+        (temporary / "state.json").write_text(json.dumps(state, indent=1))
         manifest = {
             name: {"bytes": (temporary / name).stat().st_size, "sha256": _sha256(temporary / name)} for name in FILES
         }

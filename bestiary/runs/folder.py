@@ -5,6 +5,7 @@ import os
 import shutil
 import socket
 import time
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -14,10 +15,9 @@ from typing import Any
 
 import filelock
 import numpy as np
-import torch.nn as nn
 
-from bestiary.agents.agent import Agent
 from bestiary import plugins
+from bestiary.agents.agent import Agent
 from bestiary.config import Config, resolve
 from bestiary.console import note
 from bestiary.errors import UserError
@@ -25,7 +25,9 @@ from bestiary.options import option, suggest
 from bestiary.runs import checkpoints
 from bestiary.runs.checkpoints import Checkpoint
 from bestiary.runs.tables import read_columns
-from bestiary.textconfig import read_toml
+from bestiary.textconfig import dump_toml, read_toml
+
+HEADER = "# What this run is made of: `bestiary train --config` on this file starts the same one again.\n"
 
 
 @dataclass(frozen=True)
@@ -107,15 +109,26 @@ class Run:
         (self.path / folder).mkdir(parents=True, exist_ok=True)
         return unused(self.path / folder / f"{stem}{suffix}")
 
+    @property
+    def being_written(self) -> bool:
+        lock = filelock.FileLock(self.path / "lock")
+        try:
+            with lock.acquire(timeout=0):
+                return False
+        except (filelock.Timeout, OSError):
+            return True
+
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Hold the folder as its only writer. The lock is the operating system's: it ends with the process, however that ends."""
+        """Hold the folder as its only writer. The lock is the operating system's: it ends with the process, however."""
         lock = filelock.FileLock(self.path / "lock", timeout=0)
         owner = self.path / "lock.json"
         try:
             lock.acquire()
         except filelock.Timeout:
-            raise UserError(f"{self.path} is being written by another process{_owner(owner)}: wait, or stop that one") from None
+            raise UserError(
+                f"{self.path} is being written by another process{_owner(owner)}: wait, or stop that one"
+            ) from None
         except OSError as error:
             raise UserError(f"{self.path} cannot be written: {error.strerror or error}") from error
         try:
@@ -145,7 +158,7 @@ def open_run(path: str | Path, trust_code: bool = False) -> Run:
 def create_run(config: Config, place: Place) -> tuple[Run, bool]:
     """The folder for a new run, or, where the place says so, the existing run to go on with (then True)."""
     path = place.path(config)
-    if path.is_dir() and any(path.iterdir()) or path.is_file():
+    if (path.is_dir() and any(path.iterdir())) or path.is_file():
         if place.if_exists == "new":
             path = unused(path)
         elif not (path / "config.toml").is_file():
@@ -160,23 +173,24 @@ def create_run(config: Config, place: Place) -> tuple[Run, bool]:
         path.mkdir(parents=True, exist_ok=True)
         (path / "checkpoints").mkdir(exist_ok=True)
         _copy_plugins(config, path / "plugins")
-        write_config(path, config)
+        _write_text(path / "config.toml", HEADER + config.to_toml())
     except OSError as error:
         raise UserError(f"{path} cannot be made: {error.strerror or error}") from error
     checkpoints.link(path.parent / "latest", path.name)
     return Run(path), False
 
 
-def write_config(path: Path, config: Config) -> None:
-    temporary = path / ".config.toml"
-    temporary.write_text(config.to_toml())
-    temporary.replace(path / "config.toml")
+def _write_text(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{path.name}")
+    temporary.write_text(text)
+    temporary.replace(path)
 
 
 def extend(run: Run, steps: int) -> None:
-    """Give an existing run a new total of steps."""
+    """Give an existing run a new total of steps; everything else in its config.toml stays as it is written."""
     run.config = replace(run.config, training=replace(run.config.training, steps=steps))
-    write_config(run.path, run.config)
+    tables = tomllib.loads((run.path / "config.toml").read_text())
+    _write_text(run.path / "config.toml", HEADER + dump_toml({**tables, "steps": steps}))
 
 
 def load_weights(agent: Agent, checkpoint: Checkpoint) -> None:
@@ -208,8 +222,6 @@ def _copy_plugins(config: Config, folder: Path) -> None:
 
 
 def _read_plugin_hashes(path: Path) -> dict[str, str]:
-    import tomllib
-
     return tomllib.loads(path.read_text()).get("plugins", {})
 
 

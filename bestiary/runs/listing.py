@@ -17,7 +17,8 @@ from bestiary.textconfig import presets, read_toml
 
 
 def show_runs(folder: Path) -> None:
-    found = sorted((p.parent for p in folder.glob("**/config.toml") if not p.parent.is_symlink()), key=lambda p: p.stat().st_mtime)
+    runs = [path.parent for path in folder.glob("**/config.toml") if not path.parent.is_symlink()]
+    found = sorted(runs, key=lambda path: path.stat().st_mtime)
     if not found:
         raise UserError(f"there is no run below {folder}; bestiary train --preset hello makes one")
     table = Table()

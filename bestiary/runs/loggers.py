@@ -3,6 +3,7 @@
 Neither may ever stop a training: what goes wrong there is one warning, and metrics.csv is complete without them.
 """
 
+import hashlib
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -42,7 +43,7 @@ class WandbLogger:
             project=project,
             name=name,
             id=name,
-            group=config.label(),
+            group=f"{config.label()}-{hashlib.sha256(config.group().encode()).hexdigest()[:8]}",
             config=config.tables(),
             dir=str(folder),
             resume="allow",

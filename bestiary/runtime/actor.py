@@ -44,6 +44,8 @@ class Actor:
     def act(self) -> None:
         assert self.newest is not None, "call start or load first"
         output, self.state = self.agent(Inputs.of(self.newest, self.actions), self.state)
+        if not (output.distribution.is_finite() and bool(torch.isfinite(output.value).all())):
+            raise RunError(f"the agent's decisions after step {self.steps} are not finite. Try a smaller --lr")
         action = output.distribution.sample(self.generator)  # [1,N]
         self.rollout.log_prob[self.t] = output.distribution.log_prob(action)[0]
         self.rollout.value[self.t] = output.value[0]
@@ -54,6 +56,8 @@ class Actor:
     def receive(self) -> Rollout | None:
         try:
             step = self.pool.recv()
+        except RunError:
+            raise
         except Exception as error:
             cause = plugins.blame(error) or f"{type(error).__name__}: {error}"
             raise RunError(f"the environment failed after step {self.steps} of the run: {cause}") from error
@@ -127,6 +131,6 @@ class Actor:
         self.pool.load(below("pool."))
         self.state = tuple(torch.from_numpy(arrays[f"memory.{i}"]) for i in range(len(self.state)))
         self.actions = arrays["actions"]
-        self.counter.sums = below("count.")
+        self.counter.sums = {name: array.copy() for name, array in below("count.").items()}
         reward, done, truncated, task = (arrays[f"newest.{name}"] for name in ("reward", "done", "truncated", "task"))
         self._begin_rollout(Step(below("observation."), reward, done, truncated, done, task, below("measures.")))

@@ -71,7 +71,7 @@ class Learner:
         self.version += int(finite)
         self.skipped += int(not finite)
         self.skipped_in_a_row = 0 if finite else self.skipped_in_a_row + 1
-        if self.skipped_in_a_row > self.max_bad_updates:
+        if self.skipped_in_a_row >= self.max_bad_updates:
             raise RunError(
                 f"{self.skipped_in_a_row} updates in a row were not finite (last at step {self.steps}): the weights were "
                 "left as they were. A smaller --lr, or --algo.reward abs_one, often helps"

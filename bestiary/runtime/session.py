@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
+import torch
 
 from bestiary.config import Config
 from bestiary.console import note, warn
@@ -43,6 +44,7 @@ class Session:
         self.speed = deque([(self.started, learner.steps)], maxlen=50)
         self.saved_steps = learner.steps
         self.failed_saves = 0
+        self.complaints: set[str] = set()  # already made
 
     @property
     def total(self) -> int:
@@ -112,6 +114,10 @@ class Session:
 
     def save(self) -> None:
         """Write a checkpoint; where the disk refuses, go on with the old one and try again later."""
+        if not all(bool(torch.isfinite(weights).all()) for weights in self.learner.parameters):
+            raise RunError(
+                f"the weights at step {self.learner.steps} are not finite; they are not saved. Try a smaller --lr"
+            )
         try:
             self.metrics.write([])
             self.episodes.write([])
@@ -141,7 +147,9 @@ class Session:
             self.saved_at = time.monotonic()
 
     def _complain(self, what: str, error: OSError) -> None:
-        warn(f"{error.strerror or error}: {what}; training goes on")
+        if what not in self.complaints:
+            self.complaints.add(what)
+            warn(f"{error.strerror or error}: {what}; training goes on")
 
     def __enter__(self) -> "Session":
         self.interrupts.__enter__()

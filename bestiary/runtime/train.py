@@ -1,7 +1,5 @@
 """From a config to a finished run: build the parts, train, and do what was asked for at the end."""
 
-import signal
-
 import numpy as np
 import torch
 
@@ -11,7 +9,7 @@ from bestiary.console import note
 from bestiary.errors import UserError
 from bestiary.runs import checkpoints
 from bestiary.runs.checkpoints import Checkpoint
-from bestiary.runs.folder import Place, Run, create_run, extend, load_weights
+from bestiary.runs.folder import Place, Run, create_run, extend, load_weights, unused
 from bestiary.runs.loggers import check_loggers
 from bestiary.runtime import serial
 from bestiary.runtime.actor import Actor
@@ -26,9 +24,10 @@ def start(config: Config, place: Place = Place()) -> Run:
     describe(config)  # builds everything once, so that what cannot be built is refused before a folder is made
     run, exists = create_run(config, place)
     if exists:
-        if run.config.group() != config.group():
-            raise UserError(f"{run.path} is a run of another configuration; choose another --name")
-        return resume(run)
+        mine, theirs = config.training, run.config.training
+        if (run.config.group("steps"), theirs.seed) != (config.group("steps"), mine.seed):
+            raise UserError(f"{run.path} is a run of another configuration or seed; choose another --name")
+        return resume(run, mine.steps if mine.steps != theirs.steps else None)
     with run.writing():
         if run.checkpoints:
             raise UserError(f"{run.path} has been trained in the meantime")
@@ -65,13 +64,14 @@ def _chosen(run: Run, steps: int | None) -> Checkpoint | None:
     chosen = checkpoints.choose(run.path, steps)
     for later in run.checkpoints:
         if later.steps > chosen.steps:
-            later.path.rename(later.path.with_name(f"abandoned-{later.path.name}"))
-            note(f"note: {later.path.name} is set aside as abandoned-{later.path.name}")
+            aside = unused(later.path.with_name(f"abandoned-{later.path.name}"))
+            later.path.rename(aside)
+            note(f"note: {later.path.name} is set aside as {aside.name}")
     return chosen
 
 
 def _train(run: Run, config: Config, checkpoint: Checkpoint | None) -> None:
-    actor, learner = build(config)
+    actor, learner = build(config, checkpoint.steps if checkpoint else 0)
     past = None
     if checkpoint is None:
         actor.start()
@@ -95,12 +95,17 @@ def _train(run: Run, config: Config, checkpoint: Checkpoint | None) -> None:
         raise Interrupted(session.interrupts.received)
 
 
-def build(config: Config) -> tuple[Actor, Learner]:
-    """The actor and learner of a run, fresh; each random stream has its own seed, made from the run's."""
+def build(config: Config, at_step: int = 0) -> tuple[Actor, Learner]:
+    """The actor and learner of a run, fresh; each random stream has its own seed, made from the run's.
+
+    Environments that cannot be saved get other seeds where a run is resumed, lest they begin with the same episodes again."""
     training, algo = config.training, config.parts["algo"].options
     pools, decisions, weights = np.random.SeedSequence(training.seed).spawn(3)
     torch.set_num_threads(1)
     pool = config.make_pool(training.num_envs, pools)
+    if at_step and not pool.saveable:
+        pool.close()
+        pool = config.make_pool(training.num_envs, np.random.SeedSequence([training.seed, at_step]))
     agent = config.make_agent(pool.observation_spec, pool.action_spec, seed=int(weights.generate_state(1)[0]))
     actor = Actor(agent, pool, algo.unroll_length, seed=int(decisions.generate_state(1)[0]))
     assert training.steps is not None
@@ -135,6 +140,3 @@ def finish(run: Run) -> Run:
 
         note(f"movie: {film(run)}")
     return run
-
-
-EXIT_STATUS = {signal.SIGINT: 130, signal.SIGTERM: 143}

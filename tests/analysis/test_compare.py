@@ -1,6 +1,7 @@
 """Curves: grouping by config minus seed, values against a slow statement, files."""
 
 import csv
+import itertools
 from pathlib import Path
 
 import imageio.v3 as imageio
@@ -30,7 +31,7 @@ def test_bins_against_a_slow_statement() -> None:
     rng = np.random.default_rng(0)
     places, values = np.sort(rng.uniform(0, 100, 5_000)), rng.normal(size=5_000)
     grid = np.linspace(0, 100, 21)
-    slow = [values[(places >= low) & (places <= high)].mean() for low, high in zip(grid, grid[1:], strict=False)]
+    slow = [values[(places >= low) & (places <= high)].mean() for low, high in itertools.pairwise(grid)]
     np.testing.assert_allclose(_binned(places, values, grid), slow)
     few = _binned(places[::1000], values[::1000], grid)  # windows grow where games are few, but not beyond the last
     np.testing.assert_array_equal(np.isfinite(few), grid[1:] <= places[4000] + 5)

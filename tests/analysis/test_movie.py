@@ -17,7 +17,7 @@ def gif_steps(path: Path, milliseconds: int) -> int:
     """How many steps a GIF lasts: equal pictures in a row are stored as one that stays longer."""
     with PIL.Image.open(path) as gif:
         total = 0
-        for index in range(gif.n_frames):
+        for index in range(getattr(gif, "n_frames", 1)):
             gif.seek(index)
             total += gif.info["duration"]
     return round(total / milliseconds)

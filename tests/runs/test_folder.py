@@ -18,7 +18,18 @@ def test_a_run_is_opened_by_its_path_alone(catch_runs: list[Run]) -> None:
     run = bestiary.load(str(catch_runs[0].path))
     assert run.config.envs == ("toy/catch",)
     assert run.steps == 6_400
-    assert set(run.metrics) >= {"step", "frames", "seconds", "sps", "return", "loss", "entropy", "grad_norm", "lr", "lag"}
+    assert set(run.metrics) >= {
+        "step",
+        "frames",
+        "seconds",
+        "sps",
+        "return",
+        "loss",
+        "entropy",
+        "grad_norm",
+        "lr",
+        "lag",
+    }
     assert set(run.episodes) >= {"step", "task", "return", "length", "game_return", "game_over"}
     agent = run.agent()
     assert agent.initial_state(2) == ()
@@ -83,7 +94,9 @@ def test_weights_of_another_agent_are_refused_by_name(catch_runs: list[Run]) -> 
     config = resolve({"env": "toy/catch", "torso.width": 7})
     pool = config.make_pool(1, 0)
     agent = config.make_agent(pool.observation_spec, pool.action_spec)
-    with pytest.raises(UserError, match=r"torso.layers.0.weight: \(128, 50\) in the checkpoint, \(7, 50\) in the agent"):
+    with pytest.raises(
+        UserError, match=r"torso.layers.0.weight: \(128, 50\) in the checkpoint, \(7, 50\) in the agent"
+    ):
         load_weights(agent, catch_runs[0].checkpoints[-1])
 
 
@@ -96,7 +109,11 @@ def test_unused_names() -> None:
 
 def test_one_writer_at_a_time_and_a_crash_frees_the_folder() -> None:
     run, _ = create_run(resolve(CONFIG), Place(name="a"))
-    with run.writing(), pytest.raises(UserError, match=rf"another process \(pid {os.getpid()} on "), Run(run.path).writing():
+    with (
+        run.writing(),
+        pytest.raises(UserError, match=rf"another process \(pid {os.getpid()} on "),
+        Run(run.path).writing(),
+    ):
         pass
     (run.path / "lock.json").write_text('{"pid": 1, "host": "gone"}')  # what a killed writer leaves
     with run.writing():

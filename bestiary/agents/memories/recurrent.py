@@ -42,7 +42,7 @@ class Recurrent(nn.Module):
         outputs = []
         for start, stop in itertools.pairwise(cuts):
             keep = (~done[start]).view(-1, 1, 1)  # [B,1,1]
-            output, state = self._run(x[start:stop], tuple(s * keep for s in state))
+            output, state = self._run(x[start:stop], tuple(torch.where(keep, s, 0.0) for s in state))
             outputs.append(output)
         return torch.cat(outputs) if len(outputs) > 1 else outputs[0], state
 

@@ -1,0 +1,98 @@
+"""Where actors and the learner meet: numbered rollouts, and the rule that bounds how old a decision can be.
+
+Every rollout gets a number before it is played, and rollouts are learnt from in the order of their numbers. A rollout may
+begin only while fewer than `in_flight` rollouts are being played or waiting. So memory is bounded, nothing is ever dropped,
+and between a rollout's first decision and its update lie at most `in_flight` - 1 other rollouts: that bounds the lag.
+
+With a fixed lag L, rollout k is played from start to end with the weights that learnt from rollouts 0 .. k-L-1 and no others,
+whatever the threads' speeds: the run is asynchronous and yet reproducible.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+from bestiary.rollout import Rollout
+from bestiary.runtime.snapshots import Snapshot
+
+
+class Exchange:
+    def __init__(self, first: Snapshot, in_flight: int, fixed_lag: int | None = None):
+        self.in_flight, self.fixed_lag = in_flight, fixed_lag
+        self.changed = threading.Condition()
+        self.begun = 0  # rollouts numbered so far
+        self.learnt = 0  # rollouts learnt from so far
+        self.ready: dict[int, Rollout] = {}  # played, by number
+        self.snapshots = deque([first], maxlen=(fixed_lag or 0) + 1)  # one a rollout learnt from; the newest is last
+        self.failure: BaseException | None = None
+        self.closed = False
+
+    # --- for actors ---
+
+    def newest(self) -> Snapshot:
+        return self.snapshots[-1]
+
+    def try_begin(self) -> tuple[int, Snapshot] | None:
+        """A number for a new rollout and the weights to begin it with; None while it has to wait."""
+        with self.changed:
+            number = self.begun
+            if self.fixed_lag is None:
+                if number - self.learnt >= self.in_flight:
+                    return None
+                snapshot = self.snapshots[-1]
+            else:
+                wanted = max(0, number - self.fixed_lag)  # rollouts that the weights must have learnt from
+                if self.learnt < wanted:
+                    return None
+                snapshot = self.snapshots[wanted - self.learnt - 1]
+            self.begun += 1
+            return number, snapshot
+
+    def hand_over(self, number: int, rollout: Rollout) -> None:
+        with self.changed:
+            self.ready[number] = rollout
+            self.changed.notify_all()
+
+    def wait_for_learner(self, learnt: int) -> None:
+        """Until more rollouts than `learnt` have been learnt from, or the exchange closed."""
+        with self.changed:
+            self.changed.wait_for(lambda: self.learnt > learnt or self.closed)
+
+    def fail(self, error: BaseException) -> None:
+        """An actor died: the learner hears of it where it waits for rollouts."""
+        with self.changed:
+            self.failure = error
+            self.changed.notify_all()
+
+    # --- for the learner ---
+
+    def take(self, ahead: int, stalled: Callable[[float], None], patience: float) -> Rollout:
+        """The next rollout in order, or the one `ahead` after it; it stays in flight until it is learnt from (`publish`).
+
+        Calls `stalled(seconds)` whenever none came for `patience` seconds."""
+        waiting_since = time.monotonic()
+        with self.changed:
+            number = self.learnt + ahead
+            while number not in self.ready:
+                if self.failure is not None:
+                    raise self.failure
+                if not self.changed.wait(timeout=patience):
+                    stalled(time.monotonic() - waiting_since)
+            return self.ready[number]
+
+    def publish(self, snapshot: Snapshot, rollouts: int = 1) -> None:
+        """So many more rollouts have been learnt from, and these are the weights now."""
+        with self.changed:
+            for _ in range(rollouts - 1):
+                self.snapshots.append(self.snapshots[-1])
+            self.snapshots.append(snapshot)
+            for number in range(self.learnt, self.learnt + rollouts):
+                del self.ready[number]
+            self.learnt += rollouts
+            self.changed.notify_all()
+
+    def close(self) -> None:
+        with self.changed:
+            self.closed = True
+            self.changed.notify_all()

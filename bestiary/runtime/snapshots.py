@@ -1,0 +1,32 @@
+"""Snapshots: how weights travel from the learner to the actors, whole.
+
+The learner publishes new tensors and swaps one reference; an actor copies a snapshot into its own module between two
+decisions. Nobody ever writes to a published tensor, so no actor can see half an update.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bestiary.agents.agent import Agent
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    version: int
+    tensors: tuple[Tensor, ...]  # parameters, then buffers, in the module's order
+
+    @classmethod
+    def of(cls, agent: Agent, version: int) -> "Snapshot":
+        return cls(version, tuple(tensor.detach().clone() for tensor in _tensors(agent)))
+
+    @torch.no_grad()
+    def copy_into(self, agent: Agent) -> None:
+        for mine, published in zip(_tensors(agent), self.tensors, strict=True):
+            mine.copy_(published)
+
+
+def _tensors(agent: Agent) -> Sequence[Tensor]:
+    return list(agent.state_dict(keep_vars=True).values())

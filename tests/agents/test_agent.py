@@ -1,0 +1,155 @@
+"""The agent: what it sees, what it does not, and that acting and learning compute the same."""
+
+from functools import partial
+
+import pytest
+import torch
+
+from bestiary.agents.agent import BasicAgent
+from bestiary.agents.memories import MEMORIES
+from bestiary.agents.torsos import MLP, TORSOS, ResNet
+from bestiary.rollout import ActionSpec, ArraySpec, Inputs
+
+T, B, A = 6, 3, 4
+SPEC = {"vector": ArraySpec((5,), "float32")}
+IMAGES = {"image": ArraySpec((1, 36, 36), "uint8")}
+ACTIONS = ActionSpec(tuple("abcd"))
+
+
+def make(memory="none", torso=None, inputs="auto", spec=SPEC):
+    torch.manual_seed(0)
+    torso = torso or partial(MLP, options=MLP.Options(width=16))
+    return BasicAgent(spec, ACTIONS, BasicAgent.Options(inputs), torso=torso, memory=MEMORIES[memory]).eval()
+
+
+def random_inputs(spec=SPEC, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    return Inputs(
+        {
+            kind: torch.randn(T, B, *s.shape, generator=g)
+            if s.dtype == "float32"
+            else torch.randint(256, (T, B, *s.shape), dtype=torch.uint8, generator=g)
+            for kind, s in spec.items()
+        },
+        reward=torch.randn(T, B, generator=g),
+        done=torch.rand(T, B, generator=g) < 0.3,
+        last_action=torch.randint(A, (T, B), generator=g),
+        task=torch.zeros(T, B, dtype=torch.int64),
+    )
+
+
+def at(inputs, t):
+    return Inputs(
+        {kind: x[t : t + 1] for kind, x in inputs.observation.items()},
+        inputs.reward[t : t + 1],
+        inputs.done[t : t + 1],
+        inputs.last_action[t : t + 1],
+        inputs.task[t : t + 1],
+    )
+
+
+@pytest.mark.parametrize("memory", MEMORIES)
+@torch.no_grad()
+def test_shapes(memory):
+    agent = make(memory)
+    output, state = agent(random_inputs(), agent.initial_state(B))
+    assert output.distribution.logits.shape == (T, B, A)
+    assert output.value.shape == (T, B)
+    assert [s.shape for s in state] == [s.shape for s in agent.initial_state(B)]
+
+
+@pytest.mark.parametrize("memory", MEMORIES)
+@torch.no_grad()
+def test_acting_equals_learning(memory):
+    """The actor's T calls with T=1 and the learner's one call give the same policy and values."""
+    agent = make(memory)
+    inputs = random_inputs()
+    assert inputs.done[1:].any()
+    whole, _ = agent(inputs, agent.initial_state(B))
+    state = agent.initial_state(B)
+    for t in range(T):
+        output, state = agent(at(inputs, t), state)
+        torch.testing.assert_close(output.value[0], whole.value[t], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(output.distribution.logits[0], whole.distribution.logits[t], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("field", ["reward", "last_action"])
+@torch.no_grad()
+def test_what_the_last_episode_left_is_masked(field):
+    """Where done, last reward and last action are the old episode's: they change nothing. Elsewhere they do."""
+    agent = make()
+    inputs = random_inputs()
+    before, _ = agent(inputs, ())
+    changed = random_inputs()
+    setattr(changed, field, (getattr(changed, field) + 1) % A)
+    after, _ = agent(changed, ())
+    same = torch.isclose(before.value, after.value, rtol=0, atol=1e-7)
+    assert inputs.done.any()
+    assert (~inputs.done).any()
+    assert torch.equal(same, inputs.done)
+
+
+@torch.no_grad()
+def test_at_done_they_are_zero():
+    """Masked means the features are zeros: the same as a reward of 0 and no action at all."""
+    agent = make()
+    inputs = random_inputs()
+    inputs.done[:] = True
+    output, _ = agent(inputs, ())
+    features = torch.cat(
+        [agent.torso({"vector": inputs.observation["vector"].flatten(0, 1)}), torch.zeros(T * B, 1 + A)], 1
+    )
+    torch.testing.assert_close(output.value.flatten(), agent.value(features)[:, 0])
+
+
+@torch.no_grad()
+def test_features_by_hand():
+    """[torso, reward clamped to [-1,1], one-hot of the last action], in this order."""
+    agent = make()
+    inputs = random_inputs()
+    inputs.done[:] = False
+    inputs.reward *= 5
+    assert inputs.reward.abs().max() > 1
+    one_hot = torch.eye(A)[inputs.last_action]
+    torso = agent.torso({"vector": inputs.observation["vector"].flatten(0, 1)}).view(T, B, -1)
+    features = torch.cat([torso, inputs.reward.clamp(-1, 1)[..., None], one_hot], dim=-1)
+    output, _ = agent(inputs, ())
+    torch.testing.assert_close(output.distribution.logits, agent.policy(features))
+    torch.testing.assert_close(output.value, agent.value(features)[..., 0])
+
+
+@pytest.mark.parametrize(
+    ("inputs", "sees_reward", "sees_action"),
+    [("reward+action", True, True), ("reward", True, False), ("action", False, True), ("none", False, False)],
+)
+@torch.no_grad()
+def test_choice_of_inputs(inputs, sees_reward, sees_action):
+    agent = make(inputs=inputs)
+    assert agent.memory.output_size == 16 + sees_reward + A * sees_action
+    given, other = random_inputs(), random_inputs()
+    given.done[:] = other.done[:] = False
+    other.reward = other.reward + 0.1
+    assert sees_reward != torch.equal(agent(given, ())[0].value, agent(other, ())[0].value)
+    other = random_inputs()
+    other.done[:] = False
+    other.last_action = (other.last_action + 1) % A
+    assert sees_action != torch.equal(agent(given, ())[0].value, agent(other, ())[0].value)
+
+
+def test_auto_is_what_the_torso_was_published_with():
+    resnet = make(torso=ResNet, spec=IMAGES)
+    assert (resnet.sees_reward, resnet.sees_action) == (True, False)
+    shallow = make(torso=TORSOS["shallow"], spec=IMAGES)
+    assert (shallow.sees_reward, shallow.sees_action) == (True, True)
+
+
+@pytest.mark.parametrize("memory", MEMORIES)
+@pytest.mark.parametrize("torso", TORSOS)
+def test_every_parameter_gets_a_gradient(torso, memory):
+    agent = make(memory, TORSOS[torso], spec=IMAGES)
+    inputs = random_inputs(IMAGES)
+    output, _ = agent(inputs, agent.initial_state(B))
+    (output.distribution.logits.square().sum() + output.value.square().sum()).backward()
+    for name, parameter in agent.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.abs().sum() > 0, name

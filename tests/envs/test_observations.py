@@ -1,0 +1,65 @@
+"""The frame stack against a deque for each environment."""
+
+from collections import deque
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bestiary.envs.observations import FrameStack
+
+
+class SlowStack:
+    """One environment's stack, stated as plainly as can be."""
+
+    def __init__(self, depth: int):
+        self.frames: deque[np.ndarray] = deque(maxlen=depth)
+
+    def push(self, frame: np.ndarray, first: bool) -> np.ndarray:
+        if first:
+            self.frames.extend([frame] * (self.frames.maxlen or 0))
+        self.frames.append(frame)
+        return np.concatenate(list(self.frames))
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    depth=st.integers(1, 5),
+    channels=st.integers(1, 3),
+    num_envs=st.integers(1, 4),
+    length=st.integers(1, 12),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_the_stack_is_a_deque_for_each_environment(
+    depth: int, channels: int, num_envs: int, length: int, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    stack, slow = FrameStack(depth), [SlowStack(depth) for _ in range(num_envs)]
+    handed_out: list[tuple[np.ndarray, np.ndarray]] = []
+    for t in range(length):
+        frame = rng.integers(0, 256, (num_envs, channels, 2, 3), dtype=np.uint8)
+        first = np.ones(num_envs, bool) if t == 0 else rng.random(num_envs) < 0.3
+        expected = np.stack([one.push(frame[i].copy(), bool(first[i])) for i, one in enumerate(slow)])
+        handed_out.append((stack.push(frame, first), expected))
+        frame[:] = 0  # the environment may use its buffer again
+        for given_out, then in handed_out:
+            np.testing.assert_array_equal(given_out, then)
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_peek_looks_one_frame_ahead_and_changes_nothing(depth: int, channels: int) -> None:
+    rng = np.random.default_rng(0)
+    frames = rng.integers(0, 256, (5, 4, channels, 2, 2), dtype=np.uint8)  # [t,N,C,H,W]
+    stack, undisturbed = FrameStack(depth), FrameStack(depth)
+    none = np.zeros(4, bool)
+    for frame in frames[:-1]:
+        stack.push(frame, none)
+        undisturbed.push(frame, none)
+    rows = np.array([1, 3])
+    ahead = stack.peek(rows, frames[-1][rows])
+    assert ahead.shape == (2, depth * channels, 2, 2)
+    np.testing.assert_array_equal(ahead, np.concatenate(frames[-depth:], axis=1)[rows])
+    np.testing.assert_array_equal(stack.push(frames[-1], none), undisturbed.push(frames[-1], none))
+    np.testing.assert_array_equal(ahead, np.concatenate(frames[-depth:], axis=1)[rows])

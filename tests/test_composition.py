@@ -1,0 +1,65 @@
+"""Everything composes: every torso with every memory on every kind of environment, with the real actor and learner."""
+
+import math
+
+import pytest
+import torch
+
+from bestiary.agents.memories import MEMORIES
+from bestiary.agents.torsos import TORSOS
+from bestiary.algorithms import ALGORITHMS
+from bestiary.config import resolve
+from bestiary.errors import UserError
+from bestiary.runtime.serial import play
+from bestiary.runtime.train import build
+
+ENVS = (
+    "toy/catch",  # a picture of 10x5
+    "toy/recall",  # a vector
+    "gymnasium/CartPole-v1",  # a vector, in Python
+    "atari/Pong",  # pictures of 4x84x84, in C++
+)
+
+
+def refused(torso, env):
+    """What a torso says itself that it cannot read: pictures where there are none, and shallow small ones."""
+    has_image, large = env in ("toy/catch", "atari/Pong"), env == "atari/Pong"
+    return (torso in ("shallow", "resnet") and not has_image) or (torso == "shallow" and not large)
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+@pytest.mark.parametrize("memory", MEMORIES)
+@pytest.mark.parametrize("torso", TORSOS)
+@pytest.mark.parametrize("env", ENVS)
+def test_composes(env, torso, memory, algo):
+    config = resolve(
+        {
+            "env": env,
+            "torso": torso,
+            "memory": memory,
+            "algo": algo,
+            "num_envs": 4,
+            "batch_size": 4,
+            "unroll_length": 5,
+            "steps": 40,
+        }
+    )
+    if refused(torso, env):
+        with pytest.raises(UserError, match=f"torso {torso} needs"):
+            build(config)
+        return
+    actor, learner = build(config)
+    try:
+        actor.start()
+        before = [p.detach().clone() for p in learner.parameters]
+        for _ in range(2):
+            for batch in play(actor, 4):
+                metrics = learner.update(batch)
+                assert all(math.isfinite(value) for value in metrics.values()), metrics
+            actor.version = learner.version
+    finally:
+        actor.pool.close()
+    assert (learner.steps, learner.version, learner.skipped) == (40, 2, 0)
+    changed = [not torch.equal(a, b) for a, b in zip(before, learner.parameters, strict=True)]
+    assert all(changed)
+    assert all(p.isfinite().all() for p in learner.parameters)

@@ -1,0 +1,401 @@
+"""From what users write to a Config: one way, all problems at once, and back again as text."""
+
+import tomllib
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bestiary.agents.memories import MEMORIES
+from bestiary.agents.torsos import TORSOS
+from bestiary.algorithms import ALGORITHMS
+from bestiary.config import DEFAULTS, NEEDS, REGISTRIES, layers, resolve
+from bestiary.errors import UserError
+from bestiary.textconfig import NOT_OPTIONS, dump_toml, flatten, presets, read_toml
+
+
+def problems_of(given, origin=None):
+    with pytest.raises(UserError) as error:
+        resolve(given, origin)
+    return error.value.problems
+
+
+def from_text(text):
+    return resolve(flatten({k: v for k, v in tomllib.loads(text).items() if k not in NOT_OPTIONS}))
+
+
+# --- what comes out ---
+
+
+def test_defaults():
+    config = resolve({"env": "toy/catch"})
+    assert config.envs == ("toy/catch",)
+    assert {kind: part.name for kind, part in config.parts.items()} == {**DEFAULTS, "torso": "mlp"}
+    assert config.training.steps == 100_000  # the toys' own
+    assert config.parts["algo"].options.lr == 6e-4
+
+
+def test_values_from_text():
+    config = resolve(
+        {
+            "env": "atari/Pong",
+            "steps": "5M",
+            "lr": "1e-3",
+            "memory": "lstm",
+            "memory.hidden": "512",
+            "frame_size": "96x80",
+            "sticky": "0.25",
+            "gray": "off",
+            "torso": "resnet",
+            "torso.channels": "8x16",
+        }
+    )
+    assert config.training.steps == 5_000_000
+    assert config.parts["algo"].options.lr == 1e-3
+    assert config.parts["memory"].options.hidden == 512
+    assert (config.env_options.frame_size, config.env_options.sticky, config.env_options.gray) == (
+        (96, 80),
+        0.25,
+        False,
+    )
+    assert config.parts["torso"].options.channels == (8, 16)
+
+
+@pytest.mark.parametrize("spelling", ["lr", "algo.lr"])
+def test_everyday_options_have_two_spellings(spelling):
+    assert resolve({"env": "toy/catch", spelling: 0.5}).parts["algo"].options.lr == 0.5
+
+
+@pytest.mark.parametrize("spelling", ["size", "env.size"])
+def test_options_of_the_environment_have_two_spellings(spelling):
+    assert resolve({"env": "toy/catch", spelling: 6}).env_options.size == 6
+
+
+@pytest.mark.parametrize(
+    ("given", "torso"),
+    [
+        ({"env": "atari/Pong"}, "shallow"),
+        ({"env": "atari/Pong", "frame_size": "30x84"}, "mlp"),
+        ({"env": "toy/catch"}, "mlp"),
+        ({"env": "toy/recall", "torso": "auto"}, "mlp"),
+        ({"env": "toy/catch", "torso": "resnet"}, "resnet"),
+    ],
+)
+def test_torso_auto(given, torso):
+    assert resolve(given).parts["torso"].name == torso
+
+
+@pytest.mark.parametrize("kind", ["algo", "agent", "memory"])
+def test_only_the_torso_can_be_auto(kind):
+    """Elsewhere `auto` is a name like any other, and not a known one."""
+    (problem,) = problems_of({"env": "toy/catch", kind: "auto"})
+    assert problem.startswith(f"--{kind} auto: there is ")
+
+
+def test_config_builds_what_it_says():
+    config = resolve({"env": "toy/catch", "torso": "resnet", "memory": "gru", "memory.hidden": 32, "size": 12})
+    pool = config.make_pool(3, seed=0)
+    assert pool.observation_spec["image"].shape == (1, 12, 6)
+    agent = config.make_agent(pool.observation_spec, pool.action_spec, seed=1)
+    parts = dict(agent.named_children())
+    assert type(parts["torso"]) is TORSOS["resnet"]
+    assert type(parts["memory"]) is MEMORIES["gru"]
+    assert agent.initial_state(3)[0].shape == (3, 1, 32)
+    assert type(config.make_algorithm()) is ALGORITHMS["impala"]
+    pool.close()
+
+
+def test_seed_decides_the_weights_and_disturbs_nothing():
+    config = resolve({"env": "toy/catch"})
+    pool = config.make_pool(1, seed=0)
+    before = torch.get_rng_state()
+
+    def weights(seed):
+        return config.make_agent(pool.observation_spec, pool.action_spec, seed=seed).state_dict()["policy.weight"]
+
+    assert torch.equal(weights(1), weights(1))
+    assert not torch.equal(weights(1), weights(2))
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_registries_know_their_contracts():
+    for kind, registry in REGISTRIES.items():
+        for part in registry.values():
+            assert all(hasattr(part, need) for need in NEEDS[kind])
+
+
+# --- what is wrong ---
+
+
+def test_all_problems_at_once():
+    found = problems_of(
+        {
+            "env": "toy/catsh",
+            "memory": "lsmt",
+            "steps": "many",
+            "lr": -1,
+            "num_envs": 0,
+        }
+    )
+    text = "\n".join(found)
+    assert len(found) == 5
+    assert "toy/catsh" in text
+    assert "did you mean catch?" in text
+    assert "--memory lsmt" in text
+    assert "did you mean lstm?" in text
+    assert "--steps many: expected a number" in text
+    assert "--lr -1: must be above 0" in text
+    assert "--num-envs 0: must be at least 1" in text
+
+
+def test_no_environment():
+    (problem,) = problems_of({})
+    assert "which environment?" in problem
+
+
+def test_several_environments():
+    (problem,) = problems_of({"env": ["toy/catch", "toy/chain"]})
+    assert "several environments" in problem
+
+
+def test_unknown_option_names_the_nearest():
+    (problem,) = problems_of({"env": "toy/catch", "num_env": 4})
+    assert problem.startswith("unknown option --num-env; did you mean --num-envs")
+
+
+def test_unknown_option_of_a_chosen_part():
+    (problem,) = problems_of({"env": "toy/catch", "memory": "lstm", "memory.hiden": 4})
+    assert problem.startswith("unknown option --memory.hiden; did you mean --memory.hidden")
+
+
+def test_option_of_an_unchosen_part_says_whose_it_is():
+    (problem,) = problems_of({"env": "toy/catch", "memory.hidden": 4})
+    assert problem.startswith("unknown option --memory.hidden: it is an option of memory ")
+    assert "lstm" in problem
+    assert "gru" in problem
+    (problem,) = problems_of({"env": "toy/catch", "torso": "mlp", "torso.channels": "8"})
+    assert problem == "unknown option --torso.channels: it is an option of torso resnet"
+
+
+def test_unknown_option_says_where_it_stands():
+    (problem,) = problems_of({"env": "toy/catch", "nonsense": 1}, {"nonsense": "config a.toml"})
+    assert problem.startswith("unknown option --nonsense (in config a.toml)")
+
+
+def test_options_of_an_unknown_part_are_not_judged():
+    (problem,) = problems_of({"env": "toy/catch", "memory": "lsmt", "memory.hidden": 4})
+    assert problem.startswith("--memory lsmt: there is ")
+
+
+def test_choices_and_limits():
+    found = problems_of({"env": "toy/catch", "algo.optimizer": "adan", "algo.discount": 1.5, "seed": -1})
+    assert found == (
+        "--algo.discount 1.5: must be at most 1",
+        "--algo.optimizer adan: expected one of rmsprop, adam; did you mean adam?",
+        "--seed -1: must be at least 0",
+    )
+
+
+def test_what_an_environment_finds_between_its_options():
+    assert problems_of({"env": "toy/catch", "size": 1}) == ("--size 1: a world needs at least two of a thing",)
+
+
+@pytest.mark.parametrize(("batch", "envs"), [(32, 32), (32, 8), (8, 32), (1, 7), (7, 1), (48, 16)])
+def test_batches_of_whole_trajectories(batch, envs):
+    config = resolve({"env": "toy/catch", "batch_size": batch, "num_envs": envs})
+    assert config.training.num_envs == envs
+
+
+@pytest.mark.parametrize(("batch", "envs", "best"), [(32, 12, 36), (10, 32, 8), (33, 32, 32), (5, 3, 6)])
+def test_batches_that_do_not_fit(batch, envs, best):
+    (problem,) = problems_of({"env": "toy/catch", "batch_size": batch, "num_envs": envs})
+    assert problem.startswith(f"--batch-size {batch} and --num-envs {envs}: one must divide the other")
+    assert problem.endswith(f"try --batch-size {best}")
+    resolve({"env": "toy/catch", "batch_size": best, "num_envs": envs})  # good advice
+
+
+# --- there and back ---
+
+
+ROUND_TRIPS = [
+    {"env": "toy/catch"},
+    {"env": "toy/recall", "memory": "gru", "memory.hidden": 7, "delay": 3, "steps": "1k", "seed": 2**63 - 1},
+    {
+        "env": "atari/Pong",
+        "torso": "resnet",
+        "torso.channels": "4x8",
+        "frame_size": "96x84",
+        "sticky": 0.25,
+        "gray": "no",
+    },
+    {
+        "env": "gymnasium/CartPole-v1",
+        "lr": 1e-7,
+        "algo.eps": 1e-12,
+        "wandb": 'a "project" \\ of mine',
+        "tensorboard": "on",
+    },
+    {"env": "toy/chain", "wandb": "Größe 😀"},
+]
+
+
+@pytest.mark.parametrize("given", ROUND_TRIPS, ids=lambda given: given["env"])
+def test_round_trip(given):
+    config = resolve(given)
+    assert from_text(config.to_toml()) == config
+
+
+@pytest.mark.parametrize("memory", MEMORIES)
+@pytest.mark.parametrize("torso", TORSOS)
+def test_round_trip_of_every_part(torso, memory):
+    config = resolve({"env": "atari/Breakout", "torso": torso, "memory": memory})
+    assert from_text(config.to_toml()) == config
+
+
+plain_values = st.one_of(
+    st.booleans(),
+    st.integers(-(2**63), 2**63 - 1),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.text(st.characters(exclude_categories=["Cs"])),
+)
+
+
+@given(
+    st.dictionaries(
+        st.text(st.characters(exclude_categories=["Cs"]), min_size=1), plain_values | st.lists(plain_values)
+    )
+)
+def test_toml_is_toml(table):
+    assert tomllib.loads(dump_toml({"part": table})) == {"part": table}
+
+
+def test_versions_are_recorded_and_set_nothing(tmp_path):
+    text = resolve({"env": "toy/catch"}).to_toml()
+    assert tomllib.loads(text)["versions"]["torch"] == torch.__version__
+    (tmp_path / "config.toml").write_text(text)
+    assert not any(key.startswith("versions") for key in read_toml(tmp_path / "config.toml"))
+
+
+def test_flatten():
+    tables = {"num-envs": 4, "memory": {"name": "lstm", "num-layers": 2}, "env": {"name": ["toy/catch"], "size": 5}}
+    assert flatten(tables) == {
+        "num_envs": 4,
+        "memory": "lstm",
+        "memory.num_layers": 2,
+        "env": ["toy/catch"],
+        "env.size": 5,
+    }
+    assert flatten({"memory.num-layers": 2}) == {"memory.num_layers": 2}
+
+
+# --- layers ---
+
+
+def write(path, text):
+    path.write_text(text)
+    return str(path)
+
+
+def test_preset_below_config_below_direct(tmp_path):
+    preset = read_toml(presets()["hello"])
+    assert preset["algo.lr"] == 0.002
+    file = write(tmp_path / "a.toml", "steps = 500\nseed = 5\n")
+
+    def resolved(**options):
+        return resolve(layers(options)[0])
+
+    alone = resolved(preset="hello")
+    assert (alone.training.steps, alone.training.seed, alone.parts["algo"].options.lr) == (120_000, 1, 0.002)
+    both = resolved(preset="hello", config=file)
+    assert (both.training.steps, both.training.seed, both.parts["algo"].options.lr) == (500, 5, 0.002)
+    all_three = resolved(preset="hello", config=file, steps="1k")
+    assert (all_three.training.steps, all_three.training.seed) == (1_000, 5)
+
+
+@pytest.mark.parametrize("spelling", ["lr", "algo.lr"])
+@pytest.mark.parametrize("in_file", ["lr = 0.1", "[algo]\nlr = 0.1"])
+def test_direct_wins_however_the_layers_spell_it(tmp_path, in_file, spelling):
+    file = write(tmp_path / "a.toml", in_file + "\n")
+    given, _ = layers({"preset": "hello", "config": file, spelling: 0.5})
+    assert resolve(given).parts["algo"].options.lr == 0.5
+
+
+@pytest.mark.parametrize("in_file", ["lr = 0.1", "[algo]\nlr = 0.1"])
+def test_config_wins_over_preset_however_they_spell_it(tmp_path, in_file):
+    file = write(tmp_path / "a.toml", in_file + "\n")
+    given, _ = layers({"preset": "hello", "config": file})
+    assert resolve(given).parts["algo"].options.lr == 0.1
+
+
+def test_origin_of_each_key(tmp_path):
+    file = write(tmp_path / "a.toml", "nonsense = 5\nseed = 3\n")
+    given, origin = layers({"env": "toy/catch", "config": file, "seed": 4})
+    assert origin == {"nonsense": f"config {file}"}
+    (problem,) = problems_of(given, origin)
+    assert problem.startswith(f"unknown option --nonsense (in config {file})")
+
+
+def test_hyphens_and_underscores_are_the_same(tmp_path):
+    file = write(tmp_path / "a.toml", "num-envs = 4\n[algo]\nbatch-size = 4\nunroll_length = 7\n")
+    config = resolve(layers({"env": "toy/catch", "config": file})[0])
+    assert config.training.num_envs == config.parts["algo"].options.batch_size == 4
+    assert config.parts["algo"].options.unroll_length == 7
+    direct = resolve(layers({"env": "toy/catch", "num-envs": 4, "batch-size": 4, "unroll_length": 7})[0])
+    assert direct == config
+
+
+def test_nested_options_from_python():
+    given, _ = layers({"env": "toy/catch", "memory": {"name": "lstm", "hidden": 16}})
+    assert resolve(given).parts["memory"].options.hidden == 16
+
+
+def test_unknown_preset():
+    with pytest.raises(UserError, match=r"--preset helo: there is .*did you mean hello\?"):
+        layers({"preset": "helo"})
+
+
+def test_missing_config_file(tmp_path):
+    with pytest.raises(UserError, match="there is no such file"):
+        layers({"config": str(tmp_path / "none.toml")})
+
+
+def test_config_that_is_no_toml(tmp_path):
+    with pytest.raises(UserError, match=r"a\.toml: not readable as TOML: .*line 2"):
+        layers({"config": write(tmp_path / "a.toml", "seed = 1\nseed 2\n")})
+
+
+@pytest.mark.parametrize("name", presets())
+def test_every_preset_is_valid(name):
+    given, origin = layers({"preset": name})
+    resolve({"env": "toy/catch", **given}, origin)
+
+
+# --- groups and labels ---
+
+
+def test_group_ignores_the_seed_and_what_changes_no_learning():
+    base = {"env": "toy/catch", "seed": "1"}
+    same: list[dict[str, object]] = [
+        {"seed": 2},
+        {"wandb": "project"},
+        {"save_every": 5},
+        {"save_minutes": 1},
+        {"eval_at_end": 3},
+    ]
+    other: list[dict[str, object]] = [
+        {"lr": 0.1},
+        {"steps": 5},
+        {"memory": "lstm"},
+        {"size": 5},
+        {"env": "toy/chain"},
+        {"num_envs": 16},
+    ]
+    group = resolve(base).group()
+    assert all(resolve({**base, **change}).group() == group for change in same)
+    assert all(resolve({**base, **change}).group() != group for change in other)
+
+
+def test_label():
+    assert resolve({"env": "toy/catch", "memory": "lstm"}).label() == "catch-mlp-lstm"
+    assert resolve({"env": "atari/Pong"}).label() == "Pong-shallow"
