@@ -128,11 +128,15 @@ def _over_runs(function, curves: np.ndarray) -> np.ndarray:
 
 
 def _labels(groups: list[str]) -> list[str]:
-    """Names for configurations: what they differ in, or the environment where there is but one."""
+    """Names for configurations: what they differ in (the names of parts, where those suffice), or the environment."""
     flat = [_flatten(json.loads(group)) for group in groups]
     keys = sorted({key for f in flat for key in f if len({json.dumps(g.get(key)) for g in flat}) > 1})
-    names = [", ".join(f"{k} {f[k]}" for k in keys if k in f) for f in flat]
-    return names if all(names) else [str(f["env.name"]) for f in flat]
+    parts = [key for key in keys if "." not in key]
+    for tried in (parts, keys):
+        names = [", ".join(f"{k} {f[k]}" for k in tried if k in f) for f in flat]
+        if all(names) and len(set(names)) == len(names):
+            return names
+    return [str(f["env.name"]) for f in flat]
 
 
 def _flatten(tables: dict) -> dict:

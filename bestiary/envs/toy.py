@@ -199,7 +199,7 @@ class ToyPool:
     @dataclass(frozen=True)
     class Options:
         size: int = option(0, "arms, cells, signs or rows of the world (0: the world's own size)", low=0, high=1000)
-        delay: int = option(8, "steps of darkness in toy/recall", low=1, high=100_000)
+        delay: int = option(4, "steps of darkness in toy/recall", low=1, high=100_000)
         time_limit: int = option(
             0, "steps after which an episode is cut off (0: 4 x size in toy/chain, else none)", low=0
         )
