@@ -50,9 +50,16 @@ class Training:
 
     steps: int | None = option(None, "decisions to train for (none: the environment's own default)", low=1)
     seed: int = option(1, "of everything random: environments, weights, decisions", low=0, high=2**63 - 1)
-    num_envs: int = option(32, "environments that are played at once (N)", low=1, high=100_000)
-    runtime: str = option("serial", "how actor and learner run", choices=("serial",))
+    num_envs: int = option(64, "environments that are played at once (N)", low=1, high=100_000)
+    runtime: str = option("local", "all cores, or one deterministic thread", choices=("local", "serial"))
+    device: str = option("auto", "auto, cpu, cuda or cuda:1; where the agent acts and learns")
+    precision: str = option("float32", "of the network's operations", choices=("float32", "bfloat16"))
     group_size: int = option(16, "trajectories whose gradient is computed at once", low=1)
+    pools: int = option(2, "local: pools that the environments are spread over, played in turn", low=1)
+    actor_threads: int = option(1, "local: threads that play them", low=1)
+    workers: int = option(0, "local: threads that compute gradients (0: one a core)", low=0)
+    max_lag: int = option(8, "local: updates that a decision may be old when it is learnt from", low=0)
+    lag: int | None = option(None, "local: exactly so many rollouts, which makes the run reproducible", low=0)
     log_every: int = option(5_000, "steps between two rows of metrics.csv", low=1)
     save_every: int = option(1_000_000, "steps between two checkpoints that are kept (0: only the newest are)", low=0)
     save_minutes: float = option(5.0, "minutes between two checkpoints that only the next ones replace", above=0)
@@ -284,12 +291,26 @@ def _owner(key: str) -> str:
 
 def _check_batches(training: Training, algo: Any, problems: list[str]) -> None:
     batch, n = getattr(algo, "batch_size", training.num_envs), training.num_envs
+    if training.runtime == "local":
+        if n % training.pools:
+            problems.append(f"--num-envs {n} does not divide into --pools {training.pools} of the same size")
+            return
+        if training.actor_threads > training.pools:
+            problems.append(
+                f"--actor-threads {training.actor_threads}: each needs a pool, and there are {training.pools}"
+            )
+        n //= training.pools
+        updates = max(1, n // batch) * getattr(algo, "replay", 1)
+        if training.max_lag < updates - 1:
+            problems.append(
+                f"--max-lag {training.max_lag}: one rollout brings {updates} updates; at least {updates - 1}"
+            )
     if batch % n and n % batch:
         near = [b for b in range(1, 2 * batch + 1) if n % b == 0 or b % n == 0]
         best = min(near, key=lambda b: abs(b - batch))
         problems.append(
-            f"--batch-size {batch} and --num-envs {n}: one must divide the other, so that batches are made of whole "
-            f"trajectories; try --batch-size {best}"
+            f"--batch-size {batch} and {n} environments a pool: one must divide the other, so that batches are made of "
+            f"whole trajectories; try --batch-size {best}"
         )
 
 

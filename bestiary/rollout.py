@@ -65,11 +65,11 @@ class Step:
     final: Arrays = field(default_factory=dict)  # last observations of the truncated rows, in row order
 
 
-@dataclass(frozen=True)
+@dataclass
 class Episode:
     """A finished episode of learning's; where a lost life ends one, `game_over` marks the game's last."""
 
-    step: int  # of the run, when it ended
+    step: int  # when it ended: of the rollout it travels with; of the run, once that is learnt from
     task: str
     ret: float
     length: int
@@ -89,6 +89,13 @@ class Inputs:
     done: Tensor
     last_action: Tensor
     task: Tensor
+
+    def to(self, device: torch.device) -> "Inputs":
+        if self.reward.device == device:
+            return self
+        observation = {kind: x.to(device, non_blocking=True) for kind, x in self.observation.items()}
+        rest = (self.reward, self.done, self.last_action, self.task)
+        return Inputs(observation, *(x.to(device, non_blocking=True) for x in rest))
 
     @classmethod
     def of(cls, step: Step, last_action: np.ndarray) -> "Inputs":
@@ -128,11 +135,13 @@ class Rollout:
         spec: ObservationSpec,
         measures: dict[str, ArraySpec],
         state: tuple[Tensor, ...],
+        pinned: bool = False,
     ) -> "Rollout":
+        """`pinned` memory is copied to a GPU while the CPU goes on."""
         t, n = length, num_envs
 
         def entries(spec: ArraySpec) -> Tensor:
-            return torch.empty((t + 1, n, *spec.shape), dtype=getattr(torch, spec.dtype))
+            return torch.empty((t + 1, n, *spec.shape), dtype=getattr(torch, spec.dtype), pin_memory=pinned)
 
         return cls(
             observation={name: entries(s) for name, s in spec.items()},
@@ -176,6 +185,12 @@ class Rollout:
         self.task[t] = torch.from_numpy(step.task)
         self.last_action[t] = torch.from_numpy(last_action)
 
+    def to(self, device: torch.device) -> "Rollout":
+        """The rollout on a device; itself where it is there already."""
+        if self.reward.device == device:
+            return self
+        return self._map(*[lambda x: x.to(device, non_blocking=True)] * 2)
+
     def columns(self, start: int, stop: int) -> "Rollout":
         """Environments start..stop as a rollout of their own: views, no copies."""
         return self._map(lambda x: x[:, start:stop], lambda s: s[start:stop])
@@ -197,9 +212,12 @@ class Rollout:
 
 
 def concatenate(rollouts: list[Rollout]) -> Rollout:
-    """Several rollouts of equal length side by side, as one with the environments of all."""
+    """Several rollouts of equal length, played one after the other, side by side as one."""
     if len(rollouts) == 1:
         return rollouts[0]
+    for number, rollout in enumerate(rollouts):
+        for episode in rollout.episodes:
+            episode.step += number * rollout.length * rollout.num_envs
 
     def join(name: str) -> Any:
         values = [getattr(r, name) for r in rollouts]

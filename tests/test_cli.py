@@ -37,7 +37,7 @@ MISTAKES: list[tuple[str, tuple[str, ...]]] = [
     ("train toy/chain --torso.depht 3", ("unknown option --torso.depht; did you mean --torso.depth",)),
     ("train toy/chain --torso shallow", ("needs an image",)),
     ("train toy/catch --torso shallow", ("at least 36x36",)),
-    ("train toy/chain --batch-size 24", ("--batch-size 24 and --num-envs 32", "try --batch-size")),
+    ("train toy/chain --batch-size 24", ("--batch-size 24 and 32 environments a pool", "try --batch-size")),
     ("train toy/chain --if-exists maybe", ("expected one of error, resume, new",)),
     ("train toy/chain --preset helo", ("--preset helo", "did you mean hello?")),
     ("train --config missing.toml", ("missing.toml: there is no such file",)),

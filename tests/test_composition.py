@@ -38,6 +38,7 @@ def test_composes(env, torso, memory, algo):
             "torso": torso,
             "memory": memory,
             "algo": algo,
+            "runtime": "serial",
             "num_envs": 4,
             "batch_size": 4,
             "unroll_length": 5,
@@ -48,13 +49,12 @@ def test_composes(env, torso, memory, algo):
         with pytest.raises(UserError, match=f"torso {torso} needs"):
             build(config)
         return
-    actor, learner = build(config)
+    (actor,), learner = build(config)
     try:
         actor.start()
         before = [p.detach().clone() for p in learner.parameters]
         for _ in range(2):
-            for batch in play(actor, 4):
-                metrics = learner.update(batch)
+            for metrics in learner.learn(play(actor, 4), 4):
                 assert all(math.isfinite(value) for value in metrics.values()), metrics
             actor.version = learner.version
     finally:

@@ -203,16 +203,32 @@ def test_what_an_environment_finds_between_its_options():
 
 @pytest.mark.parametrize(("batch", "envs"), [(32, 32), (32, 8), (8, 32), (1, 7), (7, 1), (48, 16)])
 def test_batches_of_whole_trajectories(batch, envs):
-    config = resolve({"env": "toy/catch", "batch_size": batch, "num_envs": envs})
+    config = resolve({"env": "toy/catch", "batch_size": batch, "num_envs": envs, "runtime": "serial"})
     assert config.training.num_envs == envs
 
 
 @pytest.mark.parametrize(("batch", "envs", "best"), [(32, 12, 36), (10, 32, 8), (33, 32, 32), (5, 3, 6)])
 def test_batches_that_do_not_fit(batch, envs, best):
-    (problem,) = problems_of({"env": "toy/catch", "batch_size": batch, "num_envs": envs})
-    assert problem.startswith(f"--batch-size {batch} and --num-envs {envs}: one must divide the other")
+    options = {"env": "toy/catch", "num_envs": envs, "runtime": "serial"}
+    (problem,) = problems_of({**options, "batch_size": batch})
+    assert problem.startswith(f"--batch-size {batch} and {envs} environments a pool: one must divide the other")
     assert problem.endswith(f"try --batch-size {best}")
-    resolve({"env": "toy/catch", "batch_size": best, "num_envs": envs})  # good advice
+    resolve({**options, "batch_size": best})  # good advice
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"num_envs": 9}, "--num-envs 9 does not divide into --pools 2"),
+        ({"num_envs": 64, "pools": 4, "batch_size": 12}, "--batch-size 12 and 16 environments a pool"),
+        ({"actor_threads": 3}, "--actor-threads 3: each needs a pool, and there are 2"),
+        ({"num_envs": 64, "batch_size": 8, "max_lag": 2}, "--max-lag 2: one rollout brings 4 updates; at least 3"),
+        ({"algo.replay": 10}, "--max-lag 8: one rollout brings 10 updates; at least 9"),
+    ],
+)
+def test_layouts_that_do_not_fit(options, words):
+    (problem,) = problems_of({"env": "toy/catch", **options})
+    assert problem.startswith(words)
 
 
 # --- there and back ---

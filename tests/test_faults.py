@@ -57,7 +57,7 @@ import bestiary
 from bestiary.runs.folder import open_run
 from bestiary.runtime.train import resume
 
-SMALL = dict(num_envs=4, batch_size=4, unroll_length=10, steps=2000, save_every=400)
+SMALL = dict(runtime="serial", num_envs=4, batch_size=4, unroll_length=10, steps=2000, save_every=400)
 OPTIONS = {**SMALL, "env": "toy/recall", "memory": "lstm", "memory.hidden": 32}
 
 

@@ -31,14 +31,15 @@ class Trained:
 
 
 def train(**options):
-    config = resolve({"seed": 1, **options})
-    actor, learner = build(config)
+    config = resolve({"seed": 1, "runtime": "serial", "num_envs": 32, **options})
+    (actor,), learner = build(config)
     actor.start()
     total, late = learner.total_steps, []
     while learner.steps < total:
-        for batch in play(actor, config.parts["algo"].options.batch_size):
-            learner.update(batch)
-            late += [e for e in batch.episodes if e.step > 0.9 * total]
+        batch_size, before = config.parts["algo"].options.batch_size, learner.steps
+        rollout = play(actor, batch_size)
+        learner.learn(rollout, batch_size)
+        late += [e for e in rollout.episodes if before + e.step > 0.9 * total]
         actor.version = learner.version
     actor.pool.close()
     assert learner.skipped == 0

@@ -163,12 +163,14 @@ def test_equal_configs_are_equal(write):
 )
 def test_a_plugin_trains(write, kind, name, source):
     path = write(source)
-    config = resolve({"env": "toy/chain", kind: f"{path}:{name}", "steps": 100, "num_envs": 2, "batch_size": 2})
-    actor, learner = build(config)
+    config = resolve(
+        {"env": "toy/chain", kind: f"{path}:{name}", "steps": 100, "num_envs": 2, "batch_size": 2, "runtime": "serial"}
+    )
+    (actor,), learner = build(config)
     actor.start()
     before = [p.detach().clone() for p in learner.parameters]
-    metrics = learner.update(actor.collect())
-    assert metrics["skipped"] == 0
+    learner.learn(actor.collect(), 2)
+    assert learner.skipped == 0
     assert any(not torch.equal(a, b) for a, b in zip(before, learner.parameters, strict=True))
 
 

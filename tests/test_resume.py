@@ -13,7 +13,14 @@ from bestiary.runtime.interrupts import Interrupted
 from bestiary.runtime.session import Session
 from bestiary.runtime.train import resume
 
-SMALL: dict[str, Any] = {"num_envs": 4, "batch_size": 4, "unroll_length": 10, "log_every": 300, "save_every": 400}
+SMALL: dict[str, Any] = {
+    "runtime": "serial",
+    "num_envs": 4,
+    "batch_size": 4,
+    "unroll_length": 10,
+    "log_every": 300,
+    "save_every": 400,
+}
 RUNS: dict[str, dict[str, Any]] = {
     "toy, lstm": {"env": "toy/recall", "memory": "lstm", "memory.hidden": 32, "steps": 4_000, **SMALL},
     "toy, truncation, gru, adam": {
@@ -34,7 +41,7 @@ RUNS: dict[str, dict[str, Any]] = {
         "steps": 1_200,
         **SMALL,
     },
-    "atari, fixed no-ops": {"env": "atari/SpaceInvaders", "noop_mode": "fixed", "steps": 600, **SMALL},
+    "atari, fixed no-ops": {"env": "atari/SpaceInvaders", "noop_mode": "fixed", "steps": 1_200, **SMALL},
 }
 
 

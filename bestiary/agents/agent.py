@@ -42,6 +42,7 @@ class Agent(Protocol):
 
     # of every nn.Module:
     def parameters(self) -> Iterator[nn.Parameter]: ...
+    def to(self, device: torch.device) -> "Agent": ...
     def named_children(self) -> Iterator[tuple[str, nn.Module]]: ...
     def state_dict(self, *, keep_vars: bool = False) -> dict[str, Any]: ...
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> Any: ...
@@ -92,7 +93,12 @@ class BasicAgent(nn.Module):
         if self.sees_action:
             features.append(F.one_hot(inputs.last_action, self.num_actions) * going_on)
         x, state = self.memory(torch.cat(features, dim=-1) if len(features) > 1 else features[0], inputs.done, state)
-        return Output(Categorical(self.policy(x)), self.value(x).squeeze(-1)), state
+        return Output(Categorical(_whole(self.policy(x))), _whole(self.value(x).squeeze(-1))), state
+
+
+def _whole(x: Tensor) -> Tensor:
+    """What leaves the network is never in half precision, whatever it computed in."""
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 
 AGENTS: dict[str, type[nn.Module]] = {"basic": BasicAgent}

@@ -24,6 +24,7 @@ class Impala:
     class Options:
         unroll_length: int = option(20, "decisions in a rollout (T)", low=1, high=100_000, everyday=True)
         batch_size: int = option(32, "trajectories in an update (B)", low=1, high=100_000, everyday=True)
+        replay: int = option(1, "how often each rollout is learnt from, under V-trace", low=1, high=100)
         lr: float = option(6e-4, "learning rate at the start", above=0, everyday=True)
         schedule: str = option("linear", "learning rate over the run", choices=("linear", "constant"))
         discount: float = option(0.99, "gamma", low=0, high=1)

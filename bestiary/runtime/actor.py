@@ -10,17 +10,29 @@ import torch
 from torch import Tensor
 
 from bestiary import plugins
-from bestiary.agents.agent import Agent
+from bestiary.agents.agent import Agent, Output
 from bestiary.envs.pool import Pool, check_finite
 from bestiary.errors import RunError
 from bestiary.rollout import Arrays, Inputs, Rollout, Step
+from bestiary.runtime.devices import autocast
 from bestiary.runtime.episodes import EpisodeCounter
+
+CPU = torch.device("cpu")
 
 
 class Actor:
-    def __init__(self, agent: Agent, pool: Pool, unroll_length: int, seed: int):
+    def __init__(
+        self,
+        agent: Agent,
+        pool: Pool,
+        unroll_length: int,
+        seed: int,
+        device: torch.device = CPU,
+        precision: str = "float32",
+    ):
         self.agent, self.pool, self.unroll_length = agent, pool, unroll_length
-        self.generator = torch.Generator().manual_seed(seed)
+        self.device, self.precision = device, precision
+        self.generator = torch.Generator(device).manual_seed(seed)
         self.counter = EpisodeCounter(pool.num_envs, pool.tasks, pool.measures_spec)
         self.version = 0  # of the weights that agent has now
         self.steps = 0  # decisions made so far, all environments together
@@ -43,14 +55,14 @@ class Actor:
     @torch.no_grad()
     def act(self) -> None:
         assert self.newest is not None, "call start or load first"
-        output, self.state = self.agent(Inputs.of(self.newest, self.actions), self.state)
+        output, self.state = self._think(Inputs.of(self.newest, self.actions), self.state)
         if not (output.distribution.is_finite() and bool(torch.isfinite(output.value).all())):
             raise RunError(f"the agent's decisions after step {self.steps} are not finite. Try a smaller --lr")
         action = output.distribution.sample(self.generator)  # [1,N]
         self.rollout.log_prob[self.t] = output.distribution.log_prob(action)[0]
         self.rollout.value[self.t] = output.value[0]
         self.rollout.version[self.t] = self.version
-        self.actions = action[0].numpy()
+        self.actions = action[0].cpu().numpy()
         self.pool.send(self.actions)
 
     def receive(self) -> Rollout | None:
@@ -65,9 +77,9 @@ class Actor:
         if (problem := check_finite(step, self.pool.tasks)) is not None:
             raise RunError(f"{problem} (at step {self.steps} of the run)")
         if step.truncated.any():
-            self._bootstrap(step)
-        self.rollout.episodes += self.counter.add(step, self.steps)
+            self._bootstrap(step)  # of the decision at t
         self.t += 1
+        self.rollout.episodes += self.counter.add(step, self.t * self.pool.num_envs)
         self.rollout.set_entry(self.t, step, self.actions)
         self.newest = step
         if self.t < self.unroll_length:
@@ -87,16 +99,20 @@ class Actor:
             torch.from_numpy(self.actions)[rows][None],
             torch.from_numpy(step.task)[rows][None],
         )
-        output, _ = self.agent(inputs, tuple(s[rows] for s in self.state))
-        self.rollout.bootstrap[self.t, rows] = output.value[0]
+        output, _ = self._think(inputs, tuple(s[rows.to(self.device)] for s in self.state))
+        self.rollout.bootstrap[self.t, rows] = output.value[0].cpu()
+
+    def _think(self, inputs: Inputs, state: tuple[Tensor, ...]) -> tuple[Output, tuple[Tensor, ...]]:
+        with autocast(self.device, self.precision):
+            return self.agent(inputs.to(self.device), state)
 
     def _begin_rollout(self, step: Step) -> None:
         """A new rollout whose first entry is the last one of the rollout before."""
         pool = self.pool
         state = tuple(s.clone() for s in self.state)
-        self.rollout = Rollout.empty(
-            self.unroll_length, pool.num_envs, pool.observation_spec, pool.measures_spec, state
-        )
+        specs = pool.observation_spec, pool.measures_spec
+        pinned = self.device.type == "cuda"
+        self.rollout = Rollout.empty(self.unroll_length, pool.num_envs, *specs, state, pinned)
         self.rollout.set_entry(0, step, self.actions)
         self.newest, self.t = step, 0
 
@@ -109,7 +125,7 @@ class Actor:
         arrays = {
             "generator": self.generator.get_state().numpy(),
             "actions": self.actions,
-            **{f"memory.{i}": s.numpy() for i, s in enumerate(self.state)},
+            **{f"memory.{i}": s.cpu().numpy() for i, s in enumerate(self.state)},
             **{f"count.{name}": array for name, array in self.counter.sums.items()},
             **{f"newest.{name}": array for name, array in newest.items()},
             **{f"observation.{kind}": array for kind, array in step.observation.items()},
@@ -129,7 +145,7 @@ class Actor:
             return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
 
         self.pool.load(below("pool."))
-        self.state = tuple(torch.from_numpy(arrays[f"memory.{i}"]) for i in range(len(self.state)))
+        self.state = tuple(torch.from_numpy(arrays[f"memory.{i}"]).to(self.device) for i in range(len(self.state)))
         self.actions = arrays["actions"]
         self.counter.sums = {name: array.copy() for name, array in below("count.").items()}
         reward, done, truncated, task = (arrays[f"newest.{name}"] for name in ("reward", "done", "truncated", "task"))

@@ -15,7 +15,7 @@ class EpisodeCounter:
         self.sums: Arrays = {name: np.zeros(num_envs, np.float64) for name in names}
 
     def add(self, step: Step, at: int) -> list[Episode]:
-        """Count one step, the run being `at` steps old; returns the episodes it ended, in row order."""
+        """Count one step, the rollout being `at` steps old; returns the episodes it ended, in row order."""
         sums = self.sums
         for name, amount in (("return", step.reward), ("length", 1)):
             sums[name] += amount

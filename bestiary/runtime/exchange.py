@@ -3,6 +3,7 @@
 Every rollout gets a number before it is played, and rollouts are learnt from in the order of their numbers. A rollout may
 begin only while fewer than `in_flight` rollouts are being played or waiting. So memory is bounded, nothing is ever dropped,
 and between a rollout's first decision and its update lie at most `in_flight` - 1 other rollouts: that bounds the lag.
+Actors take turns in beginning rollouts.
 
 With a fixed lag L, rollout k is played from start to end with the weights that learnt from rollouts 0 .. k-L-1 and no others,
 whatever the threads' speeds: the run is asynchronous and yet reproducible.
@@ -18,8 +19,8 @@ from bestiary.runtime.snapshots import Snapshot
 
 
 class Exchange:
-    def __init__(self, first: Snapshot, in_flight: int, fixed_lag: int | None = None):
-        self.in_flight, self.fixed_lag = in_flight, fixed_lag
+    def __init__(self, first: Snapshot, actors: int, in_flight: int, fixed_lag: int | None = None):
+        self.actors, self.in_flight, self.fixed_lag = actors, in_flight, fixed_lag
         self.changed = threading.Condition()
         self.begun = 0  # rollouts numbered so far
         self.learnt = 0  # rollouts learnt from so far
@@ -33,10 +34,12 @@ class Exchange:
     def newest(self) -> Snapshot:
         return self.snapshots[-1]
 
-    def try_begin(self) -> tuple[int, Snapshot] | None:
-        """A number for a new rollout and the weights to begin it with; None while it has to wait."""
+    def try_begin(self, actor: int) -> tuple[int, Snapshot] | None:
+        """A number for a new rollout and the weights to begin it with; None while this actor has to wait."""
         with self.changed:
             number = self.begun
+            if number % self.actors != actor:
+                return None  # the actors take turns, so that it is no matter of speed who plays what
             if self.fixed_lag is None:
                 if number - self.learnt >= self.in_flight:
                     return None
@@ -47,6 +50,7 @@ class Exchange:
                     return None
                 snapshot = self.snapshots[wanted - self.learnt - 1]
             self.begun += 1
+            self.changed.notify_all()
             return number, snapshot
 
     def hand_over(self, number: int, rollout: Rollout) -> None:
@@ -54,10 +58,13 @@ class Exchange:
             self.ready[number] = rollout
             self.changed.notify_all()
 
-    def wait_for_learner(self, learnt: int) -> None:
-        """Until more rollouts than `learnt` have been learnt from, or the exchange closed."""
+    def wait(self, seen: tuple[int, int]) -> None:
+        """Until more rollouts have begun or been learnt from than `progress` said, or the exchange closed."""
         with self.changed:
-            self.changed.wait_for(lambda: self.learnt > learnt or self.closed)
+            self.changed.wait_for(lambda: self.progress() != seen or self.closed)
+
+    def progress(self) -> tuple[int, int]:
+        return self.begun, self.learnt
 
     def fail(self, error: BaseException) -> None:
         """An actor died: the learner hears of it where it waits for rollouts."""

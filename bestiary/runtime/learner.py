@@ -1,6 +1,7 @@
 """The learner: turns rollouts into better weights."""
 
 import math
+from collections.abc import Callable, Iterable
 
 import torch
 import torch.nn as nn
@@ -10,47 +11,76 @@ from bestiary.agents.agent import Agent
 from bestiary.algorithms.impala import Impala
 from bestiary.errors import RunError
 from bestiary.rollout import Rollout
+from bestiary.runtime.devices import autocast
+
+CPU = torch.device("cpu")
+
+Gradient = tuple[tuple[Tensor, ...], dict[str, Tensor]]  # of one group: for each parameter, and the group's sums
 
 
 class Learner:
     """An agent, its optimizer and its progress; everything that an update changes."""
 
-    def __init__(self, agent: Agent, algorithm: Impala, total_steps: int, group_size: int, max_bad_updates: int = 10):
-        self.agent, self.algorithm = agent, algorithm
+    def __init__(
+        self,
+        agent: Agent,
+        algorithm: Impala,
+        total_steps: int,
+        group_size: int,
+        max_bad_updates: int = 10,
+        device: torch.device = CPU,
+        precision: str = "float32",
+    ):
+        self.agent, self.algorithm, self.device, self.precision = agent, algorithm, device, precision
         self.total_steps, self.group_size, self.max_bad_updates = total_steps, group_size, max_bad_updates
         self.parameters = list(agent.parameters())
         self.optimizer = algorithm.make_optimizer(self.parameters)
+        self.map: Callable[[Callable[[Rollout], Gradient], Iterable[Rollout]], Iterable[Gradient]] = map
         self.steps = 0  # decisions learnt from
         self.version = 0  # updates made; the name of the weights
         self.skipped = 0  # updates left out because they were not finite
         self.skipped_in_a_row = 0
 
-    def update(self, rollout: Rollout) -> dict[str, float]:
+    def learn(self, rollout: Rollout, batch_size: int) -> list[dict[str, float]]:
+        """All updates that a rollout brings: one a batch of trajectories, as often as the algorithm replays it."""
+        moved = rollout.to(self.device)
+        metrics = [
+            self.update(batch)
+            for _ in range(self.algorithm.options.replay)
+            for batch in moved.groups(min(batch_size, rollout.num_envs))
+        ]
+        self.steps += rollout.length * rollout.num_envs
+        return metrics
+
+    def update(self, batch: Rollout) -> dict[str, float]:
         """One step of the optimizer on one batch of trajectories; returns what is worth logging."""
-        gradients, sums = self.gradients(rollout)
+        gradients, sums = self.gradients(batch)
         norm = nn.utils.get_total_norm(gradients)
-        finite = bool(torch.isfinite(norm)) and all(map(math.isfinite, sums.values()))
-        lr = self.learning_rate()
+        numbers = torch.stack([norm, *sums.values()]).tolist()  # the one time that the host waits for the device
+        finite, lr = all(map(math.isfinite, numbers)), self.learning_rate()
+        lag = self.version - float(batch.version.float().mean())
+        max_lag = self.version - int(batch.version.min())
         if finite:
             self._step(gradients, norm, lr)
         self._count(finite)
-        decisions = rollout.length * rollout.num_envs
-        self.steps += decisions
-        means = {name: value / decisions for name, value in sums.items()}
-        lag = self.version - int(finite) - float(rollout.version.float().mean())
-        return {**means, "grad_norm": float(norm), "lr": lr, "lag": lag, "skipped": self.skipped}
+        decisions = batch.length * batch.num_envs
+        means = {name: value / decisions for name, value in zip(sums, numbers[1:], strict=True)}
+        return {**means, "grad_norm": numbers[0], "lr": lr, "lag": lag, "max_lag": max_lag}
 
-    def gradients(self, rollout: Rollout) -> tuple[list[Tensor], dict[str, float]]:
+    def gradients(self, batch: Rollout) -> tuple[list[Tensor], dict[str, Tensor]]:
         """The gradient of the summed loss: that of each group of trajectories, added up in their order."""
         total: list[Tensor] = []
-        sums: dict[str, float] = {}
-        for group in rollout.groups(self.group_size):
-            loss, parts = self.algorithm.loss(self.agent, group)
-            gradient = torch.autograd.grad(loss, self.parameters, materialize_grads=True)
-            total = list(gradient) if not total else list(torch._foreach_add(total, gradient))
-            for name, value in {"loss": loss.detach(), **parts}.items():
-                sums[name] = sums.get(name, 0.0) + float(value)
+        sums: dict[str, Tensor] = {}
+        for gradient, parts in self.map(self.gradient, batch.groups(self.group_size)):
+            total = list(torch._foreach_add(total, gradient)) if total else list(gradient)
+            sums = {name: sums[name] + value for name, value in parts.items()} if sums else parts
         return total, sums
+
+    def gradient(self, group: Rollout) -> Gradient:
+        with autocast(self.device, self.precision):
+            loss, parts = self.algorithm.loss(self.agent, group)
+        gradient = torch.autograd.grad(loss, self.parameters, materialize_grads=True)
+        return gradient, {"loss": loss.detach(), **parts}
 
     def learning_rate(self) -> float:
         """Linear to zero over the run's total steps, or constant."""

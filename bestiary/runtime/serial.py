@@ -4,8 +4,6 @@ Same seed, same bytes on one machine and version; and where the environments can
 is the run that was never stopped.
 """
 
-from collections.abc import Iterator
-
 from bestiary.rollout import Rollout, concatenate
 from bestiary.runtime.actor import Actor
 from bestiary.runtime.learner import Learner
@@ -15,21 +13,12 @@ from bestiary.runtime.session import Session
 def train(actor: Actor, learner: Learner, session: Session, batch_size: int) -> None:
     """Until the run is done or asked to stop: play a while, learn from it, write down how it went."""
     while not session.done:
-        metrics, episodes = [], []
-        for batch in play(actor, batch_size):
-            metrics.append(learner.update(batch))
-            episodes += batch.episodes
+        rollout = play(actor, batch_size)
+        metrics = learner.learn(rollout, batch_size)
         actor.version = learner.version
-        session.record(metrics, episodes)
+        session.record(metrics, rollout.episodes)
 
 
-def play(actor: Actor, batch_size: int) -> Iterator[Rollout]:
-    """Batches of B trajectories: several rollouts side by side where the actor has fewer, pieces of one where it has more."""
-    n = actor.pool.num_envs
-    if batch_size >= n:
-        yield concatenate([actor.collect() for _ in range(batch_size // n)])
-        return
-    rollout = actor.collect()
-    for index, batch in enumerate(rollout.groups(batch_size)):
-        batch.episodes = rollout.episodes if index == 0 else []
-        yield batch
+def play(actor: Actor, batch_size: int) -> Rollout:
+    """A rollout of the actor's environments, or, where a batch is larger, so many of them side by side."""
+    return concatenate([actor.collect() for _ in range(max(1, batch_size // actor.pool.num_envs))])

@@ -2,6 +2,7 @@
 
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import asdict
 from types import TracebackType
 from typing import Any
@@ -12,12 +13,11 @@ import torch
 from bestiary.config import Config
 from bestiary.console import note, warn
 from bestiary.errors import RunError
-from bestiary.rollout import Episode
+from bestiary.rollout import Arrays, Episode
 from bestiary.runs import checkpoints
 from bestiary.runs.folder import Run
 from bestiary.runs.loggers import make_loggers
 from bestiary.runs.tables import Table
-from bestiary.runtime.actor import Actor
 from bestiary.runtime.interrupts import Interrupts
 from bestiary.runtime.learner import Learner
 from bestiary.runtime.progress import TrainingProgress
@@ -26,11 +26,20 @@ FAILED_SAVES = 3  # in a row, before a run whose disk refuses to write stops
 
 
 class Session:
-    """Watches one actor and one learner of a run: logs what they report, saves them, and says when to stop."""
+    """Watches the learning of a run: logs what it reports, saves it, and says when to stop."""
 
-    def __init__(self, run: Run, config: Config, actor: Actor, learner: Learner, past: dict[str, Any] | None = None):
-        """`past` is the state.json of the checkpoint that the run goes on from."""
-        self.run, self.config, self.actor, self.learner = run, config, actor, learner
+    def __init__(
+        self,
+        run: Run,
+        config: Config,
+        learner: Learner,
+        frames_per_step: int,
+        save_actor: Callable[[], Arrays],
+        past: dict[str, Any] | None = None,
+    ):
+        """`save_actor` gives what of the actors a checkpoint keeps; `past` is the state.json of the one gone on from."""
+        self.run, self.config, self.learner = run, config, learner
+        self.frames_per_step, self.save_actor = frames_per_step, save_actor
         past = past or {"rows": {"metrics": 0, "episodes": 0}, "seconds": 0.0, "recent": [], "games": 0, "logged": 0}
         self.metrics = Table(run.path / "metrics.csv", past["rows"]["metrics"])
         self.episodes = Table(run.path / "episodes.csv", past["rows"]["episodes"])
@@ -42,7 +51,7 @@ class Session:
         self.progress = TrainingProgress(self.total, config.label())
         self.started = self.saved_at = time.monotonic()
         self.speed = deque([(self.started, learner.steps)], maxlen=50)
-        self.saved_steps = learner.steps
+        self.saved_steps = self.recorded = learner.steps
         self.failed_saves = 0
         self.complaints: set[str] = set()  # already made
 
@@ -59,9 +68,14 @@ class Session:
     def seconds(self) -> float:
         return self.seconds_before + time.monotonic() - self.started
 
-    def record(self, metrics: list[dict[str, float]], episodes: list[Episode]) -> None:
-        """Take in what the updates since the last call reported, and the episodes that ended meanwhile."""
-        self.interval += metrics
+    def record(
+        self, metrics: list[dict[str, float]], episodes: list[Episode], load: dict[str, float] | None = None
+    ) -> None:
+        """Take in what the updates since the last call reported, the episodes that ended meanwhile, and who waited for whom."""
+        metrics = [{**m, **(load or {})} for m in metrics]
+        for episode in episodes:
+            episode.step += self.recorded
+        self.recorded, self.interval = self.learner.steps, self.interval + metrics
         games = [e for e in episodes if e.game_over]
         self.recent.extend((e.game_return, e.game_length) for e in games)
         self.games += len(games)
@@ -87,12 +101,13 @@ class Session:
         return float(np.mean([r for r, _ in self.recent])) if self.recent else float("nan")
 
     def _write_row(self) -> None:
-        mean = {name: float(np.mean([m[name] for m in self.interval])) for name in self.interval[0]}
+        merge = {name: np.max if name.startswith("max_") else np.mean for name in self.interval[0]}
+        mean = {name: float(merge[name]([m[name] for m in self.interval])) for name in merge}
         self.interval = []
         lengths = [length for _, length in self.recent]
         row = {
             "step": self.learner.steps,
-            "frames": self.learner.steps * self.actor.pool.frames_per_step,
+            "frames": self.learner.steps * self.frames_per_step,
             "seconds": round(self.seconds, 3),
             "sps": round(self.sps, 1),
             "games": self.games,
@@ -132,7 +147,7 @@ class Session:
                 "config": self.config.tables(),
             }
             folder = self.run.path / "checkpoints"
-            checkpoints.write_checkpoint(folder, self.learner.steps, self.learner.save(), self.actor.save(), state)
+            checkpoints.write_checkpoint(folder, self.learner.steps, self.learner.save(), self.save_actor(), state)
             checkpoints.remove_old(folder, self.config.training.save_every)
             self.failed_saves = 0
             self.saved_steps = self.learner.steps

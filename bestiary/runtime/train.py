@@ -1,18 +1,23 @@
 """From a config to a finished run: build the parts, train, and do what was asked for at the end."""
 
+import copy
+import os
+
 import numpy as np
 import torch
 
 from bestiary.agents.agent import count_parameters
 from bestiary.config import Config
 from bestiary.console import note
+from bestiary.envs.pool import Pool
 from bestiary.errors import UserError
 from bestiary.runs import checkpoints
 from bestiary.runs.checkpoints import Checkpoint
 from bestiary.runs.folder import Place, Run, create_run, extend, load_weights, unused
 from bestiary.runs.loggers import check_loggers
-from bestiary.runtime import serial
+from bestiary.runtime import local, serial
 from bestiary.runtime.actor import Actor
+from bestiary.runtime.devices import choose_device
 from bestiary.runtime.interrupts import Interrupted
 from bestiary.runtime.learner import Learner
 from bestiary.runtime.session import Session, resume_note
@@ -71,46 +76,105 @@ def _chosen(run: Run, steps: int | None) -> Checkpoint | None:
 
 
 def _train(run: Run, config: Config, checkpoint: Checkpoint | None) -> None:
-    actor, learner = build(config, checkpoint.steps if checkpoint else 0)
-    past = None
-    if checkpoint is None:
-        actor.start()
-    else:
+    training, batch_size = config.training, config.parts["algo"].options.batch_size
+    actors, learner = build(config, checkpoint.steps if checkpoint else 0)
+    first, past = actors[0], None
+    if checkpoint is not None:
         load_weights(learner.agent, checkpoint)
         past = checkpoint.state()
         learner.load({"model": checkpoint.model(), "optimizer": checkpoint.optimizer()}, past)
-        actor.version = learner.version
-        if not actor.pool.saveable:
-            note(
-                "note: these environments cannot be saved, so they start new episodes; the resumed run is not bit for bit"
-            )
-        actor.load(checkpoint.actor(), learner.steps)
+        first.version = learner.version
     try:
-        with Session(run, config, actor, learner, past) as session:
-            serial.train(actor, learner, session, config.parts["algo"].options.batch_size)
+        if training.runtime == "serial":
+            _open(first, checkpoint, learner.steps)
+            with Session(run, config, learner, first.pool.frames_per_step, first.save, past) as session:
+                serial.train(first, learner, session, batch_size)
+        else:
+            layout = local.Layout(
+                threads=training.actor_threads,
+                workers=training.workers or os.cpu_count() or 1,
+                in_flight=rollouts_in_flight(config),
+                fixed_lag=training.lag,
+            )
+            with Session(run, config, learner, first.pool.frames_per_step, dict, past) as session:
+                local.train(actors, learner, session, batch_size, layout)
     finally:
-        actor.pool.close()
+        for actor in actors:
+            actor.pool.close()
     if session.interrupts.received is not None and learner.steps < session.total:
         resume_note(run)
         raise Interrupted(session.interrupts.received)
 
 
-def build(config: Config, at_step: int = 0) -> tuple[Actor, Learner]:
-    """The actor and learner of a run, fresh; each random stream has its own seed, made from the run's.
+def _open(actor: Actor, checkpoint: Checkpoint | None, steps: int) -> None:
+    """Start a serial actor, or put it where the checkpoint left it."""
+    if checkpoint is None:
+        return actor.start()
+    if not actor.pool.saveable:
+        note("note: these environments cannot be saved, so they start new episodes; the resumed run is not bit for bit")
+    actor.load(checkpoint.actor(), steps)
 
-    Environments that cannot be saved get other seeds where a run is resumed, lest they begin with the same episodes again."""
+
+def build(config: Config, at_step: int = 0) -> tuple[list[Actor], Learner]:
+    """The actors and the learner of a run, fresh; each random stream has its own seed, made from the run's.
+
+    A serial run has one actor, which acts with the learner's own agent; a local one has an actor a pool, with a copy each.
+    Environments that cannot go on where they were get other seeds where a run is resumed, lest episodes come twice."""
     training, algo = config.training, config.parts["algo"].options
+    is_local = training.runtime == "local"
     pools, decisions, weights = np.random.SeedSequence(training.seed).spawn(3)
+    count = training.pools if is_local else 1
     torch.set_num_threads(1)
-    pool = config.make_pool(training.num_envs, pools)
-    if at_step and not pool.saveable:
-        pool.close()
-        pool = config.make_pool(training.num_envs, np.random.SeedSequence([training.seed, at_step]))
-    agent = config.make_agent(pool.observation_spec, pool.action_spec, seed=int(weights.generate_state(1)[0]))
-    actor = Actor(agent, pool, algo.unroll_length, seed=int(decisions.generate_state(1)[0]))
+    device = choose_device(training.device)
+    made = _make_pools(config, pools, count)
+    if at_step and (is_local or not made[0].saveable):
+        for pool in made:
+            pool.close()
+        made = _make_pools(config, np.random.SeedSequence([training.seed, at_step]), count)
+    spec = made[0].observation_spec, made[0].action_spec
+    agent = config.make_agent(*spec, seed=int(weights.generate_state(1)[0])).to(device)
+    seeds = [int(child.generate_state(1)[0]) for child in decisions.spawn(count)]
+    actors = [
+        Actor(
+            copy.deepcopy(agent) if is_local else agent,
+            pool,
+            algo.unroll_length,
+            seed + at_step,
+            device,
+            training.precision,
+        )
+        for pool, seed in zip(made, seeds, strict=True)
+    ]
     assert training.steps is not None
-    learner = Learner(agent, config.make_algorithm(), training.steps, training.group_size, training.max_bad_updates)
-    return actor, learner
+    learner = Learner(
+        agent,
+        config.make_algorithm(),
+        training.steps,
+        training.group_size,
+        training.max_bad_updates,
+        device,
+        training.precision,
+    )
+    return actors, learner
+
+
+def _make_pools(config: Config, seeds: np.random.SeedSequence, count: int) -> list[Pool]:
+    return [config.make_pool(config.training.num_envs // count, child) for child in seeds.spawn(count)]
+
+
+def rollouts_in_flight(config: Config) -> int:
+    """How many rollouts may be played or waiting at once, so that no decision is older than --max-lag updates.
+
+    Up to the update on its last batch, a rollout's first decision sees the updates of all rollouts before it in flight,
+    and of the batches before it in its own."""
+    training, algo = config.training, config.parts["algo"].options
+    columns = training.num_envs // training.pools
+    if algo.batch_size >= columns:
+        joined = algo.batch_size // columns
+        allowed = (training.max_lag + 1 - (algo.replay - 1)) * joined // algo.replay
+    else:
+        allowed = (training.max_lag + 1) // (columns // algo.batch_size * algo.replay)
+    return min(allowed, training.pools + 2)
 
 
 def describe(config: Config) -> str:

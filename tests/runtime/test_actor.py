@@ -246,11 +246,11 @@ def test_episodes_travel_with_the_rollout_they_ended_in() -> None:
     for k in range(6):
         rollout = actor.collect()
         ended = [
-            (4 * (k * T + t), row) for t in range(1, T + 1) for row in range(4) if rollout.done[t, row]
-        ]  # steps count all environments together
+            (4 * t, row) for t in range(1, T + 1) for row in range(4) if rollout.done[t, row]
+        ]  # steps of the rollout, all environments together
         assert [(episode.step, episode.env) for episode in rollout.episodes] == ended
         for episode in rollout.episodes:
-            total = episode.step // 4
+            total = k * T + episode.step // 4
             first = total == LIFE - episode.env  # rows start at different ages
             assert episode.length == (LIFE - episode.env if first else LIFE)
             assert episode.measures["total"] == sum(range(total - episode.length + 1, total + 1))

@@ -1,0 +1,28 @@
+"""Where tensors live: the CPU, or a GPU that was asked for or found."""
+
+import torch
+
+from bestiary.errors import UserError
+
+
+def choose_device(name: str) -> torch.device:
+    """`auto` (a GPU where there is one), `cpu`, `cuda` or `cuda:1`."""
+    if name == "auto":
+        return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise UserError(f"--device {name}: expected auto, cpu, cuda or cuda:0") from error
+    if device.type == "cuda":
+        count = torch.cuda.device_count()
+        if (device.index or 0) >= count:
+            raise UserError(f"--device {name}: this machine has {count or 'no'} CUDA device{'s' * (count != 1)}")
+        return torch.device("cuda", device.index or 0)
+    if device.type not in ("cpu", "meta"):
+        raise UserError(f"--device {name}: expected auto, cpu, cuda or cuda:0")
+    return device
+
+
+def autocast(device: torch.device, precision: str) -> torch.autocast:
+    """The context that the network runs in: bfloat16 for the operations that stand it, or nothing special."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16")

@@ -1,0 +1,174 @@
+"""The local runtime: one machine, all its cores.
+
+    actor threads        each goes round its actors (a pool and a copy of the agent each): takes what one pool's C++ threads
+                         have stepped, decides, sends, and turns to the next while those step
+    exchange             numbered rollouts one way, immutable snapshots of the weights the other (`exchange.py`)
+    main thread          learns: hands groups of trajectories to the gradient workers, adds their gradients in order, updates
+    gradient workers     one thread a core, each computing one group's gradient at a time
+
+The very Actor and Learner of `serial` do the work; here is only who runs when.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+import torch
+
+from bestiary.console import warn
+from bestiary.rollout import concatenate
+from bestiary.runtime.actor import Actor
+from bestiary.runtime.exchange import Exchange
+from bestiary.runtime.learner import Learner
+from bestiary.runtime.session import Session
+from bestiary.runtime.snapshots import Snapshot
+
+PATIENCE = 30.0  # seconds without a rollout before the user is told what stalls
+
+
+@dataclass(frozen=True)
+class Layout:
+    threads: int  # that play
+    workers: int  # that compute gradients
+    in_flight: int  # rollouts being played or waiting
+    fixed_lag: int | None  # in rollouts; None: whatever comes, within in_flight
+
+
+def train(actors: list[Actor], learner: Learner, session: Session, batch_size: int, layout: Layout) -> None:
+    """Until the run is done or asked to stop: take the next rollout, learn from it, publish the weights."""
+    first = Snapshot.of(learner.agent, learner.version)
+    exchange = Exchange(first, len(actors), layout.in_flight, layout.fixed_lag)
+    crew = [ActorThread(index, actors, layout.threads, exchange) for index in range(layout.threads)]
+    load = Load(crew)
+    joined = max(1, batch_size // actors[0].pool.num_envs)  # rollouts that make a batch
+    with ThreadPoolExecutor(layout.workers, "gradients", initializer=_settle_worker) as gradients:
+        learner.map = gradients.map
+        try:
+            for thread in crew:
+                thread.start()
+            while not session.done:
+                with load.learner_waits():
+                    rollout = concatenate([exchange.take(k, load.stalled, PATIENCE) for k in range(joined)])
+                metrics = learner.learn(rollout, batch_size)
+                exchange.publish(Snapshot.of(learner.agent, learner.version), joined)
+                session.record(metrics, rollout.episodes, load.shares())
+        finally:
+            learner.map = map
+            exchange.close()
+            for thread in crew:
+                thread.join(timeout=PATIENCE)
+
+
+class ActorThread(threading.Thread):
+    """Goes round every `threads`-th actor until the exchange closes; what goes wrong here is the learner's to raise."""
+
+    def __init__(self, index: int, actors: list[Actor], threads: int, exchange: Exchange):
+        super().__init__(name=f"actor-{index}", daemon=True)
+        self.actors = {number: actors[number] for number in range(index, len(actors), threads)}
+        self.exchange = exchange
+        self.playing: dict[int, int] = {}  # which actor plays which rollout
+        self.phase, self.since = "starting", time.monotonic()
+        self.seconds = dict.fromkeys(("starting", "environment", "inference", "waiting"), 0.0)
+
+    def run(self) -> None:
+        torch.set_num_threads(1)
+        try:
+            for actor in self.actors.values():
+                actor.start()
+            while not self.exchange.closed:
+                seen = self.exchange.progress()
+                moved = [self._advance(number, actor) for number, actor in self.actors.items()]
+                if not any(moved):
+                    with self._in_phase("waiting"):
+                        self.exchange.wait(seen)
+        except BaseException as error:
+            self.exchange.fail(error)
+
+    def _advance(self, number: int, actor: Actor) -> bool:
+        """One decision of one actor; False where it has to wait before it may begin a rollout."""
+        if number in self.playing:
+            with self._in_phase("environment"):
+                rollout = actor.receive()
+            if rollout is not None:
+                self.exchange.hand_over(self.playing.pop(number), rollout)
+        if number not in self.playing:
+            begun = self.exchange.try_begin(number)
+            if begun is None:
+                return False
+            self.playing[number], snapshot = begun
+        elif self.exchange.fixed_lag is None:
+            snapshot = self.exchange.newest()
+        else:
+            snapshot = None
+        with self._in_phase("inference"):
+            if snapshot is not None and snapshot.version != actor.version:
+                snapshot.copy_into(actor.agent)
+                actor.version = snapshot.version
+            actor.act()
+        return True
+
+    @contextmanager
+    def _in_phase(self, phase: str) -> Iterator[None]:
+        self.phase, self.since = phase, time.monotonic()
+        yield
+        self.seconds[phase] += time.monotonic() - self.since
+
+
+class Load:
+    """Who waits for whom: shares of the time since the last look, and what to tell the user when nothing moves."""
+
+    def __init__(self, crew: list[ActorThread]):
+        self.crew = crew
+        self.waited = 0.0
+        self.last = self._seconds()
+
+    def _seconds(self) -> dict[str, float]:
+        phases = ("environment", "inference", "waiting")
+        totals = {phase: sum(thread.seconds[phase] for thread in self.crew) / len(self.crew) for phase in phases}
+        return {"clock": time.monotonic(), "learner": self.waited, **totals}
+
+    @contextmanager
+    def learner_waits(self) -> Iterator[None]:
+        start = time.monotonic()
+        yield
+        self.waited += time.monotonic() - start
+
+    def shares(self) -> dict[str, float]:
+        """actor_*: what the actor threads did; learner_wait: how long the learner had nothing to learn from."""
+        now = self._seconds()
+        span = {name: now[name] - self.last[name] for name in now}
+        self.last = now
+        clock = max(span["clock"], 1e-9)
+        return {
+            "actor_environment": span["environment"] / clock,
+            "actor_inference": span["inference"] / clock,
+            "actor_wait": span["waiting"] / clock,
+            "learner_wait": span["learner"] / clock,
+        }
+
+    def stalled(self, seconds: float) -> None:
+        now = time.monotonic()
+        for thread in self.crew:
+            warn(
+                f"no rollout for {seconds:.0f} s: {thread.name} has been in {thread.phase} for {now - thread.since:.0f} s"
+            )
+
+
+def bound_by(shares: dict[str, float]) -> tuple[str, str]:
+    """What limits the run, and what would help."""
+    if shares["learner_wait"] < 0.1 and shares["actor_wait"] > 0.1:
+        return "learner", "a GPU (--device cuda) or a smaller net would help"
+    if shares["actor_environment"] > shares["actor_inference"]:
+        return "environment", "more cores would help"
+    return "inference", "a GPU (--device cuda) or a smaller net would help"
+
+
+def _settle_worker() -> None:
+    """A gradient worker runs its operations alone, and lets actors go first when both want a core."""
+    torch.set_num_threads(1)
+    with suppress(OSError, AttributeError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 5)
