@@ -6,7 +6,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: setup train test test-slow lint clean
+.PHONY: setup train test test-slow bench lint clean
 
 setup: $(VENV)/installed
 
@@ -23,6 +23,9 @@ $(VENV)/installed-all: $(VENV)/installed
 
 train: setup
 	$(BIN)/bestiary train atari/Pong --eval-at-end 30 --movie-at-end
+
+bench: setup
+	$(BIN)/bestiary bench
 
 test: lint
 	$(BIN)/python -m pytest

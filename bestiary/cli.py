@@ -24,6 +24,7 @@ USAGE = """bestiary COMMAND ...
   runs                     the runs below a folder
   list WHAT                envs, torsos, memories, agents, algorithms or presets
   doctor                   check this machine
+  bench                    measure this machine: pieces, bound and whole
 
 `bestiary COMMAND --help` explains each; RUN is a run folder, `runs/latest` the newest."""
 
@@ -400,6 +401,19 @@ def _doctor(argv: list[str]) -> None:
         raise RunError("something that bestiary needs is missing or broken: see above")
 
 
+def _bench(argv: list[str]) -> None:
+    from bestiary.bench import CONFIGS, bench
+
+    parser = _parser("bench", "How fast the pieces are, how fast they could be together, and how fast the whole is.")
+    parser.add_argument("--config", nargs="+", choices=sorted(CONFIGS), metavar="NAME", help=", ".join(sorted(CONFIGS)))
+    parser.add_argument("--repeats", metavar="INT", default="5", help="how often everything is measured (default 5)")
+    parser.add_argument("--seconds", metavar="INT", default="5", help="for each piece; the whole gets 4x (default 5)")
+    parser.add_argument("--json", metavar="FILE", help="also write the results here, one object a configuration")
+    a = parser.parse_strictly(argv)
+    repeats, seconds = _number("--repeats", a.repeats, 1), _number("--seconds", a.seconds, 1)
+    bench(a.config or ["atari-shallow", "atari-resnet"], repeats, seconds, Path(a.json) if a.json else None)
+
+
 COMMANDS = {
     "train": _train,
     "resume": _resume,
@@ -409,4 +423,5 @@ COMMANDS = {
     "runs": _runs,
     "list": _list,
     "doctor": _doctor,
+    "bench": _bench,
 }

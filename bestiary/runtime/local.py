@@ -19,11 +19,11 @@ from dataclasses import dataclass
 
 import torch
 
-from bestiary.console import warn
 from bestiary.rollout import concatenate
 from bestiary.runtime.actor import Actor
 from bestiary.runtime.exchange import Exchange
 from bestiary.runtime.learner import Learner
+from bestiary.runtime.load import Load
 from bestiary.runtime.session import Session
 from bestiary.runtime.snapshots import Snapshot
 
@@ -116,55 +116,6 @@ class ActorThread(threading.Thread):
         self.phase, self.since = phase, time.monotonic()
         yield
         self.seconds[phase] += time.monotonic() - self.since
-
-
-class Load:
-    """Who waits for whom: shares of the time since the last look, and what to tell the user when nothing moves."""
-
-    def __init__(self, crew: list[ActorThread]):
-        self.crew = crew
-        self.waited = 0.0
-        self.last = self._seconds()
-
-    def _seconds(self) -> dict[str, float]:
-        phases = ("environment", "inference", "waiting")
-        totals = {phase: sum(thread.seconds[phase] for thread in self.crew) / len(self.crew) for phase in phases}
-        return {"clock": time.monotonic(), "learner": self.waited, **totals}
-
-    @contextmanager
-    def learner_waits(self) -> Iterator[None]:
-        start = time.monotonic()
-        yield
-        self.waited += time.monotonic() - start
-
-    def shares(self) -> dict[str, float]:
-        """actor_*: what the actor threads did; learner_wait: how long the learner had nothing to learn from."""
-        now = self._seconds()
-        span = {name: now[name] - self.last[name] for name in now}
-        self.last = now
-        clock = max(span["clock"], 1e-9)
-        return {
-            "actor_environment": span["environment"] / clock,
-            "actor_inference": span["inference"] / clock,
-            "actor_wait": span["waiting"] / clock,
-            "learner_wait": span["learner"] / clock,
-        }
-
-    def stalled(self, seconds: float) -> None:
-        now = time.monotonic()
-        for thread in self.crew:
-            warn(
-                f"no rollout for {seconds:.0f} s: {thread.name} has been in {thread.phase} for {now - thread.since:.0f} s"
-            )
-
-
-def bound_by(shares: dict[str, float]) -> tuple[str, str]:
-    """What limits the run, and what would help."""
-    if shares["learner_wait"] < 0.1 and shares["actor_wait"] > 0.1:
-        return "learner", "a GPU (--device cuda) or a smaller net would help"
-    if shares["actor_environment"] > shares["actor_inference"]:
-        return "environment", "more cores would help"
-    return "inference", "a GPU (--device cuda) or a smaller net would help"
 
 
 def _settle_worker() -> None:

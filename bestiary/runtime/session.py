@@ -20,6 +20,7 @@ from bestiary.runs.loggers import make_loggers
 from bestiary.runs.tables import Table
 from bestiary.runtime.interrupts import Interrupts
 from bestiary.runtime.learner import Learner
+from bestiary.runtime.load import bound_by
 from bestiary.runtime.progress import TrainingProgress
 
 FAILED_SAVES = 3  # in a row, before a run whose disk refuses to write stops
@@ -87,7 +88,8 @@ class Session:
                 self._write_row()
         except OSError as error:
             self._complain("rows of metrics.csv and episodes.csv are waiting", error)
-        self.progress.show(self.learner.steps, self.sps, self.mean_return, self.games)
+        bound = "{}: {}".format(*bound_by(load)) if load else ""
+        self.progress.show(self.learner.steps, self.sps, self.mean_return, self.games, bound)
         self._save_if_due()
 
     @property

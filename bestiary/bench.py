@@ -1,0 +1,224 @@
+"""`bestiary bench`: how fast the pieces are, how fast they could be together, and how fast the whole is.
+
+Everything is measured with the trainer's own code, on all cores. The pieces alone: environments stepping, agents deciding,
+learners learning, each at the best of several batch sizes and layouts, so that a slow piece cannot flatter the whole. If
+every core were always busy with one of the three, a step would cost the sum of what it costs in each:
+
+    bound = 1 / (1/env + 1/inference + 1/learn)          ratio = whole / bound
+
+Machines are noisy, so pieces and whole are measured in turn, several times, and medians are reported.
+"""
+
+import json
+import os
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.table import Table
+
+from bestiary.config import Config, resolve
+from bestiary.console import note, stdout
+from bestiary.runs.folder import Place, create_run
+from bestiary.runtime import local
+from bestiary.runtime.actor import Actor
+from bestiary.runtime.session import Session
+from bestiary.runtime.train import build, rollouts_in_flight
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "atari-shallow": {"env": "atari/Pong", "torso": "shallow"},
+    "atari-resnet": {"env": "atari/Pong", "torso": "resnet", "group_size": 2},
+    "atari-lstm": {"env": "atari/Pong", "torso": "shallow", "memory": "lstm"},
+    "toy": {"env": "toy/catch"},
+}
+CORES = os.cpu_count() or 1
+
+
+@dataclass
+class Result:
+    """Medians over the repeats, in decisions a second; `layout` says how each piece was fastest."""
+
+    config: str
+    env: float
+    inference: float
+    learn: float
+    bound: float
+    whole: float
+    ratio: float
+    max_lag: float
+    memory_mib: float
+    layout: dict[str, Any]
+    repeats: list[dict[str, float]]
+
+
+def bench(names: list[str], repeats: int = 5, seconds: float = 5.0, json_path: Path | None = None) -> list[Result]:
+    results = []
+    for name in names:
+        note(f"{name}: looking for the best layout of each piece")
+        results.append(_bench_one(name, repeats, seconds))
+        if json_path is not None:
+            json_path.write_text(json.dumps([asdict(result) for result in results], indent=1) + "\n")
+    _show(results)
+    return results
+
+
+def _bench_one(name: str, repeats: int, seconds: float) -> Result:
+    config = resolve({**CONFIGS[name], "steps": 10**9, "save_minutes": 10**6, "save_every": 0})
+    with ExitStack() as stack:
+        pieces = {
+            "env": _best([_env_piece(config, n, stack) for n in (16, 32, 64)], seconds),
+            "inference": _best([_inference_piece(config, n, stack) for n in (8, 16, 32, 64)], seconds),
+            "learn": _best([_learn_piece(config, g, stack) for g in (1, 2, 4, 8, 16)], seconds),
+        }
+        rows = []
+        for repeat in range(repeats):
+            row = {piece: _rate(function, seconds) for piece, (_, function) in pieces.items()}
+            row["bound"] = 1 / (1 / row["env"] + 1 / row["inference"] + 1 / row["learn"])
+            row |= _whole(config, 3 * seconds)
+            row["ratio"] = row["whole"] / row["bound"]
+            rows.append(row)
+            note(f"{name} {repeat + 1}/{repeats}: " + ", ".join(f"{k} {v:,.4g}" for k, v in row.items()))
+    medians = {key: statistics.median(row[key] for row in rows) for key in rows[0]}
+    return Result(config=name, **medians, layout={piece: label for piece, (label, _) in pieces.items()}, repeats=rows)
+
+
+Piece = tuple[str, Callable[[], int]]  # how it is laid out; one go at it, returning the decisions done
+
+
+def _best(candidates: list[Piece], seconds: float) -> Piece:
+    return max(candidates, key=lambda piece: _rate(piece[1], seconds / 3))
+
+
+def _rate(function: Callable[[], int], seconds: float) -> float:
+    function()
+    start, done = time.perf_counter(), 0
+    while (elapsed := time.perf_counter() - start) < seconds:
+        done += function()
+    return done / elapsed
+
+
+def _env_piece(config: Config, num_envs: int, stack: ExitStack) -> Piece:
+    """A pool that steps with random actions; its own threads use all cores."""
+    pool = config.make_pool(num_envs, 0)
+    stack.callback(pool.close)
+    pool.reset()
+    rng = np.random.default_rng(0)
+
+    def go() -> int:
+        for _ in range(10):
+            pool.send(rng.integers(0, pool.action_spec.n, num_envs))
+            pool.recv()
+        return 10 * num_envs
+
+    return f"{num_envs} environments", go
+
+
+class _Still:
+    """A pool whose environments stand still: what is left of acting is the agent's part."""
+
+    def __init__(self, pool: Any):
+        self.__dict__.update(
+            {k: getattr(pool, k) for k in ("num_envs", "observation_spec", "action_spec", "measures_spec", "tasks")}
+        )
+        self.step = pool.reset()
+
+    def reset(self) -> Any:
+        return self.step
+
+    def send(self, actions: np.ndarray) -> None:
+        pass
+
+
+def _inference_piece(config: Config, batch: int, stack: ExitStack) -> Piece:
+    """Actors deciding, one a core, each in a thread of its own."""
+    pool = config.make_pool(batch, 0)
+    still = _Still(pool)
+    pool.close()
+    agent = config.make_agent(pool.observation_spec, pool.action_spec)
+    actors = [Actor(agent, still, 20, seed=i) for i in range(CORES)]  # type: ignore[arg-type]
+    for actor in actors:
+        actor.start()
+    workers = stack.enter_context(ThreadPoolExecutor(CORES, initializer=lambda: torch.set_num_threads(1)))
+
+    def think(actor: Actor) -> int:
+        for t in range(10):
+            actor.t = t
+            actor.act()
+        return 10 * batch
+
+    return f"batches of {batch}", lambda: sum(workers.map(think, actors))
+
+
+def _learn_piece(config: Config, group_size: int, stack: ExitStack) -> Piece:
+    """A learner with a gradient worker a core, on a batch of real rollouts."""
+    actors, learner = build(config)
+    actor, batch_size = actors[0], config.parts["algo"].options.batch_size
+    actor.start()
+    rollout = actor.collect()
+    for each in actors:
+        each.pool.close()
+    learner.group_size = group_size
+    workers = stack.enter_context(ThreadPoolExecutor(CORES, initializer=lambda: torch.set_num_threads(1)))
+    learner.map = workers.map
+
+    def go() -> int:
+        learner.learn(rollout, batch_size)
+        return rollout.length * rollout.num_envs
+
+    return f"groups of {group_size}", go
+
+
+def _whole(config: Config, seconds: float) -> dict[str, float]:
+    """The local runtime as it trains, rows, episodes and all, after a warm-up."""
+    with tempfile.TemporaryDirectory() as folder:
+        run, _ = create_run(config, Place(run_dir=str(Path(folder) / "run")))
+        actors, learner = build(config)
+        training = config.training
+        layout = local.Layout(
+            training.actor_threads, training.workers or CORES, rollouts_in_flight(config), training.lag
+        )
+        with Session(run, config, learner, actors[0].pool.frames_per_step, dict) as session:
+            marks: list[tuple[float, int]] = []
+
+            def clock() -> None:
+                for wait in (seconds / 3, seconds):
+                    time.sleep(wait)
+                    marks.append((time.perf_counter(), learner.steps))
+                session.interrupts.received = 2
+
+            threading.Thread(target=clock, daemon=True).start()
+            local.train(actors, learner, session, config.parts["algo"].options.batch_size, layout)
+        for actor in actors:
+            actor.pool.close()
+        (start, before), (end, after) = marks
+        lag = max(run.metrics["max_lag"], default=float("nan"))
+    return {"whole": (after - before) / (end - start), "max_lag": float(lag), "memory_mib": _resident_mib()}
+
+
+def _resident_mib() -> float:
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+    except OSError:
+        return float("nan")
+
+
+def _show(results: list[Result]) -> None:
+    table = Table(title=f"decisions a second on {CORES} cores, medians")
+    for column in ("", "env", "inference", "learn", "bound", "whole", "ratio", "max lag", "memory"):
+        table.add_column(column, justify="right" if column else "left")
+    for r in results:
+        rates = (f"{rate:,.0f}" for rate in (r.env, r.inference, r.learn, r.bound, r.whole))
+        table.add_row(r.config, *rates, f"{r.ratio:.2f}", f"{r.max_lag:.0f}", f"{r.memory_mib:,.0f} MiB")
+    stdout.print(table)
+    for r in results:
+        note(f"{r.config}: best with {', '.join(f'{piece}: {label}' for piece, label in r.layout.items())}")

@@ -1,0 +1,66 @@
+"""Where the time goes: who waits for whom, what a run is bound by, and what stalls."""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Protocol
+
+from bestiary.console import warn
+
+
+class Worker(Protocol):
+    """A thread that says what it is doing: its phase, since when, and its seconds in each phase so far."""
+
+    name: str
+    phase: str
+    since: float
+    seconds: dict[str, float]
+
+
+class Load:
+    """Who waits for whom: shares of the time since the last look, and what to tell the user when nothing moves."""
+
+    def __init__(self, crew: Sequence[Worker]):
+        self.crew = crew
+        self.waited = 0.0
+        self.last = self._seconds()
+
+    def _seconds(self) -> dict[str, float]:
+        phases = ("environment", "inference", "waiting")
+        totals = {phase: sum(thread.seconds[phase] for thread in self.crew) / len(self.crew) for phase in phases}
+        return {"clock": time.monotonic(), "learner": self.waited, **totals}
+
+    @contextmanager
+    def learner_waits(self) -> Iterator[None]:
+        start = time.monotonic()
+        yield
+        self.waited += time.monotonic() - start
+
+    def shares(self) -> dict[str, float]:
+        """actor_*: what the actor threads did; learner_wait: how long the learner had nothing to learn from."""
+        now = self._seconds()
+        span = {name: now[name] - self.last[name] for name in now}
+        self.last = now
+        clock = max(span["clock"], 1e-9)
+        return {
+            "actor_environment": span["environment"] / clock,
+            "actor_inference": span["inference"] / clock,
+            "actor_wait": span["waiting"] / clock,
+            "learner_wait": span["learner"] / clock,
+        }
+
+    def stalled(self, seconds: float) -> None:
+        now = time.monotonic()
+        for thread in self.crew:
+            warn(
+                f"no rollout for {seconds:.0f} s: {thread.name} has been in {thread.phase} for {now - thread.since:.0f} s"
+            )
+
+
+def bound_by(shares: dict[str, float]) -> tuple[str, str]:
+    """What limits the run, and what would help."""
+    if shares["learner_wait"] < 0.1 and shares["actor_wait"] > 0.1:
+        return "learner", "a GPU (--device cuda) or a smaller net would help"
+    if shares["actor_environment"] > shares["actor_inference"]:
+        return "environment", "more cores would help"
+    return "inference", "a GPU (--device cuda) or a smaller net would help"

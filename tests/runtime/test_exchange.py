@@ -1,0 +1,144 @@
+"""The exchange: order, bounds, fixed lag, and failures, without any learning."""
+
+import threading
+import time
+
+import pytest
+import torch
+import torch.nn as nn
+
+from bestiary.errors import RunError
+from bestiary.rollout import Rollout
+from bestiary.runtime.exchange import Exchange
+from bestiary.runtime.snapshots import Snapshot
+
+
+def rollout() -> Rollout:
+    return Rollout.empty(1, 1, {}, {}, ())
+
+
+def snapshot(version: int) -> Snapshot:
+    return Snapshot(version, ())
+
+
+def never(seconds: float) -> None:
+    raise AssertionError("nothing stalls here")
+
+
+def test_rollouts_are_taken_in_the_order_they_began_in() -> None:
+    exchange = Exchange(snapshot(0), actors=3, in_flight=3)
+    numbers = [exchange.try_begin(actor) for actor in range(3)]
+    assert [begun and begun[0] for begun in numbers] == [0, 1, 2]
+    played = {number: rollout() for number in (2, 0, 1)}
+    for number, one in played.items():  # they are finished in another order
+        exchange.hand_over(number, one)
+    for number in range(3):
+        assert exchange.take(0, never, 1) is played[number]
+        exchange.publish(snapshot(number + 1))
+
+
+def test_actors_take_turns() -> None:
+    exchange = Exchange(snapshot(0), actors=2, in_flight=4)
+    assert exchange.try_begin(1) is None
+    assert exchange.try_begin(0) is not None
+    assert exchange.try_begin(0) is None
+    assert exchange.try_begin(1) is not None
+
+
+def test_no_more_rollouts_begin_than_may_be_in_flight() -> None:
+    exchange = Exchange(snapshot(0), actors=1, in_flight=2)
+    assert exchange.try_begin(0) is not None
+    assert exchange.try_begin(0) is not None
+    exchange.hand_over(0, rollout())
+    assert exchange.try_begin(0) is None  # waiting to be learnt from is in flight too
+    exchange.take(0, never, 1)
+    assert exchange.try_begin(0) is None
+    exchange.publish(snapshot(1))
+    begun = exchange.try_begin(0)
+    assert begun is not None
+    assert (begun[0], begun[1].version) == (2, 1)
+
+
+@pytest.mark.parametrize("lag", [0, 1, 2])
+@pytest.mark.parametrize("joined", [1, 2])
+def test_with_a_fixed_lag_a_rollout_begins_with_just_its_weights(lag: int, joined: int) -> None:
+    """Rollout k is played with the weights after rollouts 0 .. k-lag-1, whenever it begins."""
+    for late in (False, True):
+        exchange = Exchange(snapshot(0), actors=1, in_flight=100, fixed_lag=lag + joined - 1)
+        used: dict[int, int] = {}
+        while len(used) < 12:
+            while (not late or exchange.learnt + joined > exchange.begun) and (begun := exchange.try_begin(0)):
+                used[begun[0]] = begun[1].version
+                exchange.hand_over(begun[0], rollout())
+            if exchange.begun - exchange.learnt >= joined:
+                for ahead in range(joined):
+                    exchange.take(ahead, never, 1)
+                exchange.publish(snapshot(exchange.learnt // joined + 1), joined)
+        wanted = {k: max(0, k - lag - joined + 1) // joined for k in used}
+        assert used == wanted
+
+
+def test_a_dead_actor_is_heard_of_where_the_learner_waits() -> None:
+    exchange = Exchange(snapshot(0), actors=1, in_flight=1)
+    threading.Timer(0.1, exchange.fail, [RunError("the world ends")]).start()
+    with pytest.raises(RunError, match="the world ends"):
+        exchange.take(0, never, 10)
+
+
+def test_a_stall_is_reported_again_and_again() -> None:
+    exchange = Exchange(snapshot(0), actors=1, in_flight=1)
+    exchange.try_begin(0)
+    reports: list[float] = []
+
+    def stalled(seconds: float) -> None:
+        reports.append(seconds)
+        if len(reports) == 3:
+            exchange.ready[0] = rollout()
+
+    exchange.take(0, stalled, 0.02)
+    assert len(reports) == 3
+    assert reports == sorted(reports)
+
+
+def test_waiting_ends_with_the_exchange() -> None:
+    exchange = Exchange(snapshot(0), actors=1, in_flight=1)
+    thread = threading.Thread(target=exchange.wait, args=[exchange.progress()])
+    thread.start()
+    exchange.close()
+    thread.join(timeout=10)
+    assert not thread.is_alive()
+
+
+def test_no_actor_ever_sees_half_an_update() -> None:
+    """A learner that overwrites its weights without pause, an actor that copies snapshots: always one version, whole."""
+    learner, actor = nn.Linear(300, 300), nn.Linear(300, 300)
+    newest = [Snapshot.of(learner, 0)]
+    stop = threading.Event()
+
+    def learn() -> None:
+        version = 0
+        while not stop.is_set():
+            version += 1
+            with torch.no_grad():
+                for weights in learner.parameters():
+                    weights.fill_(version)
+            newest[0] = Snapshot.of(learner, version)
+
+    with torch.no_grad():
+        for weights in learner.parameters():
+            weights.fill_(0)
+    newest[0] = Snapshot.of(learner, 0)
+    thread = threading.Thread(target=learn)
+    thread.start()
+    try:
+        deadline, seen = time.monotonic() + 2, set()
+        while time.monotonic() < deadline:
+            taken = newest[0]
+            taken.copy_into(actor)
+            values = {float(v) for weights in actor.parameters() for v in (weights.min(), weights.max())}
+            assert values == {float(taken.version)}
+            seen.add(taken.version)
+        assert len(seen) > 10
+    finally:
+        stop.set()
+        thread.join()

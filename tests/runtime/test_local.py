@@ -1,0 +1,205 @@
+"""The local runtime: the same mathematics as serial, bounded lag, reproducible where asked, clean in every end."""
+
+import gc
+import os
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+import bestiary
+from bestiary.config import resolve
+from bestiary.errors import RunError
+from bestiary.runtime import local
+from bestiary.runtime.learner import Learner
+from bestiary.runtime.load import bound_by
+from bestiary.runtime.session import Session
+from bestiary.runtime.train import build, rollouts_in_flight
+
+LOCAL: dict[str, Any] = {"runtime": "local", "num_envs": 8, "batch_size": 4, "unroll_length": 5, "log_every": 100}
+
+
+def weights_of(run: bestiary.Run) -> bytes:
+    return (run.checkpoints[-1].path / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("env", ["toy/catch", "atari/Pong"])
+@pytest.mark.parametrize("memory", ["none", "lstm"])
+def test_gradients_from_worker_threads_are_the_serial_ones_bit_for_bit(env: str, memory: str) -> None:
+    config = resolve(
+        {"env": env, "memory": memory, "runtime": "serial", "num_envs": 6, "batch_size": 6, "group_size": 2}
+    )
+    (actor,), learner = build(config)
+    actor.start()
+    rollout = actor.collect()
+    actor.pool.close()
+    alone, sums = learner.gradients(rollout)
+    with ThreadPoolExecutor(3, initializer=local._settle_worker) as workers:
+        learner.map = workers.map
+        for _ in range(3):
+            together, together_sums = learner.gradients(rollout)
+            assert all(torch.equal(a, b) for a, b in zip(alone, together, strict=True))
+            assert all(torch.equal(sums[name], together_sums[name]) for name in sums)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"pools": 4, "num_envs": 16},
+        {"pools": 4, "num_envs": 16, "actor_threads": 2},
+        {"num_envs": 16, "batch_size": 2, "max_lag": 5},
+        {"num_envs": 4, "batch_size": 8},
+        {"max_lag": 0},
+        {"algo.replay": 3},
+        {"algo.replay": 2, "num_envs": 16, "max_lag": 3},
+    ],
+    ids=str,
+)
+def test_lag_is_never_above_the_cap(options: dict[str, Any]) -> None:
+    run = bestiary.train("toy/catch", run_dir="r", steps=3_000, **{**LOCAL, **options})
+    cap = options.get("max_lag", 8)
+    assert run.metrics["max_lag"].max() <= cap
+    assert (run.metrics["lag"] <= run.metrics["max_lag"]).all()
+    assert run.steps >= 3_000
+    updates = run.steps / (LOCAL["unroll_length"] * {**LOCAL, **options}["batch_size"]) * options.get("algo.replay", 1)
+    assert run.metrics["updates"][-1] == pytest.approx(updates)
+
+
+@pytest.mark.parametrize(
+    "options", [{"lag": 1}, {"lag": 2, "pools": 4, "actor_threads": 2, "num_envs": 16}, {"lag": 0}], ids=str
+)
+def test_a_fixed_lag_gives_the_same_bytes_again(options: dict[str, Any]) -> None:
+    options = {**LOCAL, "memory": "gru", "steps": 2_000, **options}
+    one, two = (bestiary.train("toy/recall", run_dir=f"r{i}", **options) for i in (1, 2))
+    assert weights_of(one) == weights_of(two)
+    assert (one.path / "episodes.csv").read_bytes() == (two.path / "episodes.csv").read_bytes()
+    assert one.metrics["max_lag"].max() <= options["lag"] * (one.metrics["updates"][-1] / (one.steps / 40)) + 1
+
+
+def test_a_fixed_lag_is_reproducible_on_atari_too_and_differs_by_seed() -> None:
+    options = {**LOCAL, "lag": 1, "steps": 400}
+    one, two, other = (
+        bestiary.train("atari/Pong", run_dir=f"r{i}", seed=s, **options) for i, s in enumerate((1, 1, 2))
+    )
+    assert weights_of(one) == weights_of(two) != weights_of(other)
+
+
+@pytest.mark.parametrize("slow", ["learner", "environment"])
+def test_a_slow_side_neither_deadlocks_nor_piles_up(slow: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = resolve({"env": "toy/catch", "steps": 1_200, **LOCAL})
+    actors, _ = build(config)
+    part, method = (Learner, "learn") if slow == "learner" else (type(actors[0].pool), "recv")
+    original = getattr(part, method)
+
+    def slowly(*args: Any) -> Any:
+        time.sleep(0.02)
+        return original(*args)
+
+    monkeypatch.setattr(part, method, slowly)
+    waiting: list[int] = []
+    publish = local.Exchange.publish
+
+    def counted(self: local.Exchange, *args: Any) -> None:
+        waiting.append(self.begun - self.learnt)
+        publish(self, *args)
+
+    monkeypatch.setattr(local.Exchange, "publish", counted)
+    run = bestiary.train("toy/catch", run_dir="r", steps=1_200, **LOCAL)
+    assert run.steps >= 1_200
+    assert max(waiting) <= rollouts_in_flight(config)
+    shares = run.metrics
+    if slow == "learner":
+        assert shares["actor_wait"].mean() > shares["learner_wait"].mean()
+    else:
+        assert shares["learner_wait"].mean() > shares["actor_wait"].mean()
+
+
+def test_nothing_is_left_behind() -> None:
+    process = psutil.Process()
+    bestiary.train("atari/Pong", run_dir="r0", steps=200, **LOCAL)  # what is made once and stays
+    gc.collect()
+    threads, files, children = threading.active_count(), set(os.listdir("/dev/shm")), process.children()
+    for i in (1, 2):
+        bestiary.train("atari/Pong", run_dir=f"r{i}", steps=200, **LOCAL)
+    gc.collect()
+    assert threading.active_count() == threads
+    assert set(os.listdir("/dev/shm")) == files
+    assert process.children() == children
+    assert not Path("r1/lock.json").exists()
+
+
+def test_what_kills_an_actor_ends_the_run_with_its_cause_and_the_last_checkpoint(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = resolve({"env": "toy/catch", "steps": 10_000, **LOCAL})
+    actors, _ = build(config)
+    pool = type(actors[0].pool)
+    original, calls = pool.recv, [0]
+
+    def recv(self: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == 200:
+            raise OSError("the emulator is gone")
+        return original(self)
+
+    monkeypatch.setattr(pool, "recv", recv)
+    before = threading.active_count()
+    with pytest.raises(RunError, match="the emulator is gone"):
+        bestiary.train("toy/catch", run_dir="r", steps=10_000, save_every=200, **LOCAL)
+    run = bestiary.load("r")
+    assert run.checkpoints
+    assert run.checkpoints[-1].problem() is None
+    assert threading.active_count() == before
+
+
+def test_a_resumed_local_run_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = bestiary.train("toy/catch", run_dir="r", steps=1_000, **LOCAL)
+    seconds, games = first.metrics["seconds"][-1], first.metrics["games"][-1]
+    from bestiary.runtime.train import resume
+
+    run = resume(bestiary.load("r"), steps=2_000)
+    assert run.steps >= 2_000
+    assert (run.metrics["step"][1:] > run.metrics["step"][:-1]).all()
+    assert run.metrics["seconds"][-1] > seconds
+    assert run.metrics["games"][-1] > games
+    assert (run.episodes["step"][1:] >= run.episodes["step"][:-1]).all()
+
+
+def test_the_rows_say_who_waits() -> None:
+    run = bestiary.train("toy/catch", run_dir="r", steps=2_000, **LOCAL)
+    for name in ("actor_environment", "actor_inference", "actor_wait", "learner_wait"):
+        assert ((run.metrics[name] >= 0) & (run.metrics[name] <= 1.05)).all()
+
+
+@pytest.mark.parametrize(
+    ("environment", "inference", "wait", "learner_wait", "expected"),
+    [(0.1, 0.2, 0.6, 0.0, "learner"), (0.6, 0.3, 0.0, 0.5, "environment"), (0.2, 0.7, 0.0, 0.5, "inference")],
+)
+def test_what_a_run_is_bound_by(
+    environment: float, inference: float, wait: float, learner_wait: float, expected: str
+) -> None:
+    names = ("actor_environment", "actor_inference", "actor_wait", "learner_wait")
+    shares = dict(zip(names, (environment, inference, wait, learner_wait), strict=True))
+    assert bound_by(shares)[0] == expected
+
+
+def test_replay_learns_from_each_rollout_twice_but_counts_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    record = Session.record
+
+    def recorded(self: Session, metrics: list, *args: Any) -> None:
+        seen.append(len(metrics))
+        record(self, metrics, *args)
+
+    monkeypatch.setattr(Session, "record", recorded)
+    run = bestiary.train("toy/catch", run_dir="r", steps=400, **{**LOCAL, "algo.replay": 2})
+    assert set(seen) == {2}
+    assert run.steps == 400
+    assert run.metrics["updates"][-1] == 2 * 400 / 20
+    assert run.episodes["step"].max() <= 400
