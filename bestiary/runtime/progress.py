@@ -21,10 +21,13 @@ class TrainingProgress:
             self.bar.start()
         return self
 
-    def show(self, steps: int, sps: float, mean_return: float, games: int, *, force: bool = False) -> None:
+    def show(
+        self, steps: int, sps: float, mean_return: float, games: int, bound: str = "", *, force: bool = False
+    ) -> None:
         left = duration((self.total - steps) / sps) if sps > 0 else "?"
         earned = f"return {mean_return:.2f} ({games} games)" if games else "no game finished yet"
-        text = f"{short(steps)} of {short(self.total)} steps · {sps:,.0f} steps/s · {earned} · {left} left"
+        limit = f" · bound by {bound}" if bound else ""
+        text = f"{short(steps)} of {short(self.total)} steps · {sps:,.0f} steps/s · {earned}{limit} · {left} left"
         if self.bar is not None:
             self.bar.update(self.task, completed=steps, info=text)
         elif force or time.monotonic() - self.last_line > self.seconds_between_lines:

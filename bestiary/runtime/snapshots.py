@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn as nn
 from torch import Tensor
 
 from bestiary.agents.agent import Agent
@@ -19,14 +20,14 @@ class Snapshot:
     tensors: tuple[Tensor, ...]  # parameters, then buffers, in the module's order
 
     @classmethod
-    def of(cls, agent: Agent, version: int) -> "Snapshot":
+    def of(cls, agent: nn.Module | Agent, version: int) -> "Snapshot":
         return cls(version, tuple(tensor.detach().clone() for tensor in _tensors(agent)))
 
     @torch.no_grad()
-    def copy_into(self, agent: Agent) -> None:
+    def copy_into(self, agent: nn.Module | Agent) -> None:
         for mine, published in zip(_tensors(agent), self.tensors, strict=True):
             mine.copy_(published)
 
 
-def _tensors(agent: Agent) -> Sequence[Tensor]:
+def _tensors(agent: nn.Module | Agent) -> Sequence[Tensor]:
     return list(agent.state_dict(keep_vars=True).values())
