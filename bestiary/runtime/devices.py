@@ -1,5 +1,7 @@
 """Where tensors live: the CPU, or a GPU that was asked for or found."""
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 
 from bestiary.errors import UserError
@@ -23,6 +25,6 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
-def autocast(device: torch.device, precision: str) -> torch.autocast:
+def autocast(device: torch.device, precision: str) -> AbstractContextManager[None]:
     """The context that the network runs in: bfloat16 for the operations that stand it, or nothing special."""
-    return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16")
+    return torch.autocast(device.type, torch.bfloat16) if precision == "bfloat16" else nullcontext()

@@ -26,6 +26,7 @@ from bestiary.runtime.session import Session, resume_note
 def start(config: Config, place: Place = Place()) -> Run:
     """Train a new run to its end."""
     check_loggers(config)
+    choose_device(config.training.device)
     describe(config)  # builds everything once, so that what cannot be built is refused before a folder is made
     run, exists = create_run(config, place)
     if exists:
@@ -43,6 +44,7 @@ def start(config: Config, place: Place = Place()) -> Run:
 def resume(run: Run, steps: int | None = None, checkpoint: int | None = None) -> Run:
     """Go on with a run from its newest checkpoint (or an earlier one), to its total of steps or a new one."""
     check_loggers(run.config)
+    choose_device(run.config.training.device)
     with run.writing():
         for name in checkpoints.remove_unfinished(run.path / "checkpoints"):
             note(f"note: removed {name}, a save that was cut off")
