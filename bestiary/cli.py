@@ -82,6 +82,9 @@ def run_command(argv: list[str]) -> int:
     except BrokenPipeError:  # | head
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+    except OSError as error:
+        print(f"bestiary: {error.strerror or error}{f': {error.filename}' if error.filename else ''}", file=sys.stderr)
+        return 1
     except Exception as error:
         from bestiary import plugins
 
@@ -120,13 +123,12 @@ def _train(argv: list[str]) -> None:
 def parse_train(argv: list[str]) -> tuple[dict[str, Any], dict[str, Any], bool]:
     """What was given on the command line, unchecked: options, place, and whether it is a dry run."""
     from bestiary import envs
-    from bestiary.config import DEFAULTS, Training, layers, lookup_part
+    from bestiary.config import DEFAULTS, Training, env_names, layers, lookup_part
     from bestiary.options import options_of, parse_options
     from bestiary.runs.folder import Place
 
     chosen, _ = layers(scan(argv, _train_parser()))
-    names = chosen.get("env", [])
-    env_name: str = names if isinstance(names, str) else next(iter(names), "")
+    env_name = next(iter(env_names(chosen.get("env", ()))), "")
 
     parser = _train_parser()
     _add_options(parser.add_argument_group("training"), Training, "")
@@ -162,6 +164,8 @@ def scan(argv: list[str], parser: Parser) -> dict[str, Any]:
     names, words = list[str](), list(argv)
     while words:
         word = words.pop(0)
+        if word.startswith("-") and not word.startswith("--") and word != "-h":
+            raise UserError(f"unknown option {word}: options have two hyphens, such as --seed 3")
         if not word.startswith("--"):
             names += [word] if word != "-h" else []
             continue
@@ -275,6 +279,18 @@ def _number(parser_name: str, text: str, low: int = 0) -> int:
     return number
 
 
+def _fps(text: str) -> float:
+    from bestiary.options import convert
+
+    try:
+        fps = float(convert(text, float))
+    except ValueError as error:
+        raise UserError(f"--fps {text}: {error}") from error
+    if not 0.1 <= fps <= 100:
+        raise UserError(f"--fps {text}: must be between 0.1 and 100")
+    return fps
+
+
 def _add_run(parser: Parser, nargs: str | None = None) -> None:
     parser.add_argument("run", metavar="RUN", nargs=nargs, help="a run folder, such as runs/latest")
     parser.add_argument(
@@ -317,6 +333,7 @@ def _eval(argv: list[str]) -> None:
     _add_run(parser)
     parser.add_argument("--episodes", metavar="INT", default="100", help="whole games to play (default 100)")
     parser.add_argument("--num-envs", metavar="INT", default="32", help="environments at once (default 32)")
+    parser.add_argument("--max-steps", metavar="INT", default="27k", help="give a game up after so many (default 27k)")
     _add_player(parser)
     a = parser.parse_strictly(argv)
     evaluate(
@@ -326,6 +343,7 @@ def _eval(argv: list[str]) -> None:
         greedy=a.greedy,
         seed=_number("--seed", a.seed),
         num_envs=_number("--num-envs", a.num_envs, 1),
+        max_steps=_number("--max-steps", a.max_steps, 1),
     ).show()
 
 
@@ -348,7 +366,7 @@ def _movie(argv: list[str]) -> None:
         checkpoint=_number("--checkpoint", a.checkpoint) if a.checkpoint else None,
         greedy=a.greedy,
         seed=_number("--seed", a.seed),
-        fps=_number("--fps", a.fps, 1) if a.fps else 0,
+        fps=_fps(a.fps) if a.fps else 0,
         overwrite=a.overwrite,
     )
     print(f"movie: {path}")

@@ -126,10 +126,8 @@ class Config:
             tables["plugins"] = self.plugin_hashes
         return dump_toml(tables)
 
-    def group(self, *besides: str) -> str:
-        """What runs that differ only in their seed (and in how they are logged and saved) have in common."""
-        beside = {"seed", "tensorboard", "wandb", "eval_at_end", "movie_at_end", "save_minutes", "save_every", *besides}
-        return json.dumps({k: v for k, v in self.tables().items() if k not in beside}, sort_keys=True)
+    def group(self) -> str:
+        return group_key(flatten(self.tables()))
 
     def label(self) -> str:
         """A short name: environment and agent."""
@@ -139,14 +137,21 @@ class Config:
         return "-".join([task, *(plugins.split(n)[1] if plugins.is_plugin(n) else n for n in named + inner)])
 
 
+BESIDE = "seed tensorboard wandb eval_at_end movie_at_end save_minutes save_every log_every max_bad_updates".split()
+
+
+def group_key(settings: Mapping[str, Any], *besides: str) -> str:
+    """What runs that differ only in their seed (and in how they are logged and saved) have in common."""
+    return json.dumps({k: v for k, v in settings.items() if k not in (*BESIDE, *besides)}, sort_keys=True)
+
+
 # --- from what users write ---
 
 
 def resolve(given: Mapping[str, Any], origin: Mapping[str, str] | None = None) -> Config:
     """Check a flat dict of names and options and make it a Config; raises UserError with all problems found."""
     given, problems = dict(given), list[str]()
-    names = given.pop("env", ())
-    names = (names,) if isinstance(names, str) else tuple(names)
+    names = env_names(given.pop("env", ()))
     if not names:
         problems.append("which environment? For example: bestiary train atari/Pong (bestiary list envs shows all)")
     if len(names) > 1:
@@ -187,6 +192,13 @@ def resolve(given: Mapping[str, Any], origin: Mapping[str, str] | None = None) -
     )
 
 
+def env_names(env: Any) -> tuple[str, ...]:
+    names = (env,) if isinstance(env, str) else tuple(env) if isinstance(env, list | tuple) else (env,)
+    if not all(isinstance(name, str) for name in names):
+        raise UserError(f"env = {env!r}: expected the name of an environment, such as atari/Pong")
+    return names
+
+
 def layers(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     """Presets, then config files, then what was given directly, each over the one before; and where each key came from."""
     direct = flatten(options)
@@ -213,11 +225,8 @@ def _over(below: dict[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     return {**kept, **above}
 
 
-def _families(names: str | Iterable[str]) -> set[str]:
-    return {
-        name if plugins.is_plugin(name) else name.split("/")[0]
-        for name in ([names] if isinstance(names, str) else names)
-    }
+def _families(env: Any) -> set[str]:
+    return {name if plugins.is_plugin(name) else name.split("/")[0] for name in env_names(env)}
 
 
 def lookup_part(kind: str, name: str) -> Any:
@@ -278,6 +287,8 @@ def _unknown(
         shown = key.replace("_", "-")
         where = f" (in {origin[key]})" if key in origin else ""
         near = suggest(f"--{shown}", [f"--{s.replace('_', '-')}" for s in names if not s.startswith("env.")])
+        if key in ("name", "run_dir", "if_exists"):
+            near = ": where a run goes is said on the command line, not in a file"
         problems.append(f"unknown option --{shown}{where}{_owner(key) or near}")
     return problems
 

@@ -4,7 +4,8 @@ import sys
 
 from rich.console import Console
 
-stdout = Console(soft_wrap=True, highlight=False)
+# Tables that go to a file or a pipe are not cut to the width of a terminal.
+stdout = Console(soft_wrap=True, highlight=False, width=None if sys.stdout.isatty() else 200)
 stderr = Console(stderr=True, soft_wrap=True, highlight=False)
 
 

@@ -1,4 +1,4 @@
-"""The three ways in which things go wrong, and what a user sees of each."""
+"""The two ways in which things go wrong, and what a user sees of each."""
 
 
 class UserError(Exception):
@@ -11,7 +11,3 @@ class UserError(Exception):
 
 class RunError(Exception):
     """A run that cannot go on (diverged, disk full, broken environment): one line with the cause, exit status 1."""
-
-
-class BestiaryWarning(UserWarning):
-    """Something the user should know of that does not stop the work."""

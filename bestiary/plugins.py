@@ -64,6 +64,7 @@ def _import(path: Path) -> Any:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
+    sys.path.insert(0, str(path.resolve().parent))  # as for a script: files beside it can be imported
     try:
         spec.loader.exec_module(module)
     except BaseException as error:
@@ -72,6 +73,8 @@ def _import(path: Path) -> Any:
             raise
         line = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
         raise UserError(f"{path}{line}: does not import: {type(error).__name__}: {error}") from error
+    finally:
+        sys.path.remove(str(path.resolve().parent))
     return module
 
 

@@ -141,7 +141,11 @@ class Rollout:
         t, n = length, num_envs
 
         def entries(spec: ArraySpec) -> Tensor:
-            return torch.empty((t + 1, n, *spec.shape), dtype=getattr(torch, spec.dtype), pin_memory=pinned)
+            shape, dtype = spec.shape, getattr(torch, spec.dtype)
+            if len(shape) != 3:
+                return torch.empty((t + 1, n, *shape), dtype=dtype, pin_memory=pinned)
+            channels_last = torch.empty((t + 1, n, *shape[1:], shape[0]), dtype=dtype, pin_memory=pinned)
+            return channels_last.permute(0, 1, 4, 2, 3)  # images [C,H,W], in the memory order that convolutions like
 
         return cls(
             observation={name: entries(s) for name, s in spec.items()},

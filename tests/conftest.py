@@ -20,6 +20,7 @@ def catch_runs(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
     """Two short real runs of toy/catch that differ in their seed, and one that differs in its learning rate."""
     folder = tmp_path_factory.mktemp("runs")
     options: dict[str, Any] = {
+        "runtime": "serial",
         "steps": 6_400,
         "log_every": 1_000,
         "save_every": 2_000,

@@ -30,6 +30,12 @@ MISTAKES: list[tuple[str, tuple[str, ...]]] = [
     ("train toy/chain --steps many", ("--steps many: expected a number",)),
     ("train toy/chain --steps 1.5", ("--steps 1.5: expected a whole number",)),
     ("train toy/chain --steps", ("--steps needs a value",)),
+    ("train toy/chain -s 3", ("unknown option -s",)),
+    ("train toy/chain --name ../evil", ("--name ../evil: a name of one folder",)),
+    ("train --config number.toml", ("env = 3: expected the name of an environment",)),
+    ("train --config named.toml", ("unknown option --name (in config named.toml): where a run goes is said on the",)),
+    ("movie {run} --fps fast", ("--fps fast: expected a number",)),
+    ("compare {run} --out no/such/curves.png", ("there is no folder no/such",)),
     ("train toy/chain --seed -1", ("--seed -1: must be at least 0",)),
     ("train toy/chain --memory lstn", ("--memory lstn: there is none, lstm, gru; did you mean lstm?",)),
     ("train toy/chain --memori lstm", ("unknown option --memori; did you mean --memory",)),
@@ -78,6 +84,8 @@ MISTAKES: list[tuple[str, tuple[str, ...]]] = [
 def material() -> None:
     """Files that the mistakes are about."""
     Path("bad.toml").write_text("steps = = 3")
+    Path("number.toml").write_text("env = 3\n")
+    Path("named.toml").write_text('name = "x"\n[env]\nname = ["toy/chain"]\n')
     Path("unknown.toml").write_text('frobnicate = 1\n[env]\nname = ["toy/chain"]\n')
     Path("syntax.py").write_text("class Maze:\n    def reset(self:\n")
     Path("fails.py").write_text("1 / 0\n")

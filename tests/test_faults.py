@@ -235,7 +235,8 @@ def test_secrets_of_the_environment_stay_out_of_the_run_folder() -> None:
     assert result.returncode == 0, result.stderr
     written = [path for path in Path("r").rglob("*") if path.is_file()]
     assert any("tfevents" in path.name for path in written)
-    assert any(path.suffix == ".wandb" for path in written)
+    kept = Path("r/wandb-id.txt").read_text()
+    assert [path.name for path in written if path.suffix == ".wandb"] == [f"run-{kept}.wandb"]
     for path in written:
         assert secret.encode() not in path.read_bytes(), path
 
@@ -259,6 +260,26 @@ def test_a_logger_that_fails_does_not_stop_the_training() -> None:
     assert "wandb is not available" in result.stderr
     assert open_run("r").steps >= 2_000
     assert len(open_run("r").metrics["step"]) > 0
+
+
+def test_an_emptied_checkpoint_is_not_a_reason_to_start_anew_in_silence() -> None:
+    run = bestiary.train(run_dir="r", env="toy/recall", num_envs=4, batch_size=4, steps=2_000)
+    for file in run.checkpoints[-1].path.iterdir():
+        file.unlink()
+    rows = (run.path / "metrics.csv").read_bytes()
+    result = bestiary_command("resume", "r")
+    assert result.returncode == 2
+    assert "is damaged" in result.stderr
+    assert "bestiary train --config r/config.toml" in result.stderr
+    assert (run.path / "metrics.csv").read_bytes() == rows
+
+
+def test_seeds_started_in_the_same_second_each_get_a_folder() -> None:
+    words = [*BESTIARY, "train", "toy/bandit", "--steps", "1k"]
+    started = [subprocess.Popen([*words, "--seed", str(seed)], stderr=subprocess.DEVNULL) for seed in (1, 2, 3)]
+    assert [process.wait(timeout=120) for process in started] == [0, 0, 0]
+    runs = [path for path in Path("runs").iterdir() if not path.is_symlink()]
+    assert sorted(open_run(path).settings["seed"] for path in runs) == [1, 2, 3]
 
 
 def test_a_damaged_newest_checkpoint_is_refused_and_the_last_good_one_offered() -> None:

@@ -338,3 +338,9 @@ def test_copies_of_equal_names_do_not_collide(tmp_path):
     path = tmp_path / "mine.py"
     assert plugins.copy_name(path, "a" * 64) != plugins.copy_name(path, "b" * 64)
     assert plugins.copy_name(path, "a" * 64) == "mine-aaaaaaaa.py"
+
+
+def test_a_plugin_imports_the_files_beside_it(tmp_path):
+    (tmp_path / "beside.py").write_text("SIZE = 7\n")
+    (tmp_path / "net.py").write_text("from beside import SIZE\nclass Net:\n    size = SIZE\n")
+    assert plugins.load(f"{tmp_path}/net.py:Net", "torso").size == 7

@@ -57,7 +57,8 @@ class BasicAgent(nn.Module):
     class Options:
         inputs: str = option(
             "auto",
-            "what the memory and heads see besides the torso's features (auto: as the torso's published net)",
+            "what memory and heads see besides the torso's features: the last reward, clamped to [-1,1], the last action "
+            "(auto: as the torso's published net)",
             choices=("auto", "reward+action", "reward", "action", "none"),
         )
 
@@ -85,7 +86,7 @@ class BasicAgent(nn.Module):
 
     def forward(self, inputs: Inputs, state: State) -> tuple[Output, State]:
         T, B = inputs.done.shape
-        x = self.torso({kind: array.flatten(0, 1) for kind, array in inputs.observation.items()})  # [T*B,F]
+        x = self.torso({kind: _merge(array) for kind, array in inputs.observation.items()})  # [T*B,F]
         features = [x.view(T, B, -1)]
         going_on = (~inputs.done).unsqueeze(-1)  # [T,B,1]
         if self.sees_reward:
@@ -94,6 +95,13 @@ class BasicAgent(nn.Module):
             features.append(F.one_hot(inputs.last_action, self.num_actions) * going_on)
         x, state = self.memory(torch.cat(features, dim=-1) if len(features) > 1 else features[0], inputs.done, state)
         return Output(Categorical(_whole(self.policy(x))), _whole(self.value(x).squeeze(-1))), state
+
+
+def _merge(x: Tensor) -> Tensor:
+    """[T,B,...] -> [T*B,...]; images [T,B,C,H,W] get, or keep, their channels last in memory."""
+    if x.dim() != 5:
+        return x.flatten(0, 1)
+    return x.permute(0, 1, 3, 4, 2).flatten(0, 1).permute(0, 3, 1, 2)
 
 
 def _whole(x: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Torsos: from one observation to one feature vector. `torso(observation[B,...]) -> [B, output_size]`.
 
-A torso reads the kinds of observation that it knows: the two convolutional ones an `image`, with a `vector` beside it
-where there is one; `mlp` everything. After its convolutions each has `depth` fully connected layers of `width` units.
+The two convolutional torsos need an `image`, and read all other observations beside it; `mlp` reads everything. After its
+convolutions each has `depth` fully connected layers of `width` units.
 """
 
 from dataclasses import dataclass
@@ -27,11 +27,11 @@ def fully_connected(inputs: int, width: int, depth: int) -> nn.Sequential:
 
 def scaled(image: Tensor) -> Tensor:
     """uint8 [B,C,H,W] -> float in [0,1], in the memory layout that convolutions are fastest in."""
-    return image.contiguous(memory_format=torch.channels_last).float() / 255
+    return image.contiguous(memory_format=torch.channels_last).float().div_(255)
 
 
 class Convolutional(nn.Module):
-    """A stack of convolutions over `image`, then fully connected layers over it and `vector`."""
+    """A stack of convolutions over `image`, then fully connected layers over that and all other observations."""
 
     inputs: tuple[str, ...] = ("reward", "action")  # what the published net sees besides
 
@@ -40,15 +40,15 @@ class Convolutional(nn.Module):
         self.convolutions = convolutions.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         with torch.no_grad():
             size = self.convolutions(torch.zeros(1, *spec["image"].shape)).numel()
-        self.with_vector = "vector" in spec
-        size += spec["vector"].shape[0] if self.with_vector else 0
+        self.others = tuple(kind for kind in sorted(spec) if kind != "image")
+        size += sum(torch.Size(spec[kind].shape).numel() for kind in self.others)
         self.layers = fully_connected(size, width, depth)
         self.output_size = width if depth else size
 
     def forward(self, observation: Tensors) -> Tensor:
         x = self.convolutions(scaled(observation["image"])).flatten(1)
-        if self.with_vector:
-            x = torch.cat([x, observation["vector"]], dim=1)
+        if self.others:
+            x = torch.cat([x, *(observation[kind].flatten(1).float() for kind in self.others)], dim=1)
         return self.layers(x)
 
 

@@ -8,11 +8,13 @@ import csv
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.table import Table
 
 from bestiary.analysis.evaluate import summarise
+from bestiary.config import group_key
 from bestiary.console import note, stdout, warn
 from bestiary.errors import UserError
 from bestiary.runs.folder import Run
@@ -61,11 +63,11 @@ def group_runs(runs: list[Run], *, axis: str = "steps", points: int = 200) -> li
     """Group runs by config minus seed, and put each group's curves on common points."""
     by_config: dict[str, list[Run]] = {}
     for run in runs:
-        by_config.setdefault(run.config.group(), []).append(run)
+        by_config.setdefault(group_key(run.settings), []).append(run)
     labels = _labels(list(by_config))
     groups = []
     for label, members in zip(labels, by_config.values(), strict=True):
-        seeds = [run.config.training.seed for run in members]
+        seeds = [run.settings["seed"] for run in members]
         if len(set(seeds)) < len(seeds):
             warn(f"{label}: seeds {seeds} occur more than once; the band is then narrower than it should be")
         places, values = zip(*(_on_axis(run, axis) for run in members), strict=True)
@@ -80,6 +82,8 @@ def compare(runs: list[Run], out: Path, *, axis: str = "steps", overwrite: bool 
     if out.suffix not in (".png", ".svg", ".pdf"):
         raise UserError(f"--out {out}: figures are .png, .svg or .pdf")
     table_path = out.with_suffix(".csv")
+    if not out.resolve().parent.is_dir():
+        raise UserError(f"--out {out}: there is no folder {out.parent}")
     taken = [str(p) for p in (out, table_path) if p.exists()]
     if taken and not overwrite:
         raise UserError(f"{' and '.join(taken)} exist; choose another --out or add --overwrite")
@@ -128,23 +132,23 @@ def _over_runs(function, curves: np.ndarray) -> np.ndarray:
 
 
 def _labels(groups: list[str]) -> list[str]:
-    """Names for configurations: what they differ in (the names of parts, where those suffice), or the environment."""
-    flat = [_flatten(json.loads(group)) for group in groups]
-    keys = sorted({key for f in flat for key in f if len({json.dumps(g.get(key)) for g in flat}) > 1})
-    parts = [key for key in keys if "." not in key]
-    for tried in (parts, keys):
-        names = [", ".join(f"{k} {f[k]}" for k in tried if k in f) for f in flat]
-        if all(names) and len(set(names)) == len(names):
-            return names
-    return [str(f["env.name"]) for f in flat]
+    """Names for configurations: what they differ in, parts before their options, and no more of it than tells them apart."""
+    settings = [json.loads(group) for group in groups]
+    keys = {key for each in settings for key in each}
+    differing = [key for key in keys if len({json.dumps(each.get(key)) for each in settings}) > 1]
+    parts = [kind for kind in ("env", "algo", "agent", "torso", "memory") if kind in differing]
+    options = sorted(key for key in differing if key not in parts)
+    names = [_name(each, parts) for each in settings]
+    while options and len(set(names)) < len(names):
+        parts.append(options.pop(0))
+        names = [_name(each, parts) for each in settings]
+    return names if all(names) else [" ".join(each["env"]) for each in settings]
 
 
-def _flatten(tables: dict) -> dict:
-    flat = {}
-    for key, value in tables.items():
-        for inner, v in value.items() if isinstance(value, dict) else (("", value),):
-            flat[f"{key}.{inner}" if inner else key] = " ".join(map(str, v)) if isinstance(v, list) else v
-    return {key.removesuffix(".name") if key != "env.name" else key: value for key, value in flat.items()}
+def _name(settings: dict[str, Any], keys: list[str]) -> str:
+    shown = {key: settings[key] for key in keys if key in settings}
+    words = {key: " ".join(map(str, v)) if isinstance(v, list) else v for key, v in shown.items()}
+    return ", ".join(str(value) if key == "env" else f"{key} {value}" for key, value in words.items())
 
 
 def _draw(groups: list[Group], out: Path, axis: str) -> None:
@@ -161,11 +165,13 @@ def _draw(groups: list[Group], out: Path, axis: str) -> None:
     axes.set_xlabel("steps (agent decisions)" if axis == "steps" else "minutes")
     axes.set_ylabel("return of a game")
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize="small")
+    axes.legend(
+        frameon=False, fontsize="small", loc="upper left", bbox_to_anchor=(0, -0.14)
+    )  # below, not over the curves
     if axis == "steps":
         axes.xaxis.set_major_formatter(matplotlib.ticker.EngFormatter(sep=""))
     figure.tight_layout()
-    figure.savefig(out)
+    figure.savefig(out, bbox_inches="tight")
     plt.close(figure)
 
 

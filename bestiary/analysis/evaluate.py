@@ -6,6 +6,7 @@ instead would favour short ones.
 
 import csv
 import json
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ from rich.table import Table
 
 from bestiary import __version__
 from bestiary.analysis.play import play
-from bestiary.console import interactive, note, stderr, stdout
+from bestiary.console import interactive, note, stderr, stdout, warn
+from bestiary.errors import RunError
 from bestiary.rollout import Episode
 from bestiary.runs import checkpoints
 from bestiary.runs.folder import Run
@@ -103,12 +105,17 @@ def evaluate(
     greedy: bool = False,
     seed: int = 0,
     num_envs: int = 32,
+    max_steps: int = 27_000,
 ) -> Evaluation:
-    """Play `episodes` whole games with a run's agent and write the result into the run's folder."""
+    """Play `episodes` whole games with a run's agent and write the result into the run's folder.
+
+    A game is given up after `max_steps` decisions: some environments never end. Those do not count, and are reported."""
     config = run.config
     chosen = checkpoints.choose(run.path, checkpoint)
     if checkpoint is not None and chosen.steps != checkpoint:
         note(f"the checkpoint nearest to step {checkpoint} is at {chosen.steps}")
+    policy = "greedy" if greedy else "sampled"
+    path = run.new_path("evaluations", f"{chosen.steps:012d}-{policy}-{episodes}", ".json")  # before any work
     agent = run.agent(chosen.steps)
     streams = np.random.SeedSequence([config.training.seed, 1, seed]).spawn(2)
     n = min(num_envs, episodes)
@@ -121,22 +128,36 @@ def evaluate(
         steps = play(agent, pool, greedy=greedy, seed=int(streams[1].generate_state(1)[0]))
         next(steps)
         with Progress(console=stderr, disable=not interactive(), transient=True) as progress:
-            bar = progress.add_task("evaluating", total=episodes)
-            while (played < quota).any():
-                for episode in counter.add(next(steps), 0):
-                    if played[episode.env] < quota[episode.env]:
+            bar, age, said = progress.add_task("evaluating", total=episodes), np.zeros(n, np.int64), time.monotonic()
+            while ((played < quota) & (age < max_steps)).any():
+                step = next(steps)
+                age = np.where(
+                    step.game_over & (age < max_steps), 0, age + 1
+                )  # of the running game; once given up, for good
+                for episode in counter.add(step, 0):
+                    if played[episode.env] < quota[episode.env] and age[episode.env] < max_steps:
                         result.append(episode)
                         played[episode.env] += episode.game_over
                 progress.update(bar, completed=int(played.sum()))
+                if not interactive() and time.monotonic() - said > 10:
+                    said = time.monotonic()
+                    note(f"evaluating: {played.sum()} of {episodes} games")
     finally:
         pool.close()
+    unfinished = episodes - int(played.sum())
+    if unfinished:
+        warn(f"{unfinished} of {episodes} games had not ended after {max_steps} steps and do not count")
+    if unfinished == episodes:
+        raise RunError(f"no game ended within {max_steps} steps (--max-steps)")
     protocol = {
         "run": run.name,
         "environment": list(config.envs),
         "environment_options": config.tables()["env"],
         "checkpoint_steps": chosen.steps,
-        "policy": "greedy" if greedy else "sampled",
+        "policy": policy,
         "games": episodes,
+        "games_given_up": unfinished,
+        "max_steps": max_steps,
         "num_envs": n,
         "games_per_env": "equal, each environment's first",
         "seed": seed,
@@ -145,6 +166,5 @@ def evaluate(
         "bestiary": __version__,
     }
     evaluation = Evaluation(protocol, sorted(result, key=lambda e: e.env))
-    stem = f"{chosen.steps:012d}-{protocol['policy']}-{episodes}"
-    evaluation.save(run.new_path("evaluations", stem, ".json"))
+    evaluation.save(path)
     return evaluation

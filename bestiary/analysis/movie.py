@@ -45,7 +45,7 @@ def film(
             pictures.append(pool.render()[0])
     finally:
         pool.close()
-    write_movie(path, pictures, fps or (15 if pool.frames_per_step > 1 else 10))
+    write_movie(path, pictures, fps or (60 / pool.frames_per_step if pool.frames_per_step > 1 else 10))
     note(f"{len(pictures)} steps, return {', '.join(f'{r:g}' for r in earned)}")
     return path
 
@@ -65,7 +65,7 @@ def write_movie(path: Path, pictures: list[np.ndarray], fps: float) -> None:
     """Write RGB pictures [H,W,3]; small ones are enlarged by whole pixels, so that a person can see them."""
     height, width = pictures[0].shape[:2]
     scale = max(1, round(210 / height)) if max(height, width) < 100 else 1
-    large = [np.repeat(np.repeat(p, scale, axis=0), scale, axis=1) for p in pictures]
+    large = [np.repeat(np.repeat(p, scale, axis=0), scale, axis=1) for p in pictures] if scale > 1 else pictures
     if path.suffix == ".mp4":
         even = [np.pad(p, ((0, p.shape[0] % 2), (0, p.shape[1] % 2), (0, 0)), mode="edge") for p in large]
         imageio.imwrite(path, np.stack(even), fps=fps, codec="libx264", macro_block_size=1)

@@ -81,7 +81,7 @@ class AtariPool:
         sticky: float = option(0.0, "probability that the emulator repeats the last action instead", low=0, high=1)
         full_actions: bool = option(False, "all 18 actions, not only those the game knows")
         noops: int = option(30, "a game starts after up to this many idle emulator frames", low=1, high=1000)
-        noop_mode: str = option("random", "1 to NOOPS frames, or just NOOPS", choices=("random", "fixed"))
+        noop_mode: str = option("random", "1 to NOOPS frames, or NOOPS in whole decisions", choices=("random", "fixed"))
         life_ends: bool = option(True, "a lost life ends learning's episode (the game goes on)")
         fire: bool = option(True, "press FIRE where a game or life needs it to start")
         time_limit: int = option(27_000, "decisions after which a game is cut off", low=1)
@@ -104,6 +104,7 @@ class AtariPool:
         self.fire = self.action_spec.names.index("FIRE") if options.fire and knows_fire else None
         if options.noop_mode == "fixed" and "NOOP" not in self.action_spec.names:
             raise UserError(f"--noop-mode fixed: {name} has no NOOP; add --full-actions")
+        self.noop = self.action_spec.names.index("NOOP") if "NOOP" in self.action_spec.names else 0
         self.fixed_noops = options.noops // options.frame_skip if options.noop_mode == "fixed" else 0
         self.stack = FrameStack(options.frame_stack)
         self.lives = np.zeros(num_envs, np.int32)
@@ -171,12 +172,16 @@ class AtariPool:
         frame, info = self.env.reset(rows.astype(np.int32))
         self.games[rows] += 1
         self.age[rows] = self.played[rows] = 0
-        for _ in range(self.fixed_noops):
-            self._send(np.zeros(len(rows), np.int64), rows)
+        opening = [self.noop] * self.fixed_noops
+        if self.fixed_noops and self.fire is not None:
+            opening.append(self.fire)
+        for action in opening:
+            lives = info["lives"]
+            self._send(np.full(len(rows), action), rows)
             frame, _, _, _, info = self.env.recv()
-            if info["terminated"].any():
+            if info["terminated"].any() or (info["lives"] < lives).any():
                 raise RunError(
-                    f"{self.tasks[0]}: a game ended during its {self.options.noops} no-ops; use fewer --noops"
+                    f"{self.tasks[0]}: a life was lost during {self.options.noops} no-ops; use fewer --noops"
                 )
         return frame, info
 
@@ -230,7 +235,7 @@ def _make_envpool(game: str, num_envs: int, seeds: list[int], options: AtariPool
         full_action_space=options.full_actions,
         repeat_action_probability=options.sticky,
         noop_max=options.noops if options.noop_mode == "random" else 1,
-        use_fire_reset=options.fire,
+        use_fire_reset=options.fire and options.noop_mode == "random",  # fixed no-ops come before FIRE, and from here
         max_episode_steps=2**30,  # decisions are counted here: EnvPool would count the steps nobody decided too
         episodic_life=False,
         reward_clip=False,

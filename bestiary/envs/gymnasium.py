@@ -55,7 +55,7 @@ def make_reader(space: Any, where: str) -> Reader:
         return Reader("vector", ArraySpec((size,), "float32"), read)
     raise UserError(
         f"{where}: observations of {_line(space)} are not supported: bestiary reads uint8 pictures [H,W,C], "
-        "flat numbers, Discrete, and a flat Dict of these"
+        "flat numbers, Discrete, and a flat Dict or Tuple of these"
     )
 
 
@@ -77,24 +77,30 @@ class Checked(gymnasium.Wrapper):
     def __init__(self, env: Any, name: str):
         super().__init__(env)
         self.name, self.steps = name, 0
+        self.tuple = isinstance(env.observation_space, gymnasium.spaces.Tuple)
+        if self.tuple:  # a Tuple is read as a Dict whose keys count
+            self.observation_space = gymnasium.spaces.Dict({str(i): s for i, s in enumerate(env.observation_space)})
 
     def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
         observation, info = self.env.reset(**kwargs)
-        return self._check(observation, self.env.observation_space, "observation"), info
+        return self._check(observation), info
 
     def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         observation, reward, terminated, truncated, info = self.env.step(action)
         self.steps += 1
-        checked = self._check(observation, self.env.observation_space, "observation")
-        return checked, reward, terminated, truncated, info
+        return self._check(observation), reward, terminated, truncated, info
 
-    def _check(self, got: Any, space: Any, what: str) -> Any:
+    def _check(self, observation: Any) -> Any:
+        keyed = {str(i): part for i, part in enumerate(observation)} if self.tuple else observation
+        return self._check_space(keyed, self.observation_space, "observation")
+
+    def _check_space(self, got: Any, space: Any, what: str) -> Any:
         if isinstance(space, gymnasium.spaces.Dict):
             if not isinstance(got, dict) or set(got) != set(space.spaces):
                 raise self._wrong(
                     what, f"a dict of {', '.join(space.spaces)}", ", ".join(got) if isinstance(got, dict) else got
                 )
-            return {key: self._check(got[key], inner, f"{what} {key}") for key, inner in space.spaces.items()}
+            return {key: self._check_space(got[key], inner, f"{what} {key}") for key, inner in space.spaces.items()}
         array = np.asarray(got)
         if array.shape != space.shape or not np.can_cast(array.dtype, space.dtype, "same_kind"):
             raise self._wrong(what, f"{space.dtype}{list(space.shape)}", f"{array.dtype}{list(array.shape)}")

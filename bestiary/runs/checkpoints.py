@@ -76,15 +76,9 @@ class Checkpoint:
 
 
 def checkpoints(folder: Path) -> list[Checkpoint]:
-    """All complete checkpoints of a run, oldest first. A folder without a manifest was never finished."""
-    return sorted(
-        (
-            Checkpoint(p)
-            for p in folder.glob("[0-9]*")
-            if re.fullmatch(r"\d{12}", p.name) and (p / "manifest.json").is_file()
-        ),
-        key=lambda checkpoint: checkpoint.steps,
-    )
+    """All checkpoints of a run, oldest first, damaged ones too: a folder gets its number only when it is whole."""
+    found = [Checkpoint(path) for path in folder.glob("[0-9]*") if re.fullmatch(r"\d{12}", path.name)]
+    return sorted(found, key=lambda checkpoint: checkpoint.steps)
 
 
 def write_checkpoint(
@@ -97,7 +91,9 @@ def write_checkpoint(
     """Write all files beside the checkpoint's place, flush them, and move the folder there in one go."""
     temporary, final = folder / f".saving-{steps:012d}", folder / f"{steps:012d}"
     if final.exists():
-        return Checkpoint(final)
+        if Checkpoint(final).problem() is None:
+            return Checkpoint(final)
+        final.rename(unused(folder / f"damaged-{final.name}"))
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     try:
@@ -123,8 +119,8 @@ def write_checkpoint(
 
 
 def remove_unfinished(folder: Path) -> list[str]:
-    """Clear away what an interrupted save left behind; returns the names of what was removed."""
-    left = sorted(folder.glob(".saving-*"))
+    """Clear away what an interrupted save or removal left behind; returns the names of what was removed."""
+    left = sorted([*folder.glob(".saving-*"), *folder.glob(".removing-*")])
     for path in left:
         shutil.rmtree(path, ignore_errors=True)
     return [path.name for path in left]
@@ -141,8 +137,9 @@ def remove_old(folder: Path, ladder: int, newest: int = 2) -> None:
                 keep.add(checkpoint.steps)
     for checkpoint in found:
         if checkpoint.steps not in keep:
-            (checkpoint.path / "manifest.json").unlink()  # first, so that a half-removed one is never taken for whole
-            shutil.rmtree(checkpoint.path, ignore_errors=True)
+            going = folder / f".removing-{checkpoint.path.name}"
+            checkpoint.path.rename(going)  # first, so that a half-removed one is never taken for a checkpoint
+            shutil.rmtree(going, ignore_errors=True)
 
 
 def newest_good(folder: Path) -> Checkpoint | None:
@@ -158,9 +155,18 @@ def choose(run: Path, steps: int | None = None) -> Checkpoint:
     chosen = found[-1] if steps is None else min(found, key=lambda c: abs(c.steps - steps))
     if (problem := chosen.problem()) is not None:
         good = newest_good(folder)
-        offer = f"the newest good one is --checkpoint {good.steps}" if good else "no other checkpoint is good"
+        anew = f"no other is good; start anew with: bestiary train --config {run / 'config.toml'}"
+        offer = f"the newest good one is --checkpoint {good.steps}" if good else anew
         raise UserError(f"{chosen.path} is damaged: {problem}; {offer}")
     return chosen
+
+
+def unused(path: Path) -> Path:
+    """The path itself, or with -2, -3 ... before its suffix: the first that does not exist."""
+    number, candidate = 2, path
+    while candidate.exists():
+        candidate, number = path.with_name(f"{path.stem}-{number}{path.suffix}"), number + 1
+    return candidate
 
 
 def _sha256(path: Path) -> str:

@@ -23,7 +23,7 @@ from bestiary.console import note
 from bestiary.errors import UserError
 from bestiary.options import option, suggest
 from bestiary.runs import checkpoints
-from bestiary.runs.checkpoints import Checkpoint
+from bestiary.runs.checkpoints import Checkpoint, unused
 from bestiary.runs.tables import read_columns
 from bestiary.textconfig import dump_toml, read_toml
 
@@ -42,6 +42,10 @@ class Place:
         if self.run_dir is not None:
             return Path(self.run_dir).expanduser()
         return Path("runs") / (self.name or f"{config.label()}-{time.strftime('%Y%m%d-%H%M%S')}")
+
+    def __post_init__(self) -> None:
+        if self.name is not None and (not self.name or Path(self.name).name != self.name):
+            raise ValueError(f"--name {self.name}: a name of one folder below runs/; --run-dir takes any path")
 
 
 @dataclass
@@ -70,6 +74,21 @@ class Run:
             elif key == "env":
                 flat[key] = [trusted(name) if plugins.is_plugin(name) else name for name in value]
         return resolve(flat, dict.fromkeys(flat, str(self.path / "config.toml")))
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """What config.toml says, as text: nothing is imported, and users' own parts are named by content, not by path."""
+        hashes = _read_plugin_hashes(self.path / "config.toml")
+
+        def named(value: Any) -> Any:
+            if isinstance(value, list):
+                return [named(item) for item in value]
+            if isinstance(value, str) and plugins.is_plugin(value):
+                path, attribute = plugins.split(value)
+                return f"{path.name}:{attribute}@{hashes.get(str(path), '')[:8]}"
+            return value
+
+        return {key: named(value) for key, value in read_toml(self.path / "config.toml").items()}
 
     @property
     def metrics(self) -> dict[str, np.ndarray]:
@@ -111,12 +130,15 @@ class Run:
 
     @property
     def being_written(self) -> bool:
-        lock = filelock.FileLock(self.path / "lock")
+        if not (self.path / "lock.json").exists():
+            return False
         try:
-            with lock.acquire(timeout=0):
+            with filelock.FileLock(self.path / "lock").acquire(timeout=0):
                 return False
-        except (filelock.Timeout, OSError):
+        except filelock.Timeout:
             return True
+        except OSError:
+            return False
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -158,8 +180,9 @@ def open_run(path: str | Path, trust_code: bool = False) -> Run:
 def create_run(config: Config, place: Place) -> tuple[Run, bool]:
     """The folder for a new run, or, where the place says so, the existing run to go on with (then True)."""
     path = place.path(config)
+    automatic = place.name is None and place.run_dir is None
     if (path.is_dir() and any(path.iterdir())) or path.is_file():
-        if place.if_exists == "new":
+        if place.if_exists == "new" or automatic:
             path = unused(path)
         elif not (path / "config.toml").is_file():
             raise UserError(f"{path} exists and is not a run folder; choose another --name or --run-dir")
@@ -170,7 +193,7 @@ def create_run(config: Config, place: Place) -> tuple[Run, bool]:
                 f"{path} exists already; go on with it (bestiary resume {path}), choose another --name, or add --if-exists new"
             )
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        path = _make_folder(path, or_beside=automatic)
         (path / "checkpoints").mkdir(exist_ok=True)
         _copy_plugins(config, path / "plugins")
         _write_text(path / "config.toml", HEADER + config.to_toml())
@@ -178,6 +201,19 @@ def create_run(config: Config, place: Place) -> tuple[Run, bool]:
         raise UserError(f"{path} cannot be made: {error.strerror or error}") from error
     checkpoints.link(path.parent / "latest", path.name)
     return Run(path), False
+
+
+def _make_folder(path: Path, or_beside: bool) -> Path:
+    """Make a folder; where several trainings start in the same second, each takes a name of its own."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    while or_beside:
+        try:
+            path.mkdir()
+            return path
+        except FileExistsError:
+            path = unused(path)
+    path.mkdir(exist_ok=True)
+    return path
 
 
 def _write_text(path: Path, text: str) -> None:
@@ -205,14 +241,6 @@ def load_weights(agent: Agent, checkpoint: Checkpoint) -> None:
     if differences:
         raise UserError(f"{checkpoint.path} was made for another agent than config.toml describes:", *differences[:8])
     agent.load_state_dict(saved)
-
-
-def unused(path: Path) -> Path:
-    """The path itself, or with -2, -3 ... before its suffix: the first that does not exist."""
-    number, candidate = 2, path
-    while candidate.exists():
-        candidate, number = path.with_name(f"{path.stem}-{number}{path.suffix}"), number + 1
-    return candidate
 
 
 def _copy_plugins(config: Config, folder: Path) -> None:

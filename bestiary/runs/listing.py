@@ -12,6 +12,7 @@ from bestiary.console import duration, short, stdout
 from bestiary.envs import atari, toy
 from bestiary.errors import UserError
 from bestiary.runs.checkpoints import checkpoints
+from bestiary.runs.folder import Run
 from bestiary.runs.tables import read_columns
 from bestiary.textconfig import presets, read_toml
 
@@ -38,7 +39,7 @@ def _describe(path: Path) -> list[str]:
     metrics, saved = read_columns(path / "metrics.csv"), checkpoints(path / "checkpoints")
     steps, total = (saved[-1].steps if saved else 0), int(config.get("steps", 0))
     have = bool(metrics) and len(metrics["return"]) > 0
-    state = "finished" if steps >= total else "running" if (path / "lock.json").exists() else "stopped"
+    state = "finished" if steps >= total else "running" if Run(path).being_written else "stopped"
     names = config.get("env", [])
     return [
         ", ".join(Path(n).name if ".py:" in n else n for n in names),

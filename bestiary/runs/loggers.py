@@ -4,6 +4,7 @@ Neither may ever stop a training: what goes wrong there is one warning, and metr
 """
 
 import hashlib
+import uuid
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -42,7 +43,7 @@ class WandbLogger:
         self.run = wandb.init(
             project=project,
             name=name,
-            id=name,
+            id=_kept_id(folder / "wandb-id.txt"),
             group=f"{config.label()}-{hashlib.sha256(config.group().encode()).hexdigest()[:8]}",
             config=config.tables(),
             dir=str(folder),
@@ -56,6 +57,13 @@ class WandbLogger:
 
     def close(self) -> None:
         self.run.finish()
+
+
+def _kept_id(path: Path) -> str:
+    """W&B's id of a run, the same when it is resumed; a folder's name would not do, for others have such folders too."""
+    if not path.exists():
+        path.write_text(uuid.uuid4().hex[:12])
+    return path.read_text().strip()
 
 
 class Guarded:
@@ -99,8 +107,8 @@ def make_loggers(config: Config, run_path: Path, first_step: int) -> list[Guarde
     if config.training.tensorboard:
         wanted.append(("tensorboard", lambda: TensorBoardLogger(run_path / "tensorboard", first_step)))
     if config.training.wandb:
-        project, name = config.training.wandb, run_path.resolve().name
-        wanted.append(("wandb", lambda: WandbLogger(run_path, project, name, config)))
+        project, title = config.training.wandb, run_path.resolve().name
+        wanted.append(("wandb", lambda: WandbLogger(run_path, project, title, config)))
     loggers = []
     for name, make in wanted:
         try:

@@ -132,7 +132,7 @@ class Actor:
             **{f"measures.{name}": array for name, array in step.measures.items()},
             **{f"pool.{name}": array for name, array in self.pool.save().items()},
         }
-        return {name: np.array(array) for name, array in arrays.items()}  # copies: the run goes on
+        return {name: np.array(array, order="C") for name, array in arrays.items()}  # copies: the run goes on
 
     def load(self, arrays: Arrays, steps: int) -> None:
         """Go on from a saved state. A pool that cannot be saved starts new episodes, and with them a new memory."""

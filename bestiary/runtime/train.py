@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from bestiary.agents.agent import count_parameters
-from bestiary.config import Config
+from bestiary.config import Config, group_key
 from bestiary.console import note
 from bestiary.envs.pool import Pool
 from bestiary.errors import UserError
@@ -21,6 +21,7 @@ from bestiary.runtime.devices import choose_device
 from bestiary.runtime.interrupts import Interrupted
 from bestiary.runtime.learner import Learner
 from bestiary.runtime.session import Session, resume_note
+from bestiary.textconfig import flatten
 
 
 def start(config: Config, place: Place = Place()) -> Run:
@@ -31,7 +32,8 @@ def start(config: Config, place: Place = Place()) -> Run:
     run, exists = create_run(config, place)
     if exists:
         mine, theirs = config.training, run.config.training
-        if (run.config.group("steps"), theirs.seed) != (config.group("steps"), mine.seed):
+        same = group_key(flatten(run.config.tables()), "steps") == group_key(flatten(config.tables()), "steps")
+        if not same or theirs.seed != mine.seed:
             raise UserError(f"{run.path} is a run of another configuration or seed; choose another --name")
         return resume(run, mine.steps if mine.steps != theirs.steps else None)
     with run.writing():
@@ -67,6 +69,7 @@ def resume(run: Run, steps: int | None = None, checkpoint: int | None = None) ->
 def _chosen(run: Run, steps: int | None) -> Checkpoint | None:
     """The checkpoint to go on from; what came after it in the tables and the ladder is not part of the run any more."""
     if not run.checkpoints and steps is None:
+        note(f"{run.path} has no checkpoint yet: it begins at the beginning")
         return None
     chosen = checkpoints.choose(run.path, steps)
     for later in run.checkpoints:

@@ -2,13 +2,16 @@
 
 import csv
 import itertools
+import json
 from pathlib import Path
+from typing import Any
 
 import imageio.v3 as imageio
 import numpy as np
 import pytest
 
-from bestiary.analysis.compare import _binned, compare, games_of, group_runs
+import bestiary
+from bestiary.analysis.compare import _binned, _labels, compare, games_of, group_runs
 from bestiary.errors import UserError
 from bestiary.runs.folder import Run
 
@@ -39,7 +42,7 @@ def test_bins_against_a_slow_statement() -> None:
 
 def test_files_and_table(catch_runs: list[Run], capsys: pytest.CaptureFixture[str]) -> None:
     compare(catch_runs, Path("curves.png"))
-    assert imageio.imread("curves.png").shape[:2] == (630, 1050)
+    assert min(imageio.imread("curves.png").shape[:2]) > 500
     with Path("curves.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert {row["group"] for row in rows} == {"algo.lr 0.002", "algo.lr 0.0001"}
@@ -47,6 +50,38 @@ def test_files_and_table(catch_runs: list[Run], capsys: pytest.CaptureFixture[st
     with pytest.raises(UserError, match="exist; choose another"):
         compare(catch_runs, Path("curves.png"))
     compare(catch_runs, Path("curves.png"), axis="minutes", overwrite=True)
+
+
+def test_labels_name_what_differs_environments_first() -> None:
+    base = {"env": ["toy/catch"], "steps": 10, "memory": "lstm", "memory.hidden": 3, "algo.lr": 0.1}
+    others = [{**base, "env": ["toy/chain"], "steps": 20}, {**base, "memory": "none"}, {**base, "memory.hidden": 4}]
+    labels = _labels([json.dumps(settings) for settings in (base, *others)])
+    assert labels == [
+        "toy/catch, memory lstm, memory.hidden 3",
+        "toy/chain, memory lstm, memory.hidden 3",
+        "toy/catch, memory none, memory.hidden 3",
+        "toy/catch, memory lstm, memory.hidden 4",
+    ]
+
+
+def test_users_parts_are_compared_by_content_and_without_running_them(tmp_path: Path) -> None:
+    net = "import torch.nn as nn\nclass Net(nn.Identity):\n    def __init__(self, spec):\n        super().__init__()\n"
+    net += "        self.output_size = 8\n    def forward(self, observation):\n        return observation['vector']\n"
+    runs = []
+    for seed, source in ((1, net), (2, net), (3, net + "# another\n")):
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        (folder / "net.py").write_text(source)
+        options: dict[str, Any] = {
+            "torso": f"{folder}/net.py:Net",
+            "seed": seed,
+            "run_dir": str(folder / "run"),
+            "steps": 1_280,
+        }
+        runs.append(bestiary.train("toy/chain", runtime="serial", **options))
+        (folder / "net.py").unlink()
+    same, other = group_runs([bestiary.load(str(run.path)) for run in runs])
+    assert (len(same.runs), len(other.runs)) == (2, 1)
 
 
 def test_what_cannot_be_drawn(catch_runs: list[Run]) -> None:

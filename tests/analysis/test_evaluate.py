@@ -2,13 +2,14 @@
 
 import csv
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import bestiary
 from bestiary.analysis.evaluate import evaluate, summarise
-from bestiary.errors import UserError
+from bestiary.errors import RunError, UserError
 from bestiary.runs.folder import Run
 
 
@@ -47,6 +48,35 @@ def test_lives_and_games_are_told_apart() -> None:
         lives = [e for e in result.episodes if e.env == env]
         assert sum(e.ret for e in lives) == pytest.approx(lives[-1].game_return)
         assert [e.game_over for e in lives] == [False] * 4 + [True]
+
+
+ENDLESS = """
+import gymnasium, numpy as np
+from gymnasium.spaces import Box, Discrete
+class Endless(gymnasium.Env):
+    observation_space, action_space, ends = Box(-1, 1, (2,)), Discrete(2), False
+    def __init__(self, *, every: int = 0):
+        self.every, self.clock = every, 0
+    def reset(self, seed=None, options=None):
+        return np.zeros(2, np.float32), {}
+    def step(self, action):
+        self.clock += 1
+        return np.zeros(2, np.float32), 1.0, bool(self.every) and self.clock % self.every == 0, False, {}
+"""
+
+
+def test_games_that_do_not_end_are_given_up_and_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "endless.py").write_text(ENDLESS)
+    never = bestiary.train("endless.py:Endless", run_dir="never", steps=100, runtime="serial", num_envs=2, batch_size=2)
+    with pytest.raises(RunError, match="no game ended within 50 steps"):
+        evaluate(never, episodes=3, max_steps=50)
+    late = bestiary.train(
+        "endless.py:Endless", every=40, run_dir="late", steps=100, runtime="serial", num_envs=2, batch_size=2
+    )
+    assert evaluate(late, episodes=3, max_steps=41).statistics["game"]["n"] == 3
+    with pytest.raises(RunError, match="no game ended within 39 steps"):
+        evaluate(late, episodes=3, max_steps=39)
+    assert "3 of 3 games had not ended" in capsys.readouterr().err
 
 
 def test_summary_statistics() -> None:

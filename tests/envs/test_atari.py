@@ -18,6 +18,7 @@ from ale_py import Action, ALEInterface, roms
 
 from bestiary.envs import make
 from bestiary.envs.atari import ACTIONS, action_names, games
+from bestiary.errors import RunError
 from bestiary.rollout import Step
 
 GAMES = ["Breakout", "Pong", "SpaceInvaders"]
@@ -321,10 +322,15 @@ def test_fixed_noops_are_the_same_whatever_the_seed(noops: int) -> None:
 
 
 def test_fixed_noops_are_idle_frames() -> None:
-    """20 frames are five decisions of NOOP after the free start, which nobody sees."""
-    idle = play(5, [0] * 5)
+    """20 frames are five decisions of NOOP and then FIRE, which nobody sees. Breakout's second action is FIRE."""
+    idle = play(6, [0] * 5 + [1], fire=False)
     opened = play(0, noop_mode="fixed", noops=20)
-    np.testing.assert_array_equal(opened[0].measures["ram"], idle[5].measures["ram"])
+    np.testing.assert_array_equal(opened[0].measures["ram"], idle[6].measures["ram"])
+
+
+def test_a_life_lost_during_fixed_noops_is_not_hidden() -> None:
+    with pytest.raises(RunError, match="a life was lost during 1000 no-ops"):
+        make("atari/SpaceInvaders", noop_mode="fixed", noops=1000).reset()
 
 
 def test_random_noops_depend_on_the_seed() -> None:

@@ -139,7 +139,7 @@ def test_no_entry_of_a_dict_hides_another() -> None:
     "space",
     [
         spaces.Text(5),
-        spaces.Tuple([spaces.Discrete(2), spaces.Discrete(3)]),
+        spaces.Tuple([spaces.Discrete(2), spaces.Tuple([spaces.Discrete(3)])]),
         spaces.Sequence(spaces.Discrete(2)),
         box((2, 3), np.float32),
         box((4, 5, 3), np.float32),
@@ -187,6 +187,14 @@ def test_actions_start_where_the_space_does() -> None:
         pool.send(np.array(actions))
         pool.recv()
     assert [list(map(int, env.unwrapped.taken)) for env in pool.env.envs] == [[-1, 0], [1, -1]]
+
+
+def test_a_tuple_is_read_part_by_part() -> None:
+    space = spaces.Tuple([spaces.Discrete(2), spaces.Discrete(3)])
+    steps = play(pool_of(lambda: Scripted(space, [(0, 2), (1, 0)], {1: (False, True)})), 1)
+    np.testing.assert_array_equal(steps[0].observation["0"], [[1, 0]])
+    np.testing.assert_array_equal(steps[0].observation["1"], [[0, 0, 1]])
+    np.testing.assert_array_equal(steps[1].final["1"], [[1, 0, 0]])
 
 
 COUNTER = box((1,), np.float32, 0, 100)

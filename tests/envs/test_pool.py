@@ -14,7 +14,7 @@ from bestiary.rollout import Arrays, Step
 ENVIRONMENTS: dict[str, dict[str, Any]] = {
     "toy/bandit": {},
     "toy/chain": {},
-    "toy/recall": {"time_limit": 7},
+    "toy/recall": {"time_limit": 7, "delay": 8},
     "toy/catch": {},
     "gymnasium/CartPole-v1": {},
     "atari/Breakout": {"time_limit": 150},

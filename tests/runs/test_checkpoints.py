@@ -68,7 +68,7 @@ def test_no_good_checkpoint_left_is_said(tmp_path: Path) -> None:
         choose(tmp_path)
     write(tmp_path, 100)
     (tmp_path / "checkpoints" / "000000000100" / "state.json").write_text("")
-    with pytest.raises(UserError, match="no other checkpoint is good"):
+    with pytest.raises(UserError, match="no other is good; start anew with"):
         choose(tmp_path)
 
 
@@ -76,10 +76,19 @@ def test_unfinished_saves_are_not_seen_and_cleared_away(run: Path) -> None:
     left = run / "checkpoints" / ".saving-000000000400"
     left.mkdir()
     (left / "model.safetensors").write_bytes(b"half")
-    (run / "checkpoints" / "000000000500").mkdir()  # without a manifest
+    (run / "checkpoints" / ".removing-000000000050").mkdir()
     assert [c.steps for c in checkpoints(run / "checkpoints")] == [100, 200, 300]
-    assert remove_unfinished(run / "checkpoints") == [".saving-000000000400"]
+    assert remove_unfinished(run / "checkpoints") == [".removing-000000000050", ".saving-000000000400"]
     assert not left.exists()
+
+
+def test_a_damaged_folder_is_set_aside_when_its_steps_come_round_again(run: Path) -> None:
+    (run / "checkpoints" / "000000000300" / "manifest.json").unlink()
+    with pytest.raises(UserError, match="is damaged"):
+        choose(run)
+    write(run, 300)
+    assert choose(run).problem() is None
+    assert (run / "checkpoints" / "damaged-000000000300").is_dir()
 
 
 def test_the_ladder_and_the_newest_two_stay(tmp_path: Path) -> None:
