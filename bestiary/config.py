@@ -54,7 +54,7 @@ class Training:
     runtime: str = option("local", "all cores, or one deterministic thread", choices=("local", "serial"))
     device: str = option("auto", "auto, cpu, cuda or cuda:1; where the agent acts and learns")
     precision: str = option("float32", "of the network's operations", choices=("float32", "bfloat16"))
-    group_size: int = option(16, "trajectories whose gradient is computed at once", low=1)
+    group_size: int = option(4, "trajectories whose gradient is computed at once", low=1)
     pools: int = option(2, "local: pools that the environments are spread over, played in turn", low=1)
     actor_threads: int = option(1, "local: threads that play them", low=1)
     workers: int = option(0, "local: threads that compute gradients (0: one a core)", low=0)
