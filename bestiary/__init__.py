@@ -25,8 +25,8 @@ def train(
 ) -> "Run":
     """Train a new run and return it. Options are the command line's: `sticky=0.25`, `memory={"name": "lstm", "hidden": 512}`,
     `preset="hello"`, `config="runs/a/config.toml"`; dotted ones may also be written `**{"memory.hidden": 512}`."""
-    from bestiary.config import layers, resolve
     from bestiary.errors import UserError
+    from bestiary.resolve import layers, resolve
     from bestiary.runs.folder import Place
     from bestiary.runtime.train import start
 

@@ -26,8 +26,9 @@ import numpy as np
 import torch
 from rich.table import Table
 
-from bestiary.config import Config, resolve
+from bestiary.config import Config
 from bestiary.console import note, stdout
+from bestiary.resolve import resolve
 from bestiary.runs.folder import Place, create_run
 from bestiary.runtime import local
 from bestiary.runtime.actor import Actor

@@ -1,7 +1,7 @@
 """The command line: parses, calls one function a command, prints.
 
 `train` is parsed in two stages. The first finds the choices (environment, preset, algorithm, agent and its parts); the
-second knows just the options of those parts. Values are not checked here but in `config.resolve`, all at once.
+second knows just the options of those parts. Values are not checked here but in `resolve.py`, all at once.
 """
 
 import argparse
@@ -106,7 +106,7 @@ def _hyphens(word: str) -> str:
 
 
 def _train(argv: list[str]) -> None:
-    from bestiary.config import layers, resolve
+    from bestiary.resolve import layers, resolve
     from bestiary.runs.folder import Place
     from bestiary.runtime.train import describe, start
 
@@ -123,8 +123,9 @@ def _train(argv: list[str]) -> None:
 def parse_train(argv: list[str]) -> tuple[dict[str, Any], dict[str, Any], bool]:
     """What was given on the command line, unchecked: options, place, and whether it is a dry run."""
     from bestiary import envs
-    from bestiary.config import DEFAULTS, Training, env_names, layers, lookup_part
+    from bestiary.config import DEFAULTS, Training, lookup_part
     from bestiary.options import options_of, parse_options
+    from bestiary.resolve import env_names, layers
     from bestiary.runs.folder import Place
 
     chosen, _ = layers(scan(argv, _train_parser()))

@@ -8,8 +8,8 @@ import torch
 from bestiary.agents.memories import MEMORIES
 from bestiary.agents.torsos import TORSOS
 from bestiary.algorithms import ALGORITHMS
-from bestiary.config import resolve
 from bestiary.errors import UserError
+from bestiary.resolve import resolve
 from bestiary.runtime.serial import play
 from bestiary.runtime.train import build
 

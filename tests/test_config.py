@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from bestiary.agents.memories import MEMORIES
 from bestiary.agents.torsos import TORSOS
 from bestiary.algorithms import ALGORITHMS
-from bestiary.config import DEFAULTS, NEEDS, REGISTRIES, layers, resolve
+from bestiary.config import DEFAULTS, NEEDS, REGISTRIES
 from bestiary.errors import UserError
+from bestiary.resolve import layers, resolve
 from bestiary.textconfig import NOT_OPTIONS, dump_toml, flatten, presets, read_toml
 
 

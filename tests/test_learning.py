@@ -12,9 +12,10 @@ import torch
 import bestiary
 from bestiary.agents.agent import Agent
 from bestiary.agents.memories import MEMORIES
-from bestiary.config import Config, lookup_part, resolve
+from bestiary.config import Config, lookup_part
 from bestiary.envs import make
 from bestiary.options import options_of
+from bestiary.resolve import resolve
 from bestiary.rollout import Inputs
 from bestiary.runtime.serial import play
 from bestiary.runtime.train import build

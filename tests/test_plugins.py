@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from bestiary import plugins
-from bestiary.config import resolve
 from bestiary.errors import UserError
+from bestiary.resolve import resolve
 from bestiary.runs.folder import Place, create_run, open_run
 from bestiary.runtime.train import build, start
 from bestiary.textconfig import read_toml

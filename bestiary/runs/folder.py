@@ -18,10 +18,11 @@ import numpy as np
 
 from bestiary import plugins
 from bestiary.agents.agent import Agent
-from bestiary.config import Config, resolve
+from bestiary.config import Config
 from bestiary.console import note
 from bestiary.errors import UserError
 from bestiary.options import option, suggest
+from bestiary.resolve import resolve
 from bestiary.runs import checkpoints
 from bestiary.runs.checkpoints import Checkpoint, unused
 from bestiary.runs.tables import read_columns

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import bestiary
-from bestiary.config import resolve
 from bestiary.errors import UserError
+from bestiary.resolve import resolve
 from bestiary.runs.folder import Place, Run, create_run, load_weights, open_run, unused
 
 CONFIG = {"env": "toy/chain", "steps": 1000}

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from bestiary.config import resolve
 from bestiary.errors import UserError
+from bestiary.resolve import resolve
 from bestiary.runtime.devices import choose_device
 from bestiary.runtime.learner import Learner
 from bestiary.runtime.serial import play

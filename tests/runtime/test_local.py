@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import bestiary
-from bestiary.config import resolve
 from bestiary.errors import RunError
+from bestiary.resolve import resolve
 from bestiary.runtime import local
 from bestiary.runtime.learner import Learner
 from bestiary.runtime.load import bound_by

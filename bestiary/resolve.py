@@ -1,0 +1,205 @@
+"""From what users write to a Config.
+
+There is one way, whoever wrote it: a flag, a TOML file, a preset or a Python keyword becomes an entry of one flat dict
+(`{"memory": "lstm", "memory.hidden": 512, "steps": "5M"}`), and `resolve` checks the dict in two stages: first the choices of
+parts, then the options of just those parts. All problems are reported at once.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from bestiary import envs, plugins
+from bestiary.agents.torsos import suitable
+from bestiary.config import DEFAULTS, REGISTRIES, Config, Part, Training, lookup_part
+from bestiary.errors import UserError
+from bestiary.options import field_types, options_of, parse_options, suggest
+from bestiary.rollout import ActionSpec, ObservationSpec
+from bestiary.textconfig import flatten, read_preset, read_toml
+
+
+def resolve(given: Mapping[str, Any], origin: Mapping[str, str] | None = None) -> Config:
+    """Check a flat dict of names and options and make it a Config; raises UserError with all problems found."""
+    given, problems = dict(given), list[str]()
+    names = env_names(given.pop("env", ()))
+    if not names:
+        problems.append("which environment? For example: bestiary train atari/Pong (bestiary list envs shows all)")
+    if len(names) > 1:
+        problems.append(f"several environments in one run are not supported yet; choose one of {', '.join(names)}")
+    family = _attempt(problems, lambda: envs.lookup(names[0])) if names else None
+    choice = _choose_parts(given, problems)
+    schemas: dict[str, type] = {"": Training}
+    env_options = None
+    if family is not None:
+        schemas["env"] = family.options
+        env_options = parse_options(family.options, _sort(given, schemas)["env"], "env", problems)
+    if family is not None and env_options is not None:
+        specs = _attempt(problems, lambda: _specs(family, env_options))
+        if specs is not None and choice.get("torso") == "auto":
+            choice["torso"] = suitable(specs[0])
+    chosen = {kind: part for kind, name in choice.items() if (part := _find_part(kind, name, problems)) is not None}
+    schemas |= {kind: options_of(part) for kind, part in chosen.items()}
+    values = _sort(given, schemas)
+    problems += _unknown(given, schemas, {"env", *choice} - set(schemas), origin or {})
+    parsed = {kind: parse_options(schemas[kind], values[kind], kind, problems) for kind in chosen}
+    training = parse_options(Training, values[""], "", problems)
+    if training is not None and training.steps is None and family is not None:
+        training = dataclasses.replace(training, steps=family.default_steps)
+    if training is not None and parsed.get("algo") is not None:
+        _check_batches(training, parsed["algo"], problems)
+    if problems:
+        raise UserError(*dict.fromkeys(problems))
+
+    used = [n for n in (*names, *choice.values()) if plugins.is_plugin(n)]
+    hashes = {str(plugins.split(plugins.absolute(n))[0]): plugins.digest(plugins.split(n)[0]) for n in used}
+    absolute = {n: plugins.absolute(n) if plugins.is_plugin(n) else n for n in (*names, *choice.values())}
+    return Config(
+        envs=tuple(absolute[n] for n in names),
+        env_options=env_options,
+        parts={kind: Part(absolute[choice[kind]], parsed[kind]) for kind in chosen},
+        training=training,
+        plugin_hashes=hashes,
+    )
+
+
+def env_names(env: Any) -> tuple[str, ...]:
+    names = (env,) if isinstance(env, str) else tuple(env) if isinstance(env, list | tuple) else (env,)
+    if not all(isinstance(name, str) for name in names):
+        raise UserError(f"env = {env!r}: expected the name of an environment, such as atari/Pong")
+    return names
+
+
+def layers(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Presets, then config files, then what was given directly, each over the one before; and where each key came from."""
+    direct = flatten(options)
+    given: dict[str, Any] = {}
+    origin: dict[str, str] = {}
+    for source, read in (("preset", read_preset), ("config", lambda path: read_toml(Path(path)))):
+        named = direct.pop(source, None)
+        if named is not None:
+            layer = read(str(named))
+            given = _over(given, layer)
+            origin |= dict.fromkeys(layer, f"{source} {named}")
+    given = _over(given, direct)
+    return given, {key: where for key, where in origin.items() if key not in direct}
+
+
+def _over(below: dict[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """`above` over `below`, its keys last: of two spellings of one option, the later one counts.
+
+    Where `above` chooses another part, the options of the part below go with it."""
+    replaced = {kind for kind in DEFAULTS if kind in above and kind in below and above[kind] != below[kind]}
+    if "env" in above and "env" in below and _families(above["env"]) != _families(below["env"]):
+        replaced.add("env")
+    kept = {k: v for k, v in below.items() if k not in above and k.split(".")[0] not in replaced - {k}}
+    return {**kept, **above}
+
+
+def _families(env: Any) -> set[str]:
+    return {name if plugins.is_plugin(name) else name.split("/")[0] for name in env_names(env)}
+
+
+def _choose_parts(given: dict[str, Any], problems: list[str]) -> dict[str, str]:
+    """The names of the algorithm, the agent and the parts that the agent is composed of; takes them out of `given`."""
+    choice = {kind: str(given.pop(kind, DEFAULTS[kind])) for kind in ("algo", "agent")}
+    agent = _find_part("agent", choice["agent"], problems)
+    for kind in getattr(agent, "parts", () if agent else ("torso", "memory")):
+        choice[kind] = str(given.pop(kind, DEFAULTS[kind]))
+    return choice
+
+
+def _find_part(kind: str, name: str, problems: list[str]) -> Any:
+    return None if (kind, name) == ("torso", "auto") else _attempt(problems, lambda: lookup_part(kind, name))
+
+
+def _spellings(schemas: Mapping[str, type]) -> dict[str, tuple[str, str]]:
+    """Every way to write an option, to the part and field it sets: `memory.hidden`, `lr` or `algo.lr`, `sticky`."""
+    spellings: dict[str, tuple[str, str]] = {}
+    for kind in sorted(schemas, key=lambda kind: kind == ""):  # a flat name that two claim is the training's own
+        for f in dataclasses.fields(schemas[kind]):
+            if kind:
+                spellings[f"{kind}.{f.name}"] = (kind, f.name)
+            if kind in ("", "env") or f.metadata.get("everyday"):
+                spellings[f.name] = (kind, f.name)
+    return spellings
+
+
+def _sort(given: Mapping[str, Any], schemas: Mapping[str, type]) -> dict[str, dict[str, Any]]:
+    """Raw values by the part that each belongs to."""
+    spellings, values = _spellings(schemas), {kind: dict[str, Any]() for kind in schemas}
+    for key, value in given.items():
+        if key in spellings:
+            kind, name = spellings[key]
+            values[kind][name] = value
+    return values
+
+
+def _unknown(
+    given: Mapping[str, Any], schemas: Mapping[str, type], missing: set[str], origin: Mapping[str, str]
+) -> list[str]:
+    """A problem for each option that belongs to no chosen part. Of parts not found (`missing`) nothing is known."""
+    spellings, problems = _spellings(schemas), []
+    names = [*spellings, *DEFAULTS, "preset", "config", "name", "run_dir", "if_exists", "dry_run"]
+    for key in given:
+        kind = key.split(".")[0] if "." in key else ""
+        if key in spellings or kind in missing or (not kind and missing & {"env", "algo"}):
+            continue
+        shown = key.replace("_", "-")
+        where = f" (in {origin[key]})" if key in origin else ""
+        near = suggest(f"--{shown}", [f"--{s.replace('_', '-')}" for s in names if not s.startswith("env.")])
+        if key in ("name", "run_dir", "if_exists"):
+            near = ": where a run goes is said on the command line, not in a file"
+        problems.append(f"unknown option --{shown}{where}{_owner(key) or near}")
+    return problems
+
+
+def _owner(key: str) -> str:
+    """Where the option would be valid, if another part had been chosen."""
+    kind, dot, name = key.partition(".")
+    owners = [n for n, part in REGISTRIES.get(kind, {}).items() if name in field_types(options_of(part))]
+    return f": it is an option of {kind} {' and '.join(owners)}" if dot and owners else ""
+
+
+def _check_batches(training: Training, algo: Any, problems: list[str]) -> None:
+    batch, n = getattr(algo, "batch_size", training.num_envs), training.num_envs
+    if training.runtime == "local":
+        if n % training.pools:
+            problems.append(f"--num-envs {n} does not divide into --pools {training.pools} of the same size")
+            return
+        if training.actor_threads > training.pools:
+            problems.append(
+                f"--actor-threads {training.actor_threads}: each needs a pool, and there are {training.pools}"
+            )
+        n //= training.pools
+        updates = max(1, n // batch) * getattr(algo, "replay", 1)
+        if training.max_lag < updates - 1:
+            problems.append(
+                f"--max-lag {training.max_lag}: one rollout brings {updates} updates; at least {updates - 1}"
+            )
+    if batch % n and n % batch:
+        near = [b for b in range(1, 2 * batch + 1) if n % b == 0 or b % n == 0]
+        best = min(near, key=lambda b: abs(b - batch))
+        problems.append(
+            f"--batch-size {batch} and {n} environments a pool: one must divide the other, so that batches are made of "
+            f"whole trajectories; try --batch-size {best}"
+        )
+
+
+def _attempt(problems: list[str], function: Any) -> Any:
+    try:
+        return function()
+    except UserError as error:
+        problems.extend(error.problems)
+        return None
+
+
+def _specs(family: envs.Family, options: Any) -> tuple[ObservationSpec, ActionSpec]:
+    try:
+        pool = family.build(1, 0, options, False)
+    except (UserError, KeyboardInterrupt):
+        raise
+    except Exception as error:
+        raise UserError(f"the environment cannot be made: {type(error).__name__}: {error}") from error
+    pool.close()
+    return pool.observation_spec, pool.action_spec
