@@ -88,10 +88,9 @@ def _train(run: Run, config: Config, checkpoint: Checkpoint | None) -> None:
         load_weights(learner.agent, checkpoint)
         past = checkpoint.state()
         learner.load({"model": checkpoint.model(), "optimizer": checkpoint.optimizer()}, past)
-        first.version = learner.version
     try:
         if training.runtime == "serial":
-            _open(first, checkpoint, learner.steps)
+            _open(first, checkpoint, learner)
             with Session(run, config, learner, first.pool.frames_per_step, first.save, past) as session:
                 serial.train(first, learner, session, batch_size)
         else:
@@ -111,13 +110,14 @@ def _train(run: Run, config: Config, checkpoint: Checkpoint | None) -> None:
         raise Interrupted(session.interrupts.received)
 
 
-def _open(actor: Actor, checkpoint: Checkpoint | None, steps: int) -> None:
+def _open(actor: Actor, checkpoint: Checkpoint | None, learner: Learner) -> None:
     """Start a serial actor, or put it where the checkpoint left it."""
     if checkpoint is None:
         return actor.start()
     if not actor.pool.saveable:
         note("note: these environments cannot be saved, so they start new episodes; the resumed run is not bit for bit")
-    actor.load(checkpoint.actor(), steps)
+    actor.version = learner.version
+    actor.load(checkpoint.actor(), learner.steps)
 
 
 def build(config: Config, at_step: int = 0) -> tuple[list[Actor], Learner]:

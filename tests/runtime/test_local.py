@@ -171,6 +171,26 @@ def test_a_resumed_local_run_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatc
     assert (run.episodes["step"][1:] >= run.episodes["step"][:-1]).all()
 
 
+def test_a_resumed_local_run_acts_with_the_weights_it_learnt(monkeypatch: pytest.MonkeyPatch) -> None:
+    bestiary.train("toy/catch", run_dir="r", steps=1_000, **LOCAL)
+    from bestiary.runtime.actor import Actor
+    from bestiary.runtime.train import resume
+
+    learnt = {name: tensor for name, tensor in bestiary.load("r").checkpoints[-1].model().items()}
+    acted: dict[int, bool] = {}
+    act = Actor.act
+
+    def watched(self: Actor) -> None:
+        same = all(torch.equal(tensor, learnt[name]) for name, tensor in self.agent.state_dict().items())
+        acted.setdefault(id(self), same)  # of the first decision
+        act(self)
+
+    monkeypatch.setattr(Actor, "act", watched)
+    resume(bestiary.load("r"), steps=1_200)
+    assert len(acted) == 2
+    assert next(iter(acted.values()))  # the first to act cannot have seen an update yet
+
+
 def test_the_rows_say_who_waits() -> None:
     run = bestiary.train("toy/catch", run_dir="r", steps=2_000, **LOCAL)
     for name in ("actor_environment", "actor_inference", "actor_wait", "learner_wait"):
