@@ -51,7 +51,7 @@ class Training:
     runtime: str = option("local", "all cores, or one deterministic thread", choices=("local", "serial"))
     device: str = option("auto", "auto, cpu, cuda or cuda:1; where the agent acts and learns")
     precision: str = option("float32", "of the network's operations", choices=("float32", "bfloat16"))
-    group_size: int = option(4, "trajectories whose gradient is computed at once", low=1)
+    group_size: int | None = option(None, "trajectories whose gradient is computed at once (none: probed)", low=1)
     pools: int = option(2, "local: pools that the environments are spread over, played in turn", low=1)
     actor_threads: int = option(1, "local: threads that play them", low=1)
     workers: int = option(0, "local: threads that compute gradients (0: one a core)", low=0)
@@ -134,11 +134,11 @@ class Config:
         return "-".join([task, *(plugins.split(n)[1] if plugins.is_plugin(n) else n for n in named + inner)])
 
 
-BESIDE = "seed tensorboard wandb eval_at_end movie_at_end save_minutes save_every log_every max_bad_updates".split()
+BESIDE = "seed group_size tensorboard wandb eval_at_end movie_at_end save_minutes save_every log_every max_bad_updates".split()
 
 
 def group_key(settings: Mapping[str, Any], *besides: str) -> str:
-    """What runs that differ only in their seed (and in how they are logged and saved) have in common."""
+    """What runs that differ only in their seed (and in how they are logged, saved and cut into groups) have in common."""
     return json.dumps({k: v for k, v in settings.items() if k not in (*BESIDE, *besides)}, sort_keys=True)
 
 

@@ -8,6 +8,7 @@ resets inside a sequence. `inputs.done[t]` marks the first entry of an episode: 
 episode before and are masked there.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
@@ -61,6 +62,11 @@ class BasicAgent(nn.Module):
             "(auto: as the torso's published net)",
             choices=("auto", "reward+action", "reward", "action", "none"),
         )
+        init: str = option(
+            "orthogonal",
+            "first weights of torso and heads: orthogonal, a nearly uniform policy; or as PyTorch draws them",
+            choices=("orthogonal", "torch"),
+        )
 
     def __init__(
         self,
@@ -80,6 +86,10 @@ class BasicAgent(nn.Module):
         self.memory = memory(features)
         self.policy = nn.Linear(self.memory.output_size, action.n)
         self.value = nn.Linear(self.memory.output_size, 1)
+        if options.init == "orthogonal":
+            _orthogonal(self.torso, gain=math.sqrt(2))
+            _orthogonal(self.policy, gain=0.01)
+            _orthogonal(self.value, gain=1.0)
 
     def initial_state(self, batch_size: int) -> State:
         return self.memory.initial_state(batch_size)
@@ -95,6 +105,16 @@ class BasicAgent(nn.Module):
             features.append(F.one_hot(inputs.last_action, self.num_actions) * going_on)
         x, state = self.memory(torch.cat(features, dim=-1) if len(features) > 1 else features[0], inputs.done, state)
         return Output(Categorical(_whole(self.policy(x))), _whole(self.value(x).squeeze(-1))), state
+
+
+def _orthogonal(module: nn.Module, gain: float) -> None:
+    """Weights that keep the size of what passes through (the gain makes up for ReLUs), biases zero."""
+    for part in module.modules():
+        if isinstance(part, nn.Linear | nn.Conv2d):
+            weight = torch.empty(part.weight.shape)  # in plain memory order, whatever the layer's own
+            part.weight.data.copy_(nn.init.orthogonal_(weight, gain))
+            if part.bias is not None:
+                nn.init.zeros_(part.bias)
 
 
 def _merge(x: Tensor) -> Tensor:

@@ -178,8 +178,8 @@ def open_run(path: str | Path, trust_code: bool = False) -> Run:
     raise UserError(f"{path}: there is no such run{suggest(asked.name, known)} (bestiary runs lists them)")
 
 
-def create_run(config: Config, place: Place) -> tuple[Run, bool]:
-    """The folder for a new run, or, where the place says so, the existing run to go on with (then True)."""
+def choose_path(config: Config, place: Place) -> tuple[Path, bool]:
+    """Where a new run goes, or, where the place says so, the existing run to go on with (then True)."""
     path = place.path(config)
     automatic = place.name is None and place.run_dir is None
     if (path.is_dir() and any(path.iterdir())) or path.is_file():
@@ -188,13 +188,21 @@ def create_run(config: Config, place: Place) -> tuple[Run, bool]:
         elif not (path / "config.toml").is_file():
             raise UserError(f"{path} exists and is not a run folder; choose another --name or --run-dir")
         elif place.if_exists == "resume":
-            return Run(path), True
+            return path, True
         else:
             raise UserError(
                 f"{path} exists already; go on with it (bestiary resume {path}), choose another --name, or add --if-exists new"
             )
+    return path, False
+
+
+def create_run(config: Config, place: Place) -> tuple[Run, bool]:
+    """The folder for a new run, made; or the existing one (then True)."""
+    path, exists = choose_path(config, place)
+    if exists:
+        return Run(path), True
     try:
-        path = _make_folder(path, or_beside=automatic)
+        path = _make_folder(path, or_beside=place.name is None and place.run_dir is None)
         (path / "checkpoints").mkdir(exist_ok=True)
         _copy_plugins(config, path / "plugins")
         _write_text(path / "config.toml", HEADER + config.to_toml())

@@ -1,6 +1,7 @@
 """From a config to a finished run: build the parts, train, and do what was asked for at the end."""
 
 import copy
+import dataclasses
 import os
 
 import numpy as np
@@ -13,13 +14,14 @@ from bestiary.envs.pool import Pool
 from bestiary.errors import UserError
 from bestiary.runs import checkpoints
 from bestiary.runs.checkpoints import Checkpoint
-from bestiary.runs.folder import Place, Run, create_run, extend, load_weights, unused
+from bestiary.runs.folder import Place, Run, choose_path, create_run, extend, load_weights, unused
 from bestiary.runs.loggers import check_loggers
 from bestiary.runtime import local, serial
 from bestiary.runtime.actor import Actor
 from bestiary.runtime.devices import choose_device
 from bestiary.runtime.interrupts import Interrupted
 from bestiary.runtime.learner import Learner
+from bestiary.runtime.probe import choose_group_size, usual_group_size
 from bestiary.runtime.session import Session, resume_note
 from bestiary.textconfig import flatten
 
@@ -28,7 +30,8 @@ def start(config: Config, place: Place = Place()) -> Run:
     """Train a new run to its end."""
     check_loggers(config)
     choose_device(config.training.device)
-    describe(config)  # builds everything once, so that what cannot be built is refused before a folder is made
+    choose_path(config, place)
+    config = settle(config)  # builds everything once, so that what cannot be built is refused before a folder is made
     run, exists = create_run(config, place)
     if exists:
         mine, theirs = config.training, run.config.training
@@ -155,7 +158,7 @@ def build(config: Config, at_step: int = 0) -> tuple[list[Actor], Learner]:
         agent,
         config.make_algorithm(),
         training.steps,
-        training.group_size,
+        training.group_size or usual_group_size(made[0].observation_spec),
         training.max_bad_updates,
         device,
         training.precision,
@@ -180,6 +183,17 @@ def rollouts_in_flight(config: Config) -> int:
     else:
         allowed = (training.max_lag + 1) // (columns // algo.batch_size * algo.replay)
     return min(allowed, training.pools + 2)
+
+
+def settle(config: Config) -> Config:
+    """The config with what was left to the machine filled in."""
+    pool = config.make_pool(1, 0)
+    try:
+        config.make_agent(pool.observation_spec, pool.action_spec)
+        chosen = choose_group_size(config, pool)
+    finally:
+        pool.close()
+    return dataclasses.replace(config, training=dataclasses.replace(config.training, group_size=chosen))
 
 
 def describe(config: Config) -> str:

@@ -153,3 +153,13 @@ def test_every_parameter_gets_a_gradient(torso, memory):
     for name, parameter in agent.named_parameters():
         assert parameter.grad is not None, name
         assert parameter.grad.abs().sum() > 0, name
+
+
+def test_orthogonal_weights_are_orthogonal_and_the_first_policy_nearly_uniform():
+    agent = BasicAgent({"image": ArraySpec((4, 84, 84), "uint8")}, ACTIONS)
+    for module, gain in ((agent.torso.layers[0], 2**0.5), (agent.torso.convolutions[2], 2**0.5), (agent.policy, 0.01)):
+        rows = module.weight.detach().flatten(1)
+        assert torch.allclose(rows @ rows.T, gain**2 * torch.eye(len(rows)), atol=1e-4)
+        assert not module.bias.detach().any()
+    plain = BasicAgent(IMAGES, ACTIONS, BasicAgent.Options(init="torch"))
+    assert plain.policy.bias.detach().any()

@@ -135,7 +135,7 @@ def test_no_actor_ever_sees_half_an_update() -> None:
         while time.monotonic() < deadline:
             taken = newest[0]
             taken.copy_into(actor)
-            values = {float(v) for weights in actor.parameters() for v in (weights.min(), weights.max())}
+            values = {float(v.detach()) for weights in actor.parameters() for v in (weights.min(), weights.max())}
             assert values == {float(taken.version)}
             seen.add(taken.version)
         assert len(seen) > 10

@@ -193,8 +193,9 @@ def test_a_resumed_local_run_acts_with_the_weights_it_learnt(monkeypatch: pytest
 
 def test_the_rows_say_who_waits() -> None:
     run = bestiary.train("toy/catch", run_dir="r", steps=2_000, **LOCAL)
-    for name in ("actor_environment", "actor_inference", "actor_wait", "learner_wait"):
-        assert ((run.metrics[name] >= 0) & (run.metrics[name] <= 1.05)).all()
+    shares = [run.metrics[name] for name in ("actor_environment", "actor_inference", "actor_wait", "learner_wait")]
+    assert all((share >= 0).all() for share in shares)
+    assert all(share.any() for share in shares[:2])  # whoever plays, steps and decides
 
 
 @pytest.mark.parametrize(

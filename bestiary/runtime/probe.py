@@ -1,0 +1,135 @@
+"""A short look at the machine before a local run: how many trajectories at once a gradient worker learns fastest from.
+
+Small groups stay in a core's cache, large ones waste less time between operations; which is better depends on the net and on
+the machine. The answer is kept in a file of the user's cache, so that a machine is asked once for each kind of agent; and in
+the run's config.toml. Serial runs and runs of a fixed lag promise the same bytes every time: they are never probed.
+"""
+
+import hashlib
+import json
+import os
+import platform
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+
+from bestiary.config import Config
+from bestiary.console import note
+from bestiary.envs.pool import Pool
+from bestiary.rollout import ObservationSpec, Rollout
+from bestiary.runtime.devices import choose_device
+from bestiary.runtime.learner import Learner
+
+SECONDS = 0.2  # of learning at each size; at least two batches
+WORSE = 0.9  # a size with less than this share of the best rate so far ends the search: larger ones only get worse
+
+
+def usual_group_size(observation: ObservationSpec) -> int:
+    """A fair choice on any machine: few large pictures, or many small vectors."""
+    values = sum(torch.Size(spec.shape).numel() for spec in observation.values())
+    return 4 if values >= 4_096 else 32
+
+
+def choose_group_size(config: Config, pool: Pool) -> int:
+    """What `--group-size auto` stands for."""
+    training = config.training
+    if training.group_size is not None:
+        return training.group_size
+    device = choose_device(training.device)
+    if training.runtime == "serial" or training.lag is not None or device.type != "cpu":
+        return usual_group_size(pool.observation_spec)
+    path, key = cache_file(), _key(config, pool)
+    known = _read(path)
+    if key not in known:
+        rates = probe(config, pool)
+        known[key] = max(rates, key=rates.__getitem__)
+        note(
+            "probe: groups of "
+            + ", ".join(f"{size}: {rate:,.0f}" for size, rate in rates.items())
+            + f" steps/s learnt; {known[key]} it is (--group-size sets it)"
+        )
+        _write(path, known)
+    return known[key]
+
+
+def probe(config: Config, pool: Pool) -> dict[int, float]:
+    """Decisions learnt a second, by group size, with every worker busy; from small to large, until it gets worse."""
+    algo, workers = config.parts["algo"].options, config.training.workers or os.cpu_count() or 1
+    agent = config.make_agent(pool.observation_spec, pool.action_spec)
+    learner = Learner(agent, config.make_algorithm(), total_steps=1, group_size=1)
+    rates: dict[int, float] = {}
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool_of_workers:
+        learner.map = pool_of_workers.map
+        size = 1
+        while size <= algo.batch_size:
+            batch = _made_up(pool, agent.initial_state(size * workers), algo.unroll_length, size * workers)
+            learner.group_size = size
+            rates[size] = _rate(learner, batch)
+            if rates[size] < WORSE * max(rates.values()):
+                break
+            size *= 2
+    torch.set_num_threads(threads)
+    return rates
+
+
+def _rate(learner: Learner, batch: Rollout) -> float:
+    learner.gradients(batch)
+    start, done, elapsed = time.perf_counter(), 0, 0.0
+    while elapsed < SECONDS:
+        learner.gradients(batch)
+        done += batch.length * batch.num_envs
+        elapsed = time.perf_counter() - start
+    return done / elapsed
+
+
+def _made_up(pool: Pool, state: tuple[torch.Tensor, ...], length: int, num_envs: int) -> Rollout:
+    """A rollout of noise, in the shape of real ones."""
+    rollout = Rollout.empty(length, num_envs, pool.observation_spec, {}, state)
+    for array in rollout.observation.values():
+        array.random_(0, 256) if array.dtype == torch.uint8 else array.zero_()
+    return rollout
+
+
+def cache_file() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bestiary" / "group_sizes.json"
+
+
+def _key(config: Config, pool: Pool) -> str:
+    """What the answer depends on: machine, torch, parts and shapes."""
+    algo = config.parts["algo"].options
+    parts = {kind: config.tables()[kind] for kind in config.parts if kind != "algo"}
+    shapes = {kind: [list(spec.shape), spec.dtype] for kind, spec in pool.observation_spec.items()}
+    about = [parts, shapes, pool.action_spec.n, algo.unroll_length, algo.batch_size, config.training.precision]
+    machine = [_processor(), os.cpu_count(), config.training.workers, torch.__version__]
+    return hashlib.sha256(json.dumps([about, machine, config.plugin_hashes], sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line for line in lines if line.startswith(("model name", "Model", "CPU part")))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def _read(path: Path) -> dict[str, int]:
+    """What is known; nothing, where the file is not there or not ours."""
+    try:
+        found = json.loads(path.read_text())
+        return {str(key): int(size) for key, size in found.items() if int(size) > 0}
+    except (OSError, ValueError, AttributeError, TypeError):
+        return {}
+
+
+def _write(path: Path, known: dict[str, int]) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(f".{os.getpid()}")
+        partial.write_text(json.dumps(known, indent=1) + "\n")
+        partial.replace(path)
+    except OSError as error:
+        note(f"note: {path} cannot be written ({error.strerror}), so the next run probes again")
