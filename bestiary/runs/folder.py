@@ -16,7 +16,7 @@ from typing import Any
 import filelock
 import numpy as np
 
-from bestiary import plugins
+from bestiary import plugins, zoo
 from bestiary.agents.agent import Agent
 from bestiary.config import Config
 from bestiary.console import note
@@ -125,9 +125,15 @@ class Run:
         return evaluate(self, episodes=episodes, **options)
 
     def new_path(self, folder: str, stem: str, suffix: str) -> Path:
-        """A file below the run folder that does not exist yet."""
-        (self.path / folder).mkdir(parents=True, exist_ok=True)
-        return unused(self.path / folder / f"{stem}{suffix}")
+        """A file below the run folder (below runs/zoo-NAME for one of the zoo) that does not exist yet."""
+        below = Path("runs") / f"zoo-{self.name}" if self.shipped else self.path
+        (below / folder).mkdir(parents=True, exist_ok=True)
+        return unused(below / folder / f"{stem}{suffix}")
+
+    @property
+    def shipped(self) -> bool:
+        """It came with the package: it is only read, and what is made of it goes to runs/zoo-NAME."""
+        return self.path.resolve().is_relative_to(zoo.FOLDER)
 
     @property
     def being_written(self) -> bool:
@@ -144,6 +150,8 @@ class Run:
     @contextmanager
     def writing(self) -> Iterator[None]:
         """Hold the folder as its only writer. The lock is the operating system's: it ends with the process, however."""
+        if self.shipped:
+            raise UserError(f"zoo/{self.name} came with the package and is only read: it can be played, not trained on")
         lock = filelock.FileLock(self.path / "lock", timeout=0)
         owner = self.path / "lock.json"
         try:
@@ -165,17 +173,20 @@ class Run:
 
 
 def open_run(path: str | Path, trust_code: bool = False) -> Run:
-    """An existing run folder; `runs/NAME`, `NAME`, or any path."""
+    """An existing run folder; `runs/NAME`, `NAME`, any path, or `zoo/NAME` for one that came with the package."""
     asked = Path(path).expanduser()
     for place in (asked, Path("runs") / asked):
         if (place / "config.toml").is_file():
             real = place.resolve()
             inside = real.is_relative_to(Path.cwd())
             return Run(real.relative_to(Path.cwd()) if inside else real, trust_code)
-    known = [p.parent.name for p in Path("runs").glob("*/config.toml")]
+    if (shipped := zoo.find(asked)) is not None:
+        return Run(shipped, trust_code)
+    known = [*(p.parent.name for p in Path("runs").glob("*/config.toml")), *zoo.names()]
     if asked.exists():
         raise UserError(f"{path} is not a run folder: it has no config.toml")
-    raise UserError(f"{path}: there is no such run{suggest(asked.name, known)} (bestiary runs lists them)")
+    wrong = str(asked) if asked.parent == Path("zoo") else asked.name
+    raise UserError(f"{path}: there is no such run{suggest(wrong, known)} (bestiary runs lists them)")
 
 
 def choose_path(config: Config, place: Place) -> tuple[Path, bool]:
