@@ -33,7 +33,7 @@ from bestiary.runs.folder import Place, create_run
 from bestiary.runtime import local
 from bestiary.runtime.actor import Actor
 from bestiary.runtime.session import Session
-from bestiary.runtime.train import build, rollouts_in_flight
+from bestiary.runtime.train import build, make_layout
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "atari-shallow": {"env": "atari/Pong", "torso": "shallow"},
@@ -162,9 +162,9 @@ def _inference_piece(config: Config, batch: int, stack: ExitStack) -> Piece:
 def _learn_piece(config: Config, group_size: int, stack: ExitStack) -> Piece:
     """A learner with a gradient worker a core, on a batch of real rollouts."""
     actors, learner = build(config)
-    actor, batch_size = actors[0], config.parts["algo"].options.batch_size
+    actor = actors[0]
     actor.start()
-    rollout = actor.collect()
+    rollouts = [actor.collect() for _ in range(learner.algorithm.rollouts(actor.pool.num_envs, len(actors)))]
     for each in actors:
         each.pool.close()
     learner.group_size = group_size
@@ -172,8 +172,8 @@ def _learn_piece(config: Config, group_size: int, stack: ExitStack) -> Piece:
     learner.map = workers.map
 
     def go() -> int:
-        learner.learn(rollout, batch_size)
-        return rollout.length * rollout.num_envs
+        learner.learn(rollouts)
+        return sum(rollout.length * rollout.num_envs for rollout in rollouts)
 
     return f"groups of {group_size}", go
 
@@ -183,10 +183,6 @@ def _whole(config: Config, seconds: float) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         run, _ = create_run(config, Place(run_dir=str(Path(folder) / "run")))
         actors, learner = build(config)
-        training = config.training
-        layout = local.Layout(
-            training.actor_threads, training.workers or CORES, rollouts_in_flight(config), training.lag
-        )
         with Session(run, config, learner, actors[0].pool.frames_per_step, dict) as session:
             marks: list[tuple[float, int]] = []
 
@@ -197,7 +193,7 @@ def _whole(config: Config, seconds: float) -> dict[str, float]:
                 session.interrupts.received = 2
 
             threading.Thread(target=clock, daemon=True).start()
-            local.train(actors, learner, session, config.parts["algo"].options.batch_size, layout)
+            local.train(actors, learner, session, make_layout(config))
         for actor in actors:
             actor.pool.close()
         (start, before), (end, after) = marks

@@ -6,15 +6,17 @@ parts, then the options of just those parts. All problems are reported at once.
 """
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from bestiary import envs, plugins
 from bestiary.agents.torsos import suitable
+from bestiary.algorithms.algorithm import Algorithm, updates
 from bestiary.config import DEFAULTS, REGISTRIES, Config, Part, Training, lookup_part
 from bestiary.errors import UserError
-from bestiary.options import field_types, options_of, parse_options, suggest
+from bestiary.options import construct, field_types, options_of, parse_options, suggest
 from bestiary.rollout import ActionSpec, ObservationSpec
 from bestiary.textconfig import flatten, read_preset, read_toml
 
@@ -47,7 +49,7 @@ def resolve(given: Mapping[str, Any], origin: Mapping[str, str] | None = None) -
     if training is not None and training.steps is None and family is not None:
         training = dataclasses.replace(training, steps=family.default_steps)
     if training is not None and parsed.get("algo") is not None:
-        _check_batches(training, parsed["algo"], problems)
+        _check_batches(training, construct(chosen["algo"], options=parsed["algo"]), problems)
     if problems:
         raise UserError(*dict.fromkeys(problems))
 
@@ -97,7 +99,7 @@ def _over(below: dict[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _families(env: Any) -> set[str]:
-    return {name if plugins.is_plugin(name) else name.split("/")[0] for name in env_names(env)}
+    return {name if plugins.is_plugin(name) else re.split("[/:]", name)[0] for name in env_names(env)}
 
 
 def _choose_parts(given: dict[str, Any], problems: list[str]) -> dict[str, str]:
@@ -105,7 +107,7 @@ def _choose_parts(given: dict[str, Any], problems: list[str]) -> dict[str, str]:
     choice = {kind: str(given.pop(kind, DEFAULTS[kind])) for kind in ("algo", "agent")}
     agent = _find_part("agent", choice["agent"], problems)
     for kind in getattr(agent, "parts", () if agent else ("torso", "memory")):
-        choice[kind] = str(given.pop(kind, DEFAULTS[kind]))
+        choice[kind] = str(given.pop(kind, {**DEFAULTS, **getattr(agent, "defaults", {})}[kind]))
     return choice
 
 
@@ -161,29 +163,24 @@ def _owner(key: str) -> str:
     return f": it is an option of {kind} {' and '.join(owners)}" if dot and owners else ""
 
 
-def _check_batches(training: Training, algo: Any, problems: list[str]) -> None:
-    batch, n = getattr(algo, "batch_size", training.num_envs), training.num_envs
+def _check_batches(training: Training, algorithm: Algorithm, problems: list[str]) -> None:
+    n, pools = training.num_envs, 1
     if training.runtime == "local":
-        if n % training.pools:
-            problems.append(f"--num-envs {n} does not divide into --pools {training.pools} of the same size")
+        pools = training.pools
+        if n % pools:
+            problems.append(f"--num-envs {n} does not divide into --pools {pools} of the same size")
             return
-        if training.actor_threads > training.pools:
-            problems.append(
-                f"--actor-threads {training.actor_threads}: each needs a pool, and there are {training.pools}"
-            )
-        n //= training.pools
-        updates = max(1, n // batch) * getattr(algo, "replay", 1)
-        if training.max_lag < updates - 1:
-            problems.append(
-                f"--max-lag {training.max_lag}: one rollout brings {updates} updates; at least {updates - 1}"
-            )
-    if batch % n and n % batch:
-        near = [b for b in range(1, 2 * batch + 1) if n % b == 0 or b % n == 0]
-        best = min(near, key=lambda b: abs(b - batch))
-        problems.append(
-            f"--batch-size {batch} and {n} environments a pool: one must divide the other, so that batches are made of "
-            f"whole trajectories; try --batch-size {best}"
-        )
+        if training.actor_threads > pools:
+            problems.append(f"--actor-threads {training.actor_threads}: each needs a pool, and there are {pools}")
+        n //= pools
+    problems += (found := algorithm.problems(n, pools))
+    if found or training.runtime != "local":
+        return
+    made = updates(algorithm, n, pools)
+    if algorithm.on_policy and training.lag:
+        problems.append(f"--lag {training.lag}: this algorithm learns only from its newest weights, so its lag is 0")
+    elif not algorithm.on_policy and training.max_lag < made - 1:
+        problems.append(f"--max-lag {training.max_lag}: one rollout brings {made} updates; at least {made - 1}")
 
 
 def _attempt(problems: list[str], function: Any) -> Any:

@@ -17,8 +17,8 @@ at t+1 follow the decision at t. Nothing is zeroed in storage; the agent masks l
 Shapes, everywhere: T time, B batch, N environments, A actions, H hidden.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,7 @@ class ArraySpec:
 
     shape: tuple[int, ...]
     dtype: str
+    sets: tuple[tuple[str, tuple[int, ...]], ...] = ()  # of a vector: names for some of its entries; the first is the d-set
 
 
 ObservationSpec = dict[str, ArraySpec]
@@ -90,6 +91,12 @@ class Inputs:
     last_action: Tensor
     task: Tensor
 
+    def __getitem__(self, entries: slice) -> "Inputs":
+        """Some of the entries in time."""
+        observation = {kind: x[entries] for kind, x in self.observation.items()}
+        rest = (self.reward, self.done, self.last_action, self.task)
+        return Inputs(observation, *(x[entries] for x in rest))
+
     def to(self, device: torch.device) -> "Inputs":
         if self.reward.device == device:
             return self
@@ -125,6 +132,7 @@ class Rollout:
     bootstrap: Tensor  # [T,N]
     version: Tensor  # [T,N] int64: of the weights that decided
     state: tuple[Tensor, ...]  # [N,...] memory before entry 0
+    extras: Tensors = field(default_factory=dict)  # [T,N] by name: what an algorithm adds to learn from
     episodes: list[Episode] = field(default_factory=list)
 
     @classmethod
@@ -199,6 +207,13 @@ class Rollout:
         """Environments start..stop as a rollout of their own: views, no copies."""
         return self._map(lambda x: x[:, start:stop], lambda s: s[start:stop])
 
+    def take(self, columns: Tensor) -> "Rollout":
+        """Some of the trajectories, copied, in the order asked for."""
+        return self._map(lambda x: x.index_select(1, columns.to(x.device)), lambda s: s[columns.to(s.device)])
+
+    def with_extras(self, **extras: Tensor) -> "Rollout":
+        return replace(self, extras={**self.extras, **extras})
+
     def groups(self, size: int) -> Iterator["Rollout"]:
         """The rollout in groups of at most `size` whole trajectories, always in the same order."""
         for start in range(0, self.num_envs, size):
@@ -215,13 +230,10 @@ class Rollout:
         return Rollout(**{f.name: convert(f.name, getattr(self, f.name)) for f in fields(self)})
 
 
-def concatenate(rollouts: list[Rollout]) -> Rollout:
-    """Several rollouts of equal length, played one after the other, side by side as one."""
+def concatenate(rollouts: Sequence[Rollout]) -> Rollout:
+    """Several rollouts of equal length side by side as one."""
     if len(rollouts) == 1:
         return rollouts[0]
-    for number, rollout in enumerate(rollouts):
-        for episode in rollout.episodes:
-            episode.step += number * rollout.length * rollout.num_envs
 
     def join(name: str) -> Any:
         values = [getattr(r, name) for r in rollouts]
@@ -234,3 +246,14 @@ def concatenate(rollouts: list[Rollout]) -> Rollout:
         return torch.cat(values, dim=1)
 
     return Rollout(**{f.name: join(f.name) for f in fields(Rollout)})
+
+
+def episodes_of(rollouts: Sequence[Rollout]) -> list[Episode]:
+    """The episodes of rollouts that were played one after the other, each with its step counted from the first's start."""
+    found, before = [], 0
+    for rollout in rollouts:
+        for episode in rollout.episodes:
+            episode.step += before
+            found.append(episode)
+        before += rollout.length * rollout.num_envs
+    return found

@@ -16,7 +16,7 @@ from bestiary.config import Config, lookup_part
 from bestiary.envs import make
 from bestiary.options import options_of
 from bestiary.resolve import resolve
-from bestiary.rollout import Inputs
+from bestiary.rollout import Inputs, episodes_of
 from bestiary.runtime.serial import play
 from bestiary.runtime.train import build
 
@@ -37,10 +37,9 @@ def train(**options):
     actor.start()
     total, late = learner.total_steps, []
     while learner.steps < total:
-        batch_size, before = config.parts["algo"].options.batch_size, learner.steps
-        rollout = play(actor, batch_size)
-        learner.learn(rollout, batch_size)
-        late += [e for e in rollout.episodes if before + e.step > 0.9 * total]
+        before, rollouts = learner.steps, play(actor, learner)
+        learner.learn(rollouts)
+        late += [e for e in episodes_of(rollouts) if before + e.step > 0.9 * total]
         actor.version = learner.version
     actor.pool.close()
     assert learner.skipped == 0

@@ -169,7 +169,7 @@ def test_a_plugin_trains(write, kind, name, source):
     (actor,), learner = build(config)
     actor.start()
     before = [p.detach().clone() for p in learner.parameters]
-    learner.learn(actor.collect(), 2)
+    learner.learn([actor.collect()])
     assert learner.skipped == 0
     assert any(not torch.equal(a, b) for a, b in zip(before, learner.parameters, strict=True))
 

@@ -4,6 +4,7 @@ The loss is a sum over all decisions, never a mean: gradients of groups of traje
 however the batch is cut, and the published learning rates mean what they meant.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,14 +12,18 @@ import torch.nn as nn
 from torch import Tensor
 
 from bestiary.agents.agent import Agent
+from bestiary.algorithms.algorithm import Metrics, Update
 from bestiary.algorithms.rewards import MODES, squash
 from bestiary.algorithms.vtrace import vtrace
 from bestiary.options import option
-from bestiary.rollout import Rollout
+from bestiary.rollout import Rollout, concatenate
 
 
 class Impala:
-    """The loss of one rollout, and the optimizer that its published results used."""
+    """The loss of one batch of trajectories, and the optimizer that its published results used."""
+
+    on_policy = False
+    averages = False
 
     @dataclass(frozen=True)
     class Options:
@@ -43,7 +48,41 @@ class Impala:
     def __init__(self, options: Options = Options()):
         self.options = options
 
-    def loss(self, agent: Agent, rollout: Rollout) -> tuple[Tensor, dict[str, Tensor]]:
+    @property
+    def unroll_length(self) -> int:
+        return self.options.unroll_length
+
+    def rollouts(self, num_envs: int, pools: int) -> int:
+        return max(1, self.options.batch_size // num_envs)
+
+    def batch_size(self, num_envs: int, pools: int) -> int:
+        return self.options.batch_size
+
+    @property
+    def passes(self) -> int:
+        return self.options.replay
+
+    def example(self, rollout: Rollout) -> Rollout:
+        return rollout
+
+    def problems(self, num_envs: int, pools: int) -> list[str]:
+        batch, n = self.options.batch_size, num_envs
+        if batch % n == 0 or n % batch == 0:
+            return []
+        fitting = (b for b in range(1, 2 * batch + 1) if n % b == 0 or b % n == 0)
+        return [
+            f"--batch-size {batch} and {n} environments a pool: one must divide the other, so that batches are made of "
+            f"whole trajectories; try --batch-size {min(fitting, key=lambda b: abs(b - batch))}"
+        ]
+
+    def learn(
+        self, agent: Agent, rollouts: Sequence[Rollout], update: Update, generator: torch.Generator
+    ) -> list[Metrics]:
+        """One update a batch of trajectories, in the order they were played, as often as rollouts are replayed."""
+        whole = concatenate(rollouts)
+        return [update(batch) for _ in range(self.options.replay) for batch in whole.groups(self.options.batch_size)]
+
+    def loss(self, agent: Agent, rollout: Rollout, progress: float = 0.0) -> tuple[Tensor, dict[str, Tensor]]:
         """The summed loss of a rollout [T,B], and sums of what is worth knowing."""
         o = self.options
         output, _ = agent(rollout.inputs(), rollout.state)  # T+1 entries; the last only for its value

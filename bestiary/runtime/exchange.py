@@ -6,7 +6,8 @@ and between a rollout's first decision and its update lie at most `in_flight` - 
 Actors take turns in beginning rollouts.
 
 With a fixed lag L, rollout k is played from start to end with the weights that learnt from rollouts 0 .. k-L-1 and no others,
-whatever the threads' speeds: the run is asynchronous and yet reproducible.
+whatever the threads' speeds: the run is asynchronous and yet reproducible. An algorithm that learns only from its newest
+weights has lag 0 and takes rollouts in blocks: all of a block are played with the weights that learnt from all blocks before.
 """
 
 import threading
@@ -19,8 +20,8 @@ from bestiary.runtime.snapshots import Snapshot
 
 
 class Exchange:
-    def __init__(self, first: Snapshot, actors: int, in_flight: int, fixed_lag: int | None = None):
-        self.actors, self.in_flight, self.fixed_lag = actors, in_flight, fixed_lag
+    def __init__(self, first: Snapshot, actors: int, in_flight: int, fixed_lag: int | None = None, block: int = 1):
+        self.actors, self.in_flight, self.fixed_lag, self.block = actors, in_flight, fixed_lag, block
         self.changed = threading.Condition()
         self.begun = 0  # rollouts numbered so far
         self.learnt = 0  # rollouts learnt from so far
@@ -45,7 +46,8 @@ class Exchange:
                     return None
                 snapshot = self.snapshots[-1]
             else:
-                wanted = max(0, number - self.fixed_lag)  # rollouts that the weights must have learnt from
+                first_of_block = number // self.block * self.block
+                wanted = max(0, first_of_block - self.fixed_lag)  # rollouts that the weights must have learnt from
                 if self.learnt < wanted:
                     return None
                 snapshot = self.snapshots[wanted - self.learnt - 1]

@@ -1,14 +1,15 @@
 """The learner: turns rollouts into better weights."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
+import numpy as np
 import torch
 import torch.nn as nn
 from torch import Tensor
 
 from bestiary.agents.agent import Agent
-from bestiary.algorithms.impala import Impala
+from bestiary.algorithms.algorithm import Algorithm
 from bestiary.errors import RunError
 from bestiary.rollout import Rollout
 from bestiary.runtime.devices import autocast
@@ -24,12 +25,13 @@ class Learner:
     def __init__(
         self,
         agent: Agent,
-        algorithm: Impala,
+        algorithm: Algorithm,
         total_steps: int,
         group_size: int,
         max_bad_updates: int = 10,
         device: torch.device = CPU,
         precision: str = "float32",
+        seed: int = 0,
     ):
         self.agent, self.algorithm, self.device, self.precision = agent, algorithm, device, precision
         self.total_steps, self.group_size, self.max_bad_updates = total_steps, group_size, max_bad_updates
@@ -37,24 +39,25 @@ class Learner:
         self.optimizer = algorithm.make_optimizer(self.parameters)
         self.map: Callable[[Callable[[Rollout], Gradient], Iterable[Rollout]], Iterable[Gradient]] = map
         self.steps = 0  # decisions learnt from
+        self.seed = seed  # of what the algorithm shuffles
         self.version = 0  # updates made; the name of the weights
         self.skipped = 0  # updates left out because they were not finite
         self.skipped_in_a_row = 0
 
-    def learn(self, rollout: Rollout, batch_size: int) -> list[dict[str, float]]:
-        """All updates that a rollout brings: one a batch of trajectories, as often as the algorithm replays it."""
-        moved = rollout.to(self.device)
-        metrics = [
-            self.update(batch)
-            for _ in range(self.algorithm.options.replay)
-            for batch in moved.groups(min(batch_size, rollout.num_envs))
-        ]
-        self.steps += rollout.length * rollout.num_envs
+    def learn(self, rollouts: Sequence[Rollout]) -> list[dict[str, float]]:
+        """All updates that so many rollouts as the algorithm takes at once bring."""
+        shuffling = torch.Generator().manual_seed(self._shuffling_seed())
+        moved = [rollout.to(self.device) for rollout in rollouts]
+        metrics = self.algorithm.learn(self.agent, moved, self.update, shuffling)
+        self.steps += sum(rollout.length * rollout.num_envs for rollout in rollouts)
         return metrics
 
     def update(self, batch: Rollout) -> dict[str, float]:
         """One step of the optimizer on one batch of trajectories; returns what is worth logging."""
         gradients, sums = self.gradients(batch)
+        decisions = batch.length * batch.num_envs
+        if self.algorithm.averages:
+            torch._foreach_div_(gradients, decisions)
         norm = nn.utils.get_total_norm(gradients)
         numbers = torch.stack([norm, *sums.values()]).tolist()  # the one time that the host waits for the device
         finite, lr = all(map(math.isfinite, numbers)), self.learning_rate()
@@ -63,7 +66,6 @@ class Learner:
         if finite:
             self._step(gradients, norm, lr)
         self._count(finite)
-        decisions = batch.length * batch.num_envs
         means = {name: value / decisions for name, value in zip(sums, numbers[1:], strict=True)}
         return {**means, "grad_norm": numbers[0], "lr": lr, "lag": lag, "max_lag": max_lag}
 
@@ -78,15 +80,19 @@ class Learner:
 
     def gradient(self, group: Rollout) -> Gradient:
         with autocast(self.device, self.precision):
-            loss, parts = self.algorithm.loss(self.agent, group)
+            loss, parts = self.algorithm.loss(self.agent, group, self.progress)
         gradient = torch.autograd.grad(loss, self.parameters, materialize_grads=True)
         return gradient, {"loss": loss.detach(), **parts}
 
     def learning_rate(self) -> float:
         """Linear to zero over the run's total steps, or constant."""
         options = self.algorithm.options
-        left = 1 - min(self.steps, self.total_steps) / self.total_steps if options.schedule == "linear" else 1.0
-        return options.lr * left
+        return options.lr * (1 - self.progress if options.schedule == "linear" else 1.0)
+
+    @property
+    def progress(self) -> float:
+        """Of the run, 0 to 1."""
+        return min(self.steps, self.total_steps) / self.total_steps
 
     def _step(self, gradients: list[Tensor], norm: Tensor, lr: float) -> None:
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
@@ -106,6 +112,10 @@ class Learner:
                 f"{self.skipped_in_a_row} updates in a row were not finite (last at step {self.steps}): the weights were "
                 "left as they were. A smaller --lr, or --algo.reward abs_one, often helps"
             )
+
+    def _shuffling_seed(self) -> int:
+        """Another for every step of the run, and always the same: nothing to save for an exact resume."""
+        return int(np.random.SeedSequence([self.seed, self.steps]).generate_state(1)[0])
 
     def save(self) -> dict[str, dict[str, Tensor]]:
         """Tensors by file and name; the counters are in `counters`."""

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import torch
 
-from bestiary.rollout import concatenate
+from bestiary.rollout import episodes_of
 from bestiary.runtime.actor import Actor
 from bestiary.runtime.exchange import Exchange
 from bestiary.runtime.learner import Learner
@@ -38,13 +38,14 @@ class Layout:
     fixed_lag: int | None  # in rollouts; None: whatever comes, within in_flight
 
 
-def train(actors: list[Actor], learner: Learner, session: Session, batch_size: int, layout: Layout) -> None:
-    """Until the run is done or asked to stop: take the next rollout, learn from it, publish the weights."""
+def train(actors: list[Actor], learner: Learner, session: Session, layout: Layout) -> None:
+    """Until the run is done or asked to stop: take the next rollouts, learn from them, publish the weights."""
     first = Snapshot.of(learner.agent, learner.version)
-    exchange = Exchange(first, len(actors), layout.in_flight, layout.fixed_lag)
+    joined = learner.algorithm.rollouts(actors[0].pool.num_envs, len(actors))  # rollouts that are learnt from at once
+    block = joined if learner.algorithm.on_policy else 1
+    exchange = Exchange(first, len(actors), layout.in_flight, layout.fixed_lag, block)
     crew = [ActorThread(index, actors, layout.threads, exchange) for index in range(layout.threads)]
     load = Load(crew)
-    joined = max(1, batch_size // actors[0].pool.num_envs)  # rollouts that make a batch
     with ThreadPoolExecutor(layout.workers, "gradients", initializer=_settle_worker) as gradients:
         learner.map = gradients.map
         try:
@@ -52,10 +53,10 @@ def train(actors: list[Actor], learner: Learner, session: Session, batch_size: i
                 thread.start()
             while not session.done:
                 with load.learner_waits():
-                    rollout = concatenate([exchange.take(k, load.stalled, PATIENCE) for k in range(joined)])
-                metrics = learner.learn(rollout, batch_size)
+                    rollouts = [exchange.take(k, load.stalled, PATIENCE) for k in range(joined)]
+                metrics = learner.learn(rollouts)
                 exchange.publish(Snapshot.of(learner.agent, learner.version), joined)
-                session.record(metrics, rollout.episodes, load.shares())
+                session.record(metrics, episodes_of(rollouts), load.shares())
         finally:
             learner.map = map
             exchange.close()

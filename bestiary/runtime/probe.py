@@ -56,17 +56,18 @@ def choose_group_size(config: Config, pool: Pool) -> int:
 
 def probe(config: Config, pool: Pool) -> dict[int, float]:
     """Decisions learnt a second, by group size, with every worker busy; from small to large, until it gets worse."""
-    algo, workers = config.parts["algo"].options, config.training.workers or os.cpu_count() or 1
+    algorithm, workers = config.make_algorithm(), config.training.workers or os.cpu_count() or 1
     agent = config.make_agent(pool.observation_spec, pool.action_spec)
-    learner = Learner(agent, config.make_algorithm(), total_steps=1, group_size=1)
+    learner = Learner(agent, algorithm, total_steps=1, group_size=1)
     rates: dict[int, float] = {}
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool_of_workers:
         learner.map = pool_of_workers.map
-        size = 1
-        while size <= algo.batch_size:
-            batch = _made_up(pool, agent.initial_state(size * workers), algo.unroll_length, size * workers)
+        size, pools = 1, config.training.pools
+        while size * workers <= algorithm.batch_size(config.training.num_envs // pools, pools) or size == 1:
+            state = agent.initial_state(size * workers)
+            batch = algorithm.example(_made_up(pool, state, algorithm.unroll_length, size * workers))
             learner.group_size = size
             rates[size] = _rate(learner, batch)
             if rates[size] < WORSE * max(rates.values()):
@@ -100,11 +101,12 @@ def cache_file() -> Path:
 
 def _key(config: Config, pool: Pool) -> str:
     """What the answer depends on: machine, torch, parts and shapes."""
-    algo = config.parts["algo"].options
+    training, algorithm = config.training, config.make_algorithm()
+    batch_size = algorithm.batch_size(training.num_envs // training.pools, training.pools)
     parts = {kind: config.tables()[kind] for kind in config.parts if kind != "algo"}
     shapes = {kind: [list(spec.shape), spec.dtype] for kind, spec in pool.observation_spec.items()}
-    about = [parts, shapes, pool.action_spec.n, algo.unroll_length, algo.batch_size, config.training.precision]
-    machine = [_processor(), os.cpu_count(), config.training.workers, torch.__version__]
+    about = [parts, shapes, pool.action_spec.n, algorithm.unroll_length, batch_size, training.precision]
+    machine = [_processor(), os.cpu_count(), training.workers, torch.__version__, config.parts["algo"].name]
     return hashlib.sha256(json.dumps([about, machine, config.plugin_hashes], sort_keys=True).encode()).hexdigest()[:16]
 
 

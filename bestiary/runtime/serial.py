@@ -4,21 +4,21 @@ Same seed, same bytes on one machine and version; and where the environments can
 is the run that was never stopped.
 """
 
-from bestiary.rollout import Rollout, concatenate
+from bestiary.rollout import Rollout, episodes_of
 from bestiary.runtime.actor import Actor
 from bestiary.runtime.learner import Learner
 from bestiary.runtime.session import Session
 
 
-def train(actor: Actor, learner: Learner, session: Session, batch_size: int) -> None:
+def train(actor: Actor, learner: Learner, session: Session) -> None:
     """Until the run is done or asked to stop: play a while, learn from it, write down how it went."""
     while not session.done:
-        rollout = play(actor, batch_size)
-        metrics = learner.learn(rollout, batch_size)
+        rollouts = play(actor, learner)
+        metrics = learner.learn(rollouts)
         actor.version = learner.version
-        session.record(metrics, rollout.episodes)
+        session.record(metrics, episodes_of(rollouts))
 
 
-def play(actor: Actor, batch_size: int) -> Rollout:
-    """A rollout of the actor's environments, or, where a batch is larger, so many of them side by side."""
-    return concatenate([actor.collect() for _ in range(max(1, batch_size // actor.pool.num_envs))])
+def play(actor: Actor, learner: Learner) -> list[Rollout]:
+    """As many rollouts, one after the other, as the algorithm learns from at once."""
+    return [actor.collect() for _ in range(learner.algorithm.rollouts(actor.pool.num_envs, pools=1))]

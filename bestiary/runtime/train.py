@@ -8,7 +8,8 @@ import numpy as np
 import torch
 
 from bestiary.agents.agent import count_parameters
-from bestiary.config import Config, group_key
+from bestiary.algorithms.algorithm import Algorithm, updates
+from bestiary.config import Config, Training, group_key
 from bestiary.console import note
 from bestiary.envs.pool import Pool
 from bestiary.errors import UserError
@@ -84,7 +85,7 @@ def _chosen(run: Run, steps: int | None) -> Checkpoint | None:
 
 
 def _train(run: Run, config: Config, checkpoint: Checkpoint | None) -> None:
-    training, batch_size = config.training, config.parts["algo"].options.batch_size
+    training = config.training
     actors, learner = build(config, checkpoint.steps if checkpoint else 0)
     first, past = actors[0], None
     if checkpoint is not None:
@@ -95,16 +96,10 @@ def _train(run: Run, config: Config, checkpoint: Checkpoint | None) -> None:
         if training.runtime == "serial":
             _open(first, checkpoint, learner)
             with Session(run, config, learner, first.pool.frames_per_step, first.save, past) as session:
-                serial.train(first, learner, session, batch_size)
+                serial.train(first, learner, session)
         else:
-            layout = local.Layout(
-                threads=training.actor_threads,
-                workers=training.workers or os.cpu_count() or 1,
-                in_flight=rollouts_in_flight(config),
-                fixed_lag=training.lag,
-            )
             with Session(run, config, learner, first.pool.frames_per_step, dict, past) as session:
-                local.train(actors, learner, session, batch_size, layout)
+                local.train(actors, learner, session, make_layout(config))
     finally:
         for actor in actors:
             actor.pool.close()
@@ -128,7 +123,7 @@ def build(config: Config, at_step: int = 0) -> tuple[list[Actor], Learner]:
 
     A serial run has one actor, which acts with the learner's own agent; a local one has an actor a pool, with a copy each.
     Environments that cannot go on where they were get other seeds where a run is resumed, lest episodes come twice."""
-    training, algo = config.training, config.parts["algo"].options
+    training, algorithm = config.training, config.make_algorithm()
     is_local = training.runtime == "local"
     pools, decisions, weights = np.random.SeedSequence(training.seed).spawn(3)
     count = training.pools if is_local else 1
@@ -146,7 +141,7 @@ def build(config: Config, at_step: int = 0) -> tuple[list[Actor], Learner]:
         Actor(
             copy.deepcopy(agent) if is_local else agent,
             pool,
-            algo.unroll_length,
+            algorithm.unroll_length,
             seed + at_step,
             device,
             training.precision,
@@ -156,12 +151,13 @@ def build(config: Config, at_step: int = 0) -> tuple[list[Actor], Learner]:
     assert training.steps is not None
     learner = Learner(
         agent,
-        config.make_algorithm(),
+        algorithm,
         training.steps,
         training.group_size or usual_group_size(made[0].observation_spec),
         training.max_bad_updates,
         device,
         training.precision,
+        training.seed,
     )
     return actors, learner
 
@@ -170,19 +166,28 @@ def _make_pools(config: Config, seeds: np.random.SeedSequence, count: int) -> li
     return [config.make_pool(config.training.num_envs // count, child) for child in seeds.spawn(count)]
 
 
-def rollouts_in_flight(config: Config) -> int:
+def make_layout(config: Config) -> local.Layout:
+    """Who plays and who learns in a local run, and how far ahead."""
+    training, algorithm, cores = config.training, config.make_algorithm(), os.cpu_count() or 1
+    on_policy = algorithm.on_policy  # then nobody learns while others play: play on all cores
+    return local.Layout(
+        threads=training.actor_threads or (min(cores, training.pools) if on_policy else 1),
+        workers=training.workers or cores,
+        in_flight=rollouts_in_flight(algorithm, training),
+        fixed_lag=0 if on_policy else training.lag,
+    )
+
+
+def rollouts_in_flight(algorithm: Algorithm, training: Training) -> int:
     """How many rollouts may be played or waiting at once, so that no decision is older than --max-lag updates.
 
-    Up to the update on its last batch, a rollout's first decision sees the updates of all rollouts before it in flight,
-    and of the batches before it in its own."""
-    training, algo = config.training, config.parts["algo"].options
-    columns = training.num_envs // training.pools
-    if algo.batch_size >= columns:
-        joined = algo.batch_size // columns
-        allowed = (training.max_lag + 1 - (algo.replay - 1)) * joined // algo.replay
-    else:
-        allowed = (training.max_lag + 1) // (columns // algo.batch_size * algo.replay)
-    return min(allowed, training.pools + 2)
+    Up to the last update made of it, a rollout's first decision sees the updates of all that is learnt from before it, and of
+    what is learnt from at once with it."""
+    num_envs = training.num_envs // training.pools
+    joined, made = algorithm.rollouts(num_envs, training.pools), updates(algorithm, num_envs, training.pools)
+    if algorithm.on_policy:
+        return joined
+    return min((training.max_lag + 1) // made * joined, max(training.pools + 2, joined))
 
 
 def settle(config: Config) -> Config:

@@ -305,7 +305,7 @@ def test_two_rmsprop_updates_by_hand():
         gradients, _ = learner.gradients(rollout)
         square = [0.9 * s + 0.1 * g * g for s, g in zip(square, gradients, strict=True)]
         weights = [w - lr * g / (s.sqrt() + 0.05) for w, g, s in zip(weights, gradients, square, strict=True)]
-        (metrics,) = learner.learn(rollout, 5)
+        (metrics,) = learner.learn([rollout])
         assert metrics["lr"] == pytest.approx(lr)
         for expected, parameter in zip(weights, agent.parameters(), strict=True):
             torch.testing.assert_close(parameter.detach(), expected, rtol=1e-5, atol=1e-7)
@@ -379,13 +379,13 @@ def test_metrics_are_means_over_decisions():
 def test_update_that_is_not_finite_is_skipped(poison):
     agent = make_agent()
     learner = make_learner(agent, reward="none")
-    learner.learn(make_rollout(agent), 5)  # so that the optimizer has moments
+    learner.learn([make_rollout(agent)])  # so that the optimizer has moments
     weights = {name: w.clone() for name, w in agent.state_dict().items()}
     moments = {name: m.clone() for name, m in learner.save()["optimizer"].items()}
     rollout = make_rollout(agent, seed=1)
     target = rollout.observation["vector"] if poison == "observation" else getattr(rollout, poison)
     target[1, 0] = float("nan")
-    learner.learn(rollout, 5)
+    learner.learn([rollout])
     assert (learner.skipped, learner.skipped_in_a_row, learner.version) == (1, 1, 1)
     assert learner.steps == 60  # they were played, and the schedule goes on
     for name, weight in agent.state_dict().items():

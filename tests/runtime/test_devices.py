@@ -9,7 +9,6 @@ from bestiary.errors import UserError
 from bestiary.resolve import resolve
 from bestiary.runtime.devices import choose_device
 from bestiary.runtime.learner import Learner
-from bestiary.runtime.serial import play
 from bestiary.runtime.train import build
 
 META = torch.device("meta")
@@ -46,7 +45,7 @@ def test_an_update_with_every_tensor_on_another_device(torso: str) -> None:
     """The meta device has shapes but no numbers: a tensor left behind on the CPU makes an operation fail."""
     (actor,), learner = build(resolve({**OPTIONS, "torso": torso}))
     actor.start()
-    rollout = play(actor, 4).to(META)
+    rollout = actor.collect().to(META)
     actor.pool.close()
     moved = Learner(learner.agent.to(META), learner.algorithm, 1000, group_size=2, device=META)
     gradients, sums = moved.gradients(rollout)
@@ -61,8 +60,8 @@ def test_bfloat16_stays_inside_the_network() -> None:
     seen = []
     learner.agent.policy.register_forward_hook(lambda *args: seen.append(args[-1].dtype))  # type: ignore[attr-defined]
     actor.start()
-    rollout = play(actor, 4)
-    (metrics,) = learner.learn(rollout, 4)
+    rollout = actor.collect()
+    (metrics,) = learner.learn([rollout])
     actor.pool.close()
     assert set(seen) == {torch.bfloat16}
     assert rollout.log_prob.dtype == rollout.value.dtype == torch.float32
@@ -73,7 +72,7 @@ def test_bfloat16_stays_inside_the_network() -> None:
 def test_bfloat16_gives_nearly_the_same_gradient() -> None:
     (actor,), learner = build(resolve(OPTIONS))
     actor.start()
-    rollout = play(actor, 4)
+    rollout = actor.collect()
     actor.pool.close()
     whole, _ = learner.gradients(rollout)
     learner.precision = "bfloat16"

@@ -112,7 +112,7 @@ def test_a_slow_side_neither_deadlocks_nor_piles_up(slow: str, monkeypatch: pyte
     monkeypatch.setattr(local.Exchange, "publish", counted)
     run = bestiary.train("toy/catch", run_dir="r", steps=1_200, **LOCAL)
     assert run.steps >= 1_200
-    assert max(waiting) <= rollouts_in_flight(config)
+    assert max(waiting) <= rollouts_in_flight(config.make_algorithm(), config.training)
     shares = run.metrics
     if slow == "learner":
         assert shares["actor_wait"].mean() > shares["learner_wait"].mean()

@@ -1,0 +1,166 @@
+"""PPO: several passes over the newest rollouts, with the policy kept near the one that played them (Schulman et al. 2017).
+
+Three lengths, which are often one number elsewhere: `rollout_length` decisions of each environment are learnt from at a time;
+advantages look at most `horizon` decisions ahead; and gradients go back through `sequence` decisions of a memory. An actor's
+rollout is one sequence, with the memory's state before it; `learn` puts the sequences of an environment one after the other
+for the advantages, then deals whole sequences into minibatches.
+
+With one epoch and one minibatch the ratio is 1 throughout, nothing is clipped, and this is A2C (`--preset a2c`).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn as nn
+from torch import Tensor
+
+from bestiary.agents.agent import Agent
+from bestiary.algorithms.algorithm import Metrics, Update
+from bestiary.algorithms.gae import gae
+from bestiary.algorithms.rewards import MODES, squash
+from bestiary.options import option
+from bestiary.rollout import Rollout, concatenate
+
+
+class PPO:
+    on_policy = True
+    averages = True
+
+    @dataclass(frozen=True)
+    class Options:
+        rollout_length: int = option(
+            128, "decisions of each environment between updates", low=1, high=100_000, everyday=True
+        )
+        sequence: int | None = option(None, "decisions that gradients of a memory go back through (none: 16)", low=1)
+        horizon: int | None = option(None, "decisions that an advantage looks ahead (none: the rollout)", low=1)
+        epochs: int = option(4, "passes over each rollout", low=1, high=1000)
+        minibatches: int = option(4, "updates that a pass is cut into", low=1)
+        lr: float = option(2.5e-4, "learning rate at the start", above=0, everyday=True)
+        schedule: str = option("linear", "learning rate over the run", choices=("linear", "constant"))
+        discount: float = option(0.99, "gamma", low=0, high=1)
+        lam: float = option(0.95, "lambda of the advantages", low=0, high=1)
+        clip: float = option(0.1, "how far the ratio of new to old policy may move from 1 and still gain", above=0)
+        clip_schedule: str = option("constant", "clip over the run", choices=("constant", "linear"))
+        value_clip: bool = option(False, "keep the value within `clip` of the old one, too")
+        entropy: float = option(0.01, "weight of the entropy bonus", low=0)
+        baseline: float = option(0.5, "weight of the value loss", low=0)
+        normalize: bool = option(True, "scale the advantages of a rollout to mean 0 and deviation 1")
+        target_kl: float | None = option(None, "go on to the next rollout once the policy moved this far", above=0)
+        reward: str = option("abs_one", "what of the reward is learnt from", choices=MODES)
+        eps: float = option(1e-5, "of Adam", above=0)
+        max_grad_norm: float = option(0.5, "gradients are scaled down to this norm", above=0)
+
+    def __init__(self, options: Options = Options()):
+        self.options = options
+
+    @property
+    def unroll_length(self) -> int:
+        o = self.options
+        return o.sequence or (16 if o.rollout_length % 16 == 0 else o.rollout_length)
+
+    def rollouts(self, num_envs: int, pools: int) -> int:
+        return self.options.rollout_length // self.unroll_length * pools
+
+    def batch_size(self, num_envs: int, pools: int) -> int:
+        return self.rollouts(num_envs, pools) * num_envs // self.options.minibatches
+
+    @property
+    def passes(self) -> int:
+        return self.options.epochs
+
+    def example(self, rollout: Rollout) -> Rollout:
+        return rollout.with_extras(target=rollout.value, advantage=torch.ones_like(rollout.value))
+
+    def problems(self, num_envs: int, pools: int) -> list[str]:
+        o, found = self.options, []
+        if o.rollout_length % self.unroll_length:
+            near = _nearest(o.rollout_length, self.unroll_length)
+            found.append(
+                f"--algo.sequence {self.unroll_length} does not divide --rollout-length {o.rollout_length}; try {near}"
+            )
+        elif (count := self.rollouts(num_envs, pools) * num_envs) % o.minibatches:
+            found.append(
+                f"--algo.minibatches {o.minibatches} does not divide the {count} sequences of a rollout "
+                f"({num_envs * pools} environments x {o.rollout_length} decisions / sequences of {self.unroll_length}); "
+                f"try {_nearest(count, o.minibatches)}"
+            )
+        return found
+
+    def learn(
+        self, agent: Agent, rollouts: Sequence[Rollout], update: Update, generator: torch.Generator
+    ) -> list[Metrics]:
+        o = self.options
+        whole = self.prepare(agent, rollouts)
+        metrics: list[Metrics] = []
+        for _ in range(o.epochs):
+            order = torch.randperm(whole.num_envs, generator=generator)
+            for columns in order.chunk(o.minibatches):
+                metrics.append(update(whole.take(columns)))
+                if o.target_kl is not None and metrics[-1]["kl"] > o.target_kl:
+                    return metrics
+        return metrics
+
+    def prepare(self, agent: Agent, rollouts: Sequence[Rollout]) -> Rollout:
+        """All sequences side by side, [sequence, sequences], with each decision's advantage and target."""
+        o = self.options
+        pools = len(rollouts) * self.unroll_length // o.rollout_length
+        ready: list[Rollout] = [*rollouts]
+        for pool in range(pools):
+            chain = rollouts[pool::pools]  # one after the other in time
+            values = torch.cat([r.value for r in chain])  # [rollout_length, N]
+            rewards = torch.cat([squash(r.reward[1:], o.reward) + o.discount * r.bootstrap for r in chain])
+            discounts = torch.cat([o.discount * (~r.done[1:]).float() for r in chain])
+            targets, advantages = gae(
+                rewards, discounts, values, _last_value(agent, chain[-1]), lam=o.lam, horizon=o.horizon
+            )
+            length = self.unroll_length
+            for k, (target, advantage) in enumerate(zip(targets.split(length), advantages.split(length), strict=True)):
+                ready[pool + k * pools] = chain[k].with_extras(target=target, advantage=advantage)
+        whole = concatenate(ready)
+        if o.normalize:
+            advantage = whole.extras["advantage"]
+            whole.extras["advantage"] = (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)
+        return whole
+
+    def loss(self, agent: Agent, batch: Rollout, progress: float) -> tuple[Tensor, dict[str, Tensor]]:
+        o = self.options
+        clip = o.clip * (1 - progress) if o.clip_schedule == "linear" else o.clip
+        output, _ = agent(batch.inputs()[: batch.length], batch.state)  # the last entry is the next sequence's first
+        log_probs, values = output.distribution.log_prob(batch.action), output.value
+        advantage, target = batch.extras["advantage"], batch.extras["target"]
+
+        log_ratio = log_probs - batch.log_prob
+        ratio = log_ratio.exp()
+        policy_loss = -torch.min(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage).sum()
+        error = (target - values).square()
+        if o.value_clip:
+            near = batch.value + (values - batch.value).clamp(-clip, clip)
+            error = torch.max(error, (target - near).square())
+        value_loss = 0.5 * error.sum()
+        entropy = output.distribution.entropy().sum()
+        loss = policy_loss + o.baseline * value_loss - o.entropy * entropy
+        sums = {
+            "policy_loss": policy_loss,
+            "value_loss": value_loss,
+            "entropy": entropy,
+            "value": values.sum(),
+            "kl": (ratio - 1 - log_ratio).sum(),  # of the old policy from the new; an estimate that is never negative
+            "clipped": ((ratio - 1).abs() > clip).float().sum(),
+        }
+        return loss, {name: value.detach() for name, value in sums.items()}
+
+    def make_optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.Adam(parameters, lr=self.options.lr, eps=self.options.eps)
+
+
+@torch.no_grad()
+def _last_value(agent: Agent, sequence: Rollout) -> Tensor:
+    """[N]: the value of the entry after a sequence, which no actor has decided on yet."""
+    output, _ = agent(sequence.inputs(), sequence.state)
+    return output.value[-1]
+
+
+def _nearest(number: int, wrong: int) -> int:
+    """The divisor of a number that is nearest to a wrong one."""
+    return min((d for d in range(1, number + 1) if number % d == 0), key=lambda d: abs(d - wrong))
