@@ -16,10 +16,12 @@ import torch
 import torch.nn as nn
 
 from bestiary import envs, plugins
-from bestiary.agents.agent import AGENTS, Agent
+from bestiary.agents import AGENTS
+from bestiary.agents.agent import Agent
 from bestiary.agents.memories import MEMORIES
 from bestiary.agents.torsos import TORSOS
 from bestiary.algorithms import ALGORITHMS
+from bestiary.algorithms.algorithm import Algorithm
 from bestiary.envs.pool import Pool
 from bestiary.errors import UserError
 from bestiary.options import construct, option, suggest
@@ -34,7 +36,7 @@ REGISTRIES: dict[str, Mapping[str, type]] = {
 }
 DEFAULTS = {"algo": "impala", "agent": "basic", "torso": "auto", "memory": "none"}
 NEEDS = {  # what a user's own part must have
-    "algo": ("loss", "make_optimizer"),
+    "algo": ("learn", "loss", "make_optimizer"),
     "agent": ("forward", "initial_state"),
     "torso": ("forward",),
     "memory": ("forward", "initial_state"),
@@ -53,7 +55,9 @@ class Training:
     precision: str = option("float32", "of the network's operations", choices=("float32", "bfloat16"))
     group_size: int | None = option(None, "trajectories whose gradient is computed at once (none: probed)", low=1)
     pools: int = option(2, "local: pools that the environments are spread over, played in turn", low=1)
-    actor_threads: int = option(1, "local: threads that play them", low=1)
+    actor_threads: int = option(
+        0, "local: threads that play them (0: one; one a core where nobody learns meanwhile)", low=0
+    )
     workers: int = option(0, "local: threads that compute gradients (0: one a core)", low=0)
     max_lag: int = option(8, "local: updates that a decision may be old when it is learnt from", low=0)
     lag: int | None = option(None, "local: exactly so many rollouts, which makes the run reproducible", low=0)
@@ -99,7 +103,7 @@ class Config:
             _try_agent(agent, observation, self.parts)
         return agent
 
-    def make_algorithm(self) -> Any:
+    def make_algorithm(self) -> Algorithm:
         return construct(lookup_part("algo", self.parts["algo"].name), options=self.parts["algo"].options)
 
     # --- as text ---
@@ -128,7 +132,7 @@ class Config:
 
     def label(self) -> str:
         """A short name: environment and agent."""
-        task = self.envs[0].rsplit("/", 1)[-1].replace(".py:", "-")
+        task = self.envs[0].rsplit("/", 1)[-1].replace(".py:", "-").replace(":", "-")
         inner = [p.name for kind, p in self.parts.items() if kind in ("torso", "memory") and p.name != "none"]
         named = [] if self.parts["agent"].name == "basic" else [self.parts["agent"].name]
         return "-".join([task, *(plugins.split(n)[1] if plugins.is_plugin(n) else n for n in named + inner)])

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from bestiary.agents import AGENTS
 from bestiary.agents.memories import MEMORIES
 from bestiary.agents.torsos import TORSOS
 from bestiary.algorithms import ALGORITHMS
@@ -27,22 +28,29 @@ def refused(torso, env):
     return (torso in ("shallow", "resnet") and not has_image) or (torso == "shallow" and not large)
 
 
+LENGTHS = {  # two updates, each of 4 environments x 5 decisions
+    "impala": {"batch_size": 4, "unroll_length": 5},
+    "ppo": {"rollout_length": 5, "algo.epochs": 1, "algo.minibatches": 1},
+}
+
+
 @pytest.mark.parametrize("algo", ALGORITHMS)
+@pytest.mark.parametrize("agent", AGENTS)
 @pytest.mark.parametrize("memory", MEMORIES)
 @pytest.mark.parametrize("torso", TORSOS)
 @pytest.mark.parametrize("env", ENVS)
-def test_composes(env, torso, memory, algo):
+def test_composes(env, torso, memory, agent, algo):
     config = resolve(
         {
             "env": env,
             "torso": torso,
             "memory": memory,
+            "agent": agent,
             "algo": algo,
             "runtime": "serial",
             "num_envs": 4,
-            "batch_size": 4,
-            "unroll_length": 5,
             "steps": 40,
+            **LENGTHS[algo],
         }
     )
     if refused(torso, env):
@@ -54,7 +62,7 @@ def test_composes(env, torso, memory, algo):
         actor.start()
         before = [p.detach().clone() for p in learner.parameters]
         for _ in range(2):
-            for metrics in learner.learn(play(actor, 4), 4):
+            for metrics in learner.learn(play(actor, learner)):
                 assert all(math.isfinite(value) for value in metrics.values()), metrics
             actor.version = learner.version
     finally:

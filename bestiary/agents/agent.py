@@ -87,16 +87,16 @@ class BasicAgent(nn.Module):
         self.policy = nn.Linear(self.memory.output_size, action.n)
         self.value = nn.Linear(self.memory.output_size, 1)
         if options.init == "orthogonal":
-            _orthogonal(self.torso, gain=math.sqrt(2))
-            _orthogonal(self.policy, gain=0.01)
-            _orthogonal(self.value, gain=1.0)
+            orthogonal(self.torso, gain=math.sqrt(2))
+            orthogonal(self.policy, gain=0.01)
+            orthogonal(self.value, gain=1.0)
 
     def initial_state(self, batch_size: int) -> State:
         return self.memory.initial_state(batch_size)
 
     def forward(self, inputs: Inputs, state: State) -> tuple[Output, State]:
         T, B = inputs.done.shape
-        x = self.torso({kind: _merge(array) for kind, array in inputs.observation.items()})  # [T*B,F]
+        x = self.torso({kind: merge(array) for kind, array in inputs.observation.items()})  # [T*B,F]
         features = [x.view(T, B, -1)]
         going_on = (~inputs.done).unsqueeze(-1)  # [T,B,1]
         if self.sees_reward:
@@ -104,10 +104,10 @@ class BasicAgent(nn.Module):
         if self.sees_action:
             features.append(F.one_hot(inputs.last_action, self.num_actions) * going_on)
         x, state = self.memory(torch.cat(features, dim=-1) if len(features) > 1 else features[0], inputs.done, state)
-        return Output(Categorical(_whole(self.policy(x))), _whole(self.value(x).squeeze(-1))), state
+        return Output(Categorical(whole(self.policy(x))), whole(self.value(x).squeeze(-1))), state
 
 
-def _orthogonal(module: nn.Module, gain: float) -> None:
+def orthogonal(module: nn.Module, gain: float) -> None:
     """Weights that keep the size of what passes through (the gain makes up for ReLUs), biases zero."""
     for part in module.modules():
         if isinstance(part, nn.Linear | nn.Conv2d):
@@ -117,19 +117,16 @@ def _orthogonal(module: nn.Module, gain: float) -> None:
                 nn.init.zeros_(part.bias)
 
 
-def _merge(x: Tensor) -> Tensor:
+def merge(x: Tensor) -> Tensor:
     """[T,B,...] -> [T*B,...]; images [T,B,C,H,W] get, or keep, their channels last in memory."""
     if x.dim() != 5:
         return x.flatten(0, 1)
     return x.permute(0, 1, 3, 4, 2).flatten(0, 1).permute(0, 3, 1, 2)
 
 
-def _whole(x: Tensor) -> Tensor:
+def whole(x: Tensor) -> Tensor:
     """What leaves the network is never in half precision, whatever it computed in."""
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
-
-
-AGENTS: dict[str, type[nn.Module]] = {"basic": BasicAgent}
 
 
 def count_parameters(module: nn.Module | Agent) -> int:

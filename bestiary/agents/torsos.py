@@ -4,6 +4,7 @@ The two convolutional torsos need an `image`, and read all other observations be
 convolutions each has `depth` fully connected layers of `width` units.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,10 +17,10 @@ from bestiary.options import option
 from bestiary.rollout import ObservationSpec, Tensors
 
 
-def fully_connected(inputs: int, width: int, depth: int) -> nn.Sequential:
-    """`depth` layers of `width` units, a ReLU after each; every layer has its own weights."""
+def fully_connected(inputs: int, widths: Sequence[int]) -> nn.Sequential:
+    """A layer of each width, a ReLU after each."""
     layers: list[nn.Module] = []
-    for _ in range(depth):
+    for width in widths:
         layers += [nn.Linear(inputs, width), nn.ReLU()]
         inputs = width
     return nn.Sequential(*layers)
@@ -39,14 +40,23 @@ class Convolutional(nn.Module):
         super().__init__()
         self.convolutions = convolutions.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         with torch.no_grad():
-            size = self.convolutions(torch.zeros(1, *spec["image"].shape)).numel()
+            self.map_shape = self.convolutions(torch.zeros(1, *spec["image"].shape)).shape[1:]  # C, h, w
+        size = self.map_shape.numel()
         self.others = tuple(kind for kind in sorted(spec) if kind != "image")
         size += sum(torch.Size(spec[kind].shape).numel() for kind in self.others)
-        self.layers = fully_connected(size, width, depth)
+        self.layers = fully_connected(size, [width] * depth)
         self.output_size = width if depth else size
 
     def forward(self, observation: Tensors) -> Tensor:
-        x = self.convolutions(scaled(observation["image"])).flatten(1)
+        return self.digest(self.look(observation), observation)
+
+    def look(self, observation: Tensors) -> Tensor:
+        """The map that the convolutions make of the picture, [B,C,h,w]."""
+        return self.convolutions(scaled(observation["image"]))
+
+    def digest(self, cells: Tensor, observation: Tensors) -> Tensor:
+        """From that map, and all other observations, to features [B, output_size]."""
+        x = cells.flatten(1)
         if self.others:
             x = torch.cat([x, *(observation[kind].flatten(1).float() for kind in self.others)], dim=1)
         return self.layers(x)
@@ -116,17 +126,25 @@ class MLP(nn.Module):
     class Options:
         width: int = option(128, "units of each layer", low=1)
         depth: int = option(2, "layers", low=0, high=100)
+        sizes: tuple[int, ...] | None = option(
+            None, "units of each layer, one by one: 512,256 (none: width and depth)", low=1
+        )
 
     def __init__(self, spec: ObservationSpec, options: Options = Options()):
         super().__init__()
-        self.kinds = tuple((kind, spec[kind].dtype == "uint8") for kind in sorted(spec))
-        size = sum(torch.Size(array.shape).numel() for array in spec.values())
-        self.layers = fully_connected(size, options.width, options.depth)
-        self.output_size = options.width if options.depth else size
+        inputs = sum(torch.Size(array.shape).numel() for array in spec.values())
+        sizes = (options.width,) * options.depth if options.sizes is None else options.sizes
+        self.layers = fully_connected(inputs, sizes)
+        self.output_size = sizes[-1] if sizes else inputs
 
     def forward(self, observation: Tensors) -> Tensor:
-        parts = [observation[kind].float() / 255 if bytes_ else observation[kind] for kind, bytes_ in self.kinds]
-        return self.layers(torch.cat([part.flatten(1) for part in parts], dim=1))
+        return self.layers(flatten_all(observation))
+
+
+def flatten_all(observation: Tensors) -> Tensor:
+    """All observations side by side in the order of their names, [B,D]; bytes scaled to [0,1]."""
+    parts = [x.float() / 255 if x.dtype == torch.uint8 else x for _, x in sorted(observation.items())]
+    return torch.cat([part.flatten(1) for part in parts], dim=1) if len(parts) > 1 else parts[0].flatten(1)
 
 
 def _need_image(spec: ObservationSpec, torso: str, at_least: int = 1) -> None:

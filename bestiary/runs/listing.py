@@ -4,7 +4,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from bestiary.agents.agent import AGENTS
+from bestiary.agents import AGENTS
 from bestiary.agents.memories import MEMORIES
 from bestiary.agents.torsos import TORSOS
 from bestiary.algorithms import ALGORITHMS
@@ -55,7 +55,10 @@ def _describe(path: Path) -> list[str]:
 def _env_names() -> dict[str, str]:
     import gymnasium
 
+    from bestiary.envs import warehouse
+
     names = {f"toy/{name}": _first_line(world) for name, world in toy.WORLDS.items()}
+    names |= {name: world.about for name, world in warehouse.VARIANTS.items()}
     names |= {f"atari/{game}": "" for game in atari.games()}
     names |= {f"gymnasium/{name}": "" for name in sorted(gymnasium.registry)}
     return names | {"path/to/file.py:Name": "your own (docs/extending.md)"}
