@@ -26,18 +26,22 @@ def fully_connected(inputs: int, widths: Sequence[int]) -> nn.Sequential:
     return nn.Sequential(*layers)
 
 
-def scaled(image: Tensor) -> Tensor:
-    """uint8 [B,C,H,W] -> float in [0,1], in the memory layout that convolutions are fastest in."""
-    return image.contiguous(memory_format=torch.channels_last).float().div_(255)
+def scaled(image: Tensor, mean: Tensor | None = None) -> Tensor:
+    """uint8 [B,C,H,W] -> float in [0,1], less the mean picture [C,H,W], in the memory layout that convolutions like."""
+    x = image.contiguous(memory_format=torch.channels_last).float()
+    return (x if mean is None else x.sub_(mean)).mul_(1 / 255)
 
 
 class Convolutional(nn.Module):
     """A stack of convolutions over `image`, then fully connected layers over that and all other observations."""
 
     inputs: tuple[str, ...] = ("reward", "action")  # what the published net sees besides
+    mean: Tensor | None
 
-    def __init__(self, spec: ObservationSpec, convolutions: nn.Module, width: int, depth: int):
+    def __init__(self, spec: ObservationSpec, convolutions: nn.Module, width: int, depth: int, center: bool):
         super().__init__()
+        mean = torch.zeros(1, *spec["image"].shape).contiguous(memory_format=torch.channels_last) if center else None
+        self.register_buffer("mean", mean)  # in [0,255]
         self.convolutions = convolutions.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         with torch.no_grad():
             self.map_shape = self.convolutions(torch.zeros(1, *spec["image"].shape)).shape[1:]  # C, h, w
@@ -52,7 +56,12 @@ class Convolutional(nn.Module):
 
     def look(self, observation: Tensors) -> Tensor:
         """The map that the convolutions make of the picture, [B,C,h,w]."""
-        return self.convolutions(scaled(observation["image"]))
+        return self.convolutions(scaled(observation["image"], self.mean))
+
+    def acquaint(self, observation: Tensors) -> None:
+        """Take the mean of some first pictures as what is always there: only what differs from it is seen from then on."""
+        if self.mean is not None:
+            self.mean.copy_(observation["image"].float().mean(0, keepdim=True))
 
     def digest(self, cells: Tensor, observation: Tensors) -> Tensor:
         """From that map, and all other observations, to features [B, output_size]."""
@@ -69,6 +78,7 @@ class Shallow(Convolutional):
     class Options:
         width: int = option(512, "units of each fully connected layer", low=1)
         depth: int = option(1, "fully connected layers", low=0, high=100)
+        center: bool = option(True, "see pictures less their mean, taken in random play before the training")
 
     def __init__(self, spec: ObservationSpec, options: Options = Options()):
         _need_image(spec, "shallow", at_least=36)
@@ -80,7 +90,7 @@ class Shallow(Convolutional):
             nn.Conv2d(64, 64, 3, stride=1),
             nn.ReLU(),
         )
-        super().__init__(spec, convolutions, options.width, options.depth)
+        super().__init__(spec, convolutions, options.width, options.depth, options.center)
 
 
 class Residual(nn.Module):
@@ -104,6 +114,7 @@ class ResNet(Convolutional):
     class Options:
         width: int = option(256, "units of each fully connected layer", low=1)
         depth: int = option(1, "fully connected layers", low=0, high=100)
+        center: bool = option(True, "see pictures less their mean, taken in random play before the training")
         channels: tuple[int, ...] = option((16, 32, 32), "channels of each section", low=1)
 
     def __init__(self, spec: ObservationSpec, options: Options = Options()):
@@ -114,7 +125,7 @@ class ResNet(Convolutional):
             sections += [nn.Conv2d(inputs, channels, 3, padding=1), nn.MaxPool2d(3, stride=2, padding=1)]
             sections += [Residual(channels), Residual(channels)]
             inputs = channels
-        super().__init__(spec, nn.Sequential(*sections, nn.ReLU()), options.width, options.depth)
+        super().__init__(spec, nn.Sequential(*sections, nn.ReLU()), options.width, options.depth, options.center)
 
 
 class MLP(nn.Module):

@@ -12,7 +12,7 @@ import torch.nn as nn
 from torch import Tensor
 
 from bestiary.agents.agent import Agent
-from bestiary.algorithms.algorithm import Metrics, Update
+from bestiary.algorithms.algorithm import Metrics, Update, make_adam
 from bestiary.algorithms.rewards import MODES, squash
 from bestiary.algorithms.vtrace import vtrace
 from bestiary.options import option
@@ -120,5 +120,5 @@ class Impala:
     def make_optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
         o = self.options
         if o.optimizer == "adam":
-            return torch.optim.Adam(parameters, lr=o.lr, eps=o.eps)
+            return make_adam(parameters, o.lr, o.eps)
         return torch.optim.RMSprop(parameters, lr=o.lr, alpha=o.alpha, eps=o.eps, momentum=o.momentum)

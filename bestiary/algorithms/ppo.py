@@ -16,7 +16,7 @@ import torch.nn as nn
 from torch import Tensor
 
 from bestiary.agents.agent import Agent
-from bestiary.algorithms.algorithm import Metrics, Update
+from bestiary.algorithms.algorithm import Metrics, Update, make_adam
 from bestiary.algorithms.gae import gae
 from bestiary.algorithms.rewards import MODES, squash
 from bestiary.options import option
@@ -151,7 +151,7 @@ class PPO:
         return loss, {name: value.detach() for name, value in sums.items()}
 
     def make_optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-        return torch.optim.Adam(parameters, lr=self.options.lr, eps=self.options.eps)
+        return make_adam(parameters, self.options.lr, self.options.eps)
 
 
 @torch.no_grad()

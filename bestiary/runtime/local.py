@@ -107,7 +107,7 @@ class ActorThread(threading.Thread):
             snapshot = None
         with self._in_phase("inference"):
             if snapshot is not None and snapshot.version != actor.version:
-                snapshot.copy_into(actor.agent)
+                snapshot.put_into(actor.agent)
                 actor.version = snapshot.version
             actor.act()
         return True

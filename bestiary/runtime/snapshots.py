@@ -1,13 +1,12 @@
 """Snapshots: how weights travel from the learner to the actors, whole.
 
-The learner publishes new tensors and swaps one reference; an actor copies a snapshot into its own module between two
-decisions. Nobody ever writes to a published tensor, so no actor can see half an update.
+The learner publishes new tensors and swaps one reference; an actor puts a snapshot's tensors in the place of its own between
+two decisions. Nobody ever writes to a published tensor, so no actor can see half an update, and nothing needs to be copied.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 import torch.nn as nn
 from torch import Tensor
 
@@ -23,10 +22,10 @@ class Snapshot:
     def of(cls, agent: nn.Module | Agent, version: int) -> "Snapshot":
         return cls(version, tuple(tensor.detach().clone() for tensor in _tensors(agent)))
 
-    @torch.no_grad()
-    def copy_into(self, agent: nn.Module | Agent) -> None:
+    def put_into(self, agent: nn.Module | Agent) -> None:
+        """From now on the agent acts with these weights: with these very tensors, so it must not be trained."""
         for mine, published in zip(_tensors(agent), self.tensors, strict=True):
-            mine.copy_(published)
+            mine.data = published
 
 
 def _tensors(agent: nn.Module | Agent) -> Sequence[Tensor]:

@@ -3,11 +3,12 @@
 import copy
 import dataclasses
 import os
+from typing import Any
 
 import numpy as np
 import torch
 
-from bestiary.agents.agent import count_parameters
+from bestiary.agents.agent import Agent, count_parameters
 from bestiary.algorithms.algorithm import Algorithm, updates
 from bestiary.config import Config, Training, group_key
 from bestiary.console import note
@@ -135,7 +136,10 @@ def build(config: Config, at_step: int = 0) -> tuple[list[Actor], Learner]:
             pool.close()
         made = _make_pools(config, np.random.SeedSequence([training.seed, at_step]), count)
     spec = made[0].observation_spec, made[0].action_spec
-    agent = config.make_agent(*spec, seed=int(weights.generate_state(1)[0])).to(device)
+    agent = config.make_agent(*spec, seed=int(weights.generate_state(1)[0]))
+    if at_step == 0:
+        acquaint(config, agent)
+    agent = agent.to(device)
     seeds = [int(child.generate_state(1)[0]) for child in decisions.spawn(count)]
     actors = [
         Actor(
@@ -160,6 +164,22 @@ def build(config: Config, at_step: int = 0) -> tuple[list[Actor], Learner]:
         training.seed,
     )
     return actors, learner
+
+
+def acquaint(config: Config, agent: Agent, num_envs: int = 8, decisions: int = 100) -> None:
+    """Show what random play looks like to the parts that ask for it, before the first weights are copied to anybody."""
+    asking: list[Any] = [module for module in agent.modules() if hasattr(module, "acquaint")]
+    if not asking:
+        return
+    seed = np.random.SeedSequence([config.training.seed, 1])
+    pool, rng, seen = config.make_pool(num_envs, seed), np.random.default_rng(seed), []
+    pool.reset()
+    for _ in range(decisions):
+        pool.send(rng.integers(0, pool.action_spec.n, num_envs))
+        seen.append({kind: torch.from_numpy(x.copy()) for kind, x in pool.recv().observation.items()})
+    pool.close()
+    for module in asking:
+        module.acquaint({kind: torch.cat([step[kind] for step in seen]) for kind in seen[0]})
 
 
 def _make_pools(config: Config, seeds: np.random.SeedSequence, count: int) -> list[Pool]:

@@ -9,7 +9,9 @@ import torch.nn as nn
 from bestiary.agents.agent import BasicAgent, count_parameters
 from bestiary.agents.torsos import MLP, TORSOS, Residual, ResNet, Shallow, suitable
 from bestiary.errors import UserError
+from bestiary.resolve import resolve
 from bestiary.rollout import ActionSpec, ArraySpec
+from bestiary.runtime.train import build
 
 ATARI = {"image": ArraySpec((4, 84, 84), "uint8")}
 SIX = ActionSpec(tuple("abcdef"))
@@ -185,3 +187,33 @@ def test_suitable():
     assert suitable(image(1, 35, 80)) == "mlp"
     assert suitable(vector(4)) == "mlp"
     assert suitable(SPECS["image+vector"]) == "shallow"
+
+
+@torch.no_grad()
+def test_the_mean_picture_is_what_is_always_there():
+    """A centred torso sees a picture less the mean; the published one sees it as it is."""
+    spec = {"image": ArraySpec((4, 84, 84), "uint8")}
+    pictures = torch.randint(256, (6, 4, 84, 84), dtype=torch.uint8)
+    torso = Shallow(spec)
+    before = torso({"image": pictures})
+    torso.acquaint({"image": pictures})
+    assert torso.mean is not None
+    assert torch.allclose(torso.mean[0], pictures.float().mean(0), atol=1e-3)
+    centred = (pictures.float() - pictures.float().mean(0)) / 255
+    torch.testing.assert_close(torso.look({"image": pictures}), torso.convolutions(centred), atol=1e-5, rtol=1e-4)
+    assert not torch.allclose(torso({"image": pictures}), before)
+    plain = Shallow(spec, Shallow.Options(center=False))
+    assert plain.mean is None
+    plain.acquaint({"image": pictures})
+    torch.testing.assert_close(plain.look({"image": pictures}), plain.convolutions(pictures.float() / 255))
+
+
+def test_a_run_begins_with_the_mean_of_random_play_and_keeps_it():
+    config = resolve({"env": "atari/Pong", "runtime": "local", "num_envs": 4, "batch_size": 2, "steps": 100})
+    actors, learner = build(config)
+    again, _ = build(config)
+    for actor in (*actors, *again):
+        actor.pool.close()
+    mean = learner.agent.state_dict()["torso.mean"]
+    assert 90 < mean.mean() < 120  # Pong's brown, and a little of paddles and ball
+    assert all(torch.equal(actor.agent.state_dict()["torso.mean"], mean) for actor in (*actors, *again))

@@ -134,7 +134,7 @@ def test_no_actor_ever_sees_half_an_update() -> None:
         deadline, seen = time.monotonic() + 2, set()
         while time.monotonic() < deadline:
             taken = newest[0]
-            taken.copy_into(actor)
+            taken.put_into(actor)
             values = {float(v.detach()) for weights in actor.parameters() for v in (weights.min(), weights.max())}
             assert values == {float(taken.version)}
             seen.add(taken.version)
