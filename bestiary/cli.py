@@ -8,6 +8,7 @@ import argparse
 import dataclasses
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -161,6 +162,8 @@ def parse_train(argv: list[str]) -> tuple[dict[str, Any], dict[str, Any], bool]:
 def scan(argv: list[str], parser: Parser) -> dict[str, Any]:
     """Flags and their values as written, by option name; environments under "env". Flags the parser does not have are
     kept too, for `resolve` to say what is wrong with them."""
+    from bestiary.envs import WORLDS
+
     given: dict[str, Any] = {}
     names, words = list[str](), list(argv)
     while words:
@@ -174,7 +177,9 @@ def scan(argv: list[str], parser: Parser) -> dict[str, Any]:
         action = parser._option_string_actions.get(name)
         key = name.removeprefix("--").replace("-", "_") if action is None else action.dest
         follows = words[0] if words and not words[0].startswith("--") else None
-        looks_like_env = follows is not None and ("/" in follows or ".py:" in follows)
+        looks_like_env = follows is not None and (
+            "/" in follows or ".py:" in follows or follows.split(":")[0] in WORLDS
+        )
         if equals:
             given[key] = value
         elif action is not None and action.nargs == 0:
@@ -217,10 +222,11 @@ class _Help(argparse.HelpFormatter):
         super().__init__(prog, max_help_position=32, width=110)
 
 
-def _add_options(group: Any, options: type, kind: str) -> None:
+def _add_options(group: Any, options: type, kind: str, taken: Iterable[str] = ()) -> None:
+    """A flag for each option; its short spelling only where that is not `taken` by the command itself."""
     from bestiary.options import field_types, flag
 
-    kinds = field_types(options)
+    kinds, taken = field_types(options), set(taken)
     for f in dataclasses.fields(options):
         default = f.default if f.default is not dataclasses.MISSING else None
         shown = "x".join(map(str, default)) if isinstance(default, tuple) else default
@@ -235,6 +241,7 @@ def _add_options(group: Any, options: type, kind: str) -> None:
         spellings = list(
             dict.fromkeys((flag(kind, f), f"--{kind}.{f.name}".replace("_", "-")) if kind else (flag(kind, f),))
         )
+        spellings = [spelling for spelling in spellings if spelling not in taken]
         metavar = "on|off" if boolean else getattr(kinds[f.name], "__name__", "value").upper()
         metavar = metavar if metavar in ("on|off", "INT", "FLOAT", "STR") else "VALUE"
         dest = f"{kind}.{f.name}" if kind else f.name
@@ -327,30 +334,58 @@ def _resume(argv: list[str]) -> None:
 
 
 def _eval(argv: list[str]) -> None:
-    from bestiary.analysis.evaluate import evaluate
-    from bestiary.runs.folder import open_run
+    from bestiary.analysis.evaluate import evaluate, evaluate_player
 
     parser = _parser("eval", "Play whole games with a trained agent; writes JSON and CSV into the run folder.")
     _add_run(parser)
+    parser.add_argument(
+        "--env", metavar="ENV", help="what a scripted player plays: eval scripted:nearest --env warehouse"
+    )
     parser.add_argument("--episodes", metavar="INT", default="100", help="whole games to play (default 100)")
     parser.add_argument("--num-envs", metavar="INT", default="32", help="environments at once (default 32)")
     parser.add_argument("--max-steps", metavar="INT", default="27k", help="give a game up after so many (default 27k)")
     _add_player(parser)
+    a, run, options = _parse_with_env(parser, argv)
+    numbers = {
+        "episodes": _number("--episodes", a.episodes, 1),
+        "seed": _number("--seed", a.seed),
+        "num_envs": _number("--num-envs", a.num_envs, 1),
+        "max_steps": _number("--max-steps", a.max_steps, 1),
+    }
+    if run is None:
+        evaluate_player(a.run.removeprefix("scripted:"), a.env, options, **numbers).show()
+        return
+    checkpoint = _number("--checkpoint", a.checkpoint) if a.checkpoint else None
+    evaluate(run.with_env(options), checkpoint=checkpoint, greedy=a.greedy, **numbers).show()
+
+
+def _parse_with_env(parser: Parser, argv: list[str]) -> tuple[argparse.Namespace, Any, dict[str, Any]]:
+    """The arguments, the run (None for a scripted player), and the options of its environment that were given: what the
+    agent is to play differently from its training."""
+    from bestiary import envs
+    from bestiary.runs.folder import open_run
+
+    first, _ = parser.parse_known_args([word for word in argv if word not in ("-h", "--help")] or argv)
+    run, env = None, getattr(first, "env", None)
+    if first.run.startswith("scripted:"):
+        if env is None:
+            raise UserError(f"{first.run}: which environment does it play? For example: --env warehouse")
+    else:
+        if env is not None:
+            raise UserError(
+                f"--env {env}: a run's agent plays the environment of its training; only scripted:NAME needs it"
+            )
+        run = open_run(first.run, first.trust_code)
+        env = run.config.envs[0]
+    group = parser.add_argument_group(f"environment {env}, where it is to differ from the training's")
+    _add_options(group, envs.lookup(env).options, "env", (opt for a in parser._actions for opt in a.option_strings))
     a = parser.parse_strictly(argv)
-    evaluate(
-        open_run(a.run, a.trust_code),
-        episodes=_number("--episodes", a.episodes, 1),
-        checkpoint=_number("--checkpoint", a.checkpoint) if a.checkpoint else None,
-        greedy=a.greedy,
-        seed=_number("--seed", a.seed),
-        num_envs=_number("--num-envs", a.num_envs, 1),
-        max_steps=_number("--max-steps", a.max_steps, 1),
-    ).show()
+    given = {name[4:]: value for name, value in vars(a).items() if name.startswith("env.") and value is not None}
+    return a, run, given
 
 
 def _movie(argv: list[str]) -> None:
     from bestiary.analysis.movie import film
-    from bestiary.runs.folder import open_run
 
     parser = _parser("movie", "Film a trained agent: the environment's own picture, as GIF or MP4.")
     _add_run(parser)
@@ -358,10 +393,14 @@ def _movie(argv: list[str]) -> None:
     parser.add_argument("--length", metavar="STEPS", default="2000", help="at most so many steps (default 2000)")
     parser.add_argument("--fps", metavar="FLOAT", help="pictures a second (default: about the game's own speed)")
     parser.add_argument("--overwrite", action="store_true", help="replace an existing file")
+    parser.add_argument("--attention", action="store_true", help="draw where the agent looks over the picture")
     _add_player(parser)
-    a = parser.parse_strictly(argv)
+    a, run, options = _parse_with_env(parser, argv)
+    if run is None:
+        raise UserError(f"{a.run}: scripted players are evaluated, not filmed")
     path = film(
-        open_run(a.run, a.trust_code),
+        run.with_env(options),
+        attention=a.attention,
         out=a.out,
         length=_number("--length", a.length, 1),
         checkpoint=_number("--checkpoint", a.checkpoint) if a.checkpoint else None,

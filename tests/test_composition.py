@@ -17,6 +17,7 @@ from bestiary.runtime.train import build
 ENVS = (
     "toy/catch",  # a picture of 10x5
     "toy/recall",  # a vector
+    "warehouse",  # a vector, compiled
     "gymnasium/CartPole-v1",  # a vector, in Python
     "atari/Pong",  # pictures of 4x84x84, in C++
 )

@@ -42,12 +42,13 @@ class Group:
         return _over_runs(np.nanmax, self.curves)
 
     def final(self) -> list[float]:
-        """Of each run: mean return over the games of its last tenth of training."""
-        finals = []
-        for run in self.runs:
-            steps, returns = games_of(run)
-            finals.append(float(returns[steps >= 0.9 * steps.max()].mean()))
-        return finals
+        return [final_return(run) for run in self.runs]
+
+
+def final_return(run: Run) -> float:
+    """Mean return over the games of the last tenth of a run's training."""
+    steps, returns = games_of(run)
+    return float(returns[steps >= 0.9 * steps.max()].mean())
 
 
 def games_of(run: Run) -> tuple[np.ndarray, np.ndarray]:
@@ -70,11 +71,16 @@ def group_runs(runs: list[Run], *, axis: str = "steps", points: int = 200) -> li
         seeds = [run.settings["seed"] for run in members]
         if len(set(seeds)) < len(seeds):
             warn(f"{label}: seeds {seeds} occur more than once; the band is then narrower than it should be")
-        places, values = zip(*(_on_axis(run, axis) for run in members), strict=True)
-        grid = np.linspace(0, max(p.max() for p in places), points + 1)
-        curves = np.stack([_binned(p, v, grid) for p, v in zip(places, values, strict=True)])
-        groups.append(Group(label, members, grid[1:], curves))
+        groups.append(make_group(label, members, axis=axis, points=points))
     return groups
+
+
+def make_group(label: str, runs: list[Run], *, axis: str = "steps", points: int = 200) -> Group:
+    """The curves of runs that belong together, on common points."""
+    places, values = zip(*(_on_axis(run, axis) for run in runs), strict=True)
+    grid = np.linspace(0, max(p.max() for p in places), points + 1)
+    curves = np.stack([_binned(p, v, grid) for p, v in zip(places, values, strict=True)])
+    return Group(label, runs, grid[1:], curves)
 
 
 def compare(runs: list[Run], out: Path, *, axis: str = "steps", overwrite: bool = False) -> list[Group]:
@@ -88,7 +94,7 @@ def compare(runs: list[Run], out: Path, *, axis: str = "steps", overwrite: bool 
     if taken and not overwrite:
         raise UserError(f"{' and '.join(taken)} exist; choose another --out or add --overwrite")
     groups = group_runs(runs, axis=axis)
-    _draw(groups, out, axis)
+    draw(groups, out, axis)
     with table_path.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["group", axis, "mean", "low", "high", "runs"])
@@ -151,7 +157,8 @@ def _name(settings: dict[str, Any], keys: list[str]) -> str:
     return ", ".join(str(value) if key == "env" else f"{key} {value}" for key, value in words.items())
 
 
-def _draw(groups: list[Group], out: Path, axis: str) -> None:
+def draw(groups: list[Group], out: Path, axis: str = "steps") -> None:
+    """A line and a band for each group, as a figure."""
     import matplotlib
 
     matplotlib.use("Agg")

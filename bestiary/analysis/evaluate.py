@@ -7,6 +7,7 @@ instead would favour short ones.
 import csv
 import json
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,9 @@ from rich.table import Table
 from bestiary import __version__
 from bestiary.analysis.play import play
 from bestiary.console import interactive, note, stderr, stdout, warn
+from bestiary.envs.pool import Pool
 from bestiary.errors import RunError
-from bestiary.rollout import Episode
+from bestiary.rollout import Episode, Step
 from bestiary.runs import checkpoints
 from bestiary.runs.folder import Run
 from bestiary.runtime.episodes import EpisodeCounter
@@ -60,7 +62,8 @@ class Evaluation:
 
     def show(self) -> None:
         p = self.protocol
-        table = Table(title=f"{p['run']} at step {p['checkpoint_steps']:,}, {p['policy']}")
+        at = f" at step {p['checkpoint_steps']:,}" if "checkpoint_steps" in p else ""
+        table = Table(title=f"{p['run']}{at}, {p['policy']}")
         for column in ("", "n", "mean", "95% interval", "sd", "median", "min", "max"):
             table.add_column(column, justify="right" if column else "left")
         names = {"game": "return of a game", "life": "return of a life", "game_length": "steps of a game"}
@@ -118,22 +121,85 @@ def evaluate(
     path = run.new_path("evaluations", f"{chosen.steps:012d}-{policy}-{episodes}", ".json")  # before any work
     agent = run.agent(chosen.steps)
     streams = np.random.SeedSequence([config.training.seed, 1, seed]).spawn(2)
-    n = min(num_envs, episodes)
-    pool = config.make_pool(n, streams[0])
+    pool = config.make_pool(min(num_envs, episodes), streams[0])
+    moments = play(agent, pool, greedy=greedy, seed=int(streams[1].generate_state(1)[0]))
+    played, unfinished = _play_games((step for step, _ in moments), pool, episodes, max_steps)
+    protocol = {
+        "run": run.name,
+        "environment": list(config.envs),
+        "environment_options": config.tables()["env"],
+        "checkpoint_steps": chosen.steps,
+        "policy": policy,
+        **_protocol(pool, episodes, unfinished, max_steps, seed),
+        "training_seed": config.training.seed,
+    }
+    evaluation = Evaluation(protocol, played)
+    evaluation.save(path)
+    return evaluation
+
+
+def evaluate_player(
+    name: str,
+    env: str,
+    options: dict[str, Any],
+    *,
+    episodes: int = 100,
+    seed: int = 0,
+    num_envs: int = 32,
+    max_steps: int = 27_000,
+) -> Evaluation:
+    """The same for a scripted player, into a folder below runs/ that is named for it."""
+    from bestiary.envs import make
+    from bestiary.envs.players import make_player
+    from bestiary.envs.players import play as play_scripted
+
+    streams = np.random.SeedSequence([0, 1, seed]).spawn(2)
+    pool = make(env, min(num_envs, episodes), streams[0], **options)
+    player = make_player(name, pool, int(streams[1].generate_state(1)[0]))
+    folder = Path("runs") / f"scripted-{name}-{env.replace(':', '-')}" / "evaluations"
+    folder.mkdir(parents=True, exist_ok=True)
+    path = checkpoints.unused(folder / f"{episodes}.json")
+    played, unfinished = _play_games(play_scripted(player, pool), pool, episodes, max_steps)
+    protocol = {
+        "run": f"scripted:{name}",
+        "environment": [env],
+        "environment_options": {key: str(value) for key, value in options.items()},
+        "policy": "scripted",
+        **_protocol(pool, episodes, unfinished, max_steps, seed),
+    }
+    evaluation = Evaluation(protocol, played)
+    evaluation.save(path)
+    return evaluation
+
+
+def _protocol(pool: Pool, episodes: int, unfinished: int, max_steps: int, seed: int) -> dict[str, Any]:
+    return {
+        "games": episodes,
+        "games_given_up": unfinished,
+        "max_steps": max_steps,
+        "num_envs": pool.num_envs,
+        "games_per_env": "equal, each environment's first",
+        "seed": seed,
+        "interval": "95 % bootstrap of the mean, 2000 resamples",
+        "bestiary": __version__,
+    }
+
+
+def _play_games(steps: Iterator[Step], pool: Pool, episodes: int, max_steps: int) -> tuple[list[Episode], int]:
+    """The episodes of so many whole games, by environment, and how many games were given up. Closes the pool."""
+    n = pool.num_envs
     quota = np.full(n, episodes // n) + (np.arange(n) < episodes % n)  # games that environment i owes
     counter = EpisodeCounter(n, pool.tasks, pool.measures_spec)
     played = np.zeros(n, np.int64)
     result: list[Episode] = []
     try:
-        steps = play(agent, pool, greedy=greedy, seed=int(streams[1].generate_state(1)[0]))
         next(steps)
         with Progress(console=stderr, disable=not interactive(), transient=True) as progress:
             bar, age, said = progress.add_task("evaluating", total=episodes), np.zeros(n, np.int64), time.monotonic()
             while ((played < quota) & (age < max_steps)).any():
                 step = next(steps)
-                age = np.where(
-                    step.game_over & (age < max_steps), 0, age + 1
-                )  # of the running game; once given up, for good
+                # of the running game; once given up, for good
+                age = np.where(step.game_over & (age < max_steps), 0, age + 1)
                 for episode in counter.add(step, 0):
                     if played[episode.env] < quota[episode.env] and age[episode.env] < max_steps:
                         result.append(episode)
@@ -149,22 +215,4 @@ def evaluate(
         warn(f"{unfinished} of {episodes} games had not ended after {max_steps} steps and do not count")
     if unfinished == episodes:
         raise RunError(f"no game ended within {max_steps} steps (--max-steps)")
-    protocol = {
-        "run": run.name,
-        "environment": list(config.envs),
-        "environment_options": config.tables()["env"],
-        "checkpoint_steps": chosen.steps,
-        "policy": policy,
-        "games": episodes,
-        "games_given_up": unfinished,
-        "max_steps": max_steps,
-        "num_envs": n,
-        "games_per_env": "equal, each environment's first",
-        "seed": seed,
-        "training_seed": config.training.seed,
-        "interval": "95 % bootstrap of the mean, 2000 resamples",
-        "bestiary": __version__,
-    }
-    evaluation = Evaluation(protocol, sorted(result, key=lambda e: e.env))
-    evaluation.save(path)
-    return evaluation
+    return sorted(result, key=lambda e: e.env), unfinished

@@ -1,12 +1,15 @@
 """A game of a trained agent as a GIF or MP4: the environment's own picture, not the agent's small input."""
 
 from pathlib import Path
+from typing import Any
 
 import imageio.v3 as imageio
 import numpy as np
+from PIL import Image
 
 from bestiary.analysis.play import play
 from bestiary.console import note
+from bestiary.envs.pool import Pool
 from bestiary.errors import UserError
 from bestiary.runs import checkpoints
 from bestiary.runs.folder import Run
@@ -25,29 +28,62 @@ def film(
     seed: int = 0,
     fps: float = 0,
     overwrite: bool = False,
+    attention: bool = False,
 ) -> Path:
-    """Film one game, or its first `length` steps (of very short games, several); returns the file."""
+    """Film one game, or its first `length` steps (of very short games, several); returns the file.
+
+    With `attention`, where the agent looks is drawn over the picture."""
     chosen = checkpoints.choose(run.path, checkpoint)
     stem = f"{chosen.steps:012d}-{'greedy' if greedy else 'sampled'}"
     path = check_output(out, overwrite) if out is not None else run.new_path("movies", stem, ".gif")
     agent = run.agent(chosen.steps)
+    if attention and not getattr(agent, "attends", False):
+        raise UserError(f"{run.path}: its agent has no attention to draw; --agent iam --agent.dset attention has")
     streams = np.random.SeedSequence([run.config.training.seed, 2, seed]).spawn(2)
     pool = run.config.make_pool(1, streams[0], render=True)
     pictures: list[np.ndarray] = []
     earned = [0.0]  # a game
     try:
-        for step in play(agent, pool, greedy=greedy, seed=int(streams[1].generate_state(1)[0])):
+        for step, output in play(agent, pool, greedy=greedy, seed=int(streams[1].generate_state(1)[0])):
             earned[-1] += float(step.reward[0])
             if len(pictures) >= length or (step.game_over[0] and len(pictures) >= ENOUGH):
                 break  # the picture after a game over already belongs to the next game
             if step.game_over[0]:
                 earned.append(0.0)
-            pictures.append(pool.render()[0])
+            picture = pool.render()[0]
+            if attention:
+                weights = output.extras["attention"][0, 0].numpy()  # [heads,R]
+                picture = overlay(picture, attention_map(weights, agent, pool))
+            pictures.append(picture)
     finally:
         pool.close()
     write_movie(path, pictures, fps or (60 / pool.frames_per_step if pool.frames_per_step > 1 else 10))
     note(f"{len(pictures)} steps, return {', '.join(f'{r:g}' for r in earned)}")
     return path
+
+
+def attention_map(weights: np.ndarray, agent: Any, pool: Pool) -> np.ndarray:
+    """Weights of all heads over cells or inputs, [heads,R], as one map [h,w] of the whole screen, 1 where most of it is."""
+    total = weights.sum(axis=0)
+    shape = getattr(agent.torso, "map_shape", None)
+    if shape is not None:
+        cells = total.reshape(shape[1:])
+    else:
+        places = getattr(pool, "input_cells", None)  # [D,2]: row and column that an input is about
+        if places is None:
+            raise UserError(f"{pool.tasks[0]}: its inputs have no place in the picture, so attention cannot be drawn")
+        cells = np.zeros(places.max(axis=0) + 1)
+        np.add.at(cells, tuple(places.T), total)
+    return cells / cells.max()
+
+
+def overlay(picture: np.ndarray, cells: np.ndarray, strength: float = 0.6) -> np.ndarray:
+    """A picture [H,W,3] with a map [h,w] of values in [0,1] laid over it: dimmed, and red where the map is high."""
+    height, width = picture.shape[:2]
+    smooth = Image.fromarray(np.uint8(255 * cells)).resize((width, height), Image.Resampling.BICUBIC)
+    heat = np.asarray(smooth, np.float32)[..., None] / 255
+    red = np.array([255, 40, 0], np.float32)
+    return (picture * (1 - strength * heat) + red * strength * heat).astype(np.uint8)
 
 
 def check_output(out: str | Path, overwrite: bool) -> Path:

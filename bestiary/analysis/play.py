@@ -5,21 +5,23 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from bestiary.agents.agent import Agent
+from bestiary.agents.agent import Agent, Output
 from bestiary.envs.pool import Pool
 from bestiary.rollout import Inputs, Step
 
 
 @torch.no_grad()
-def play(agent: Agent, pool: Pool, *, greedy: bool, seed: int) -> Iterator[Step]:
-    """The steps of a pool under an agent, forever, the opening one first. Memory is carried and reset as in training."""
+def play(agent: Agent, pool: Pool, *, greedy: bool, seed: int) -> Iterator[tuple[Step, Output]]:
+    """The steps of a pool under an agent, forever, the opening one first, and what the agent makes of each.
+
+    Memory is carried and reset as in training."""
     generator = torch.Generator().manual_seed(seed)
     state = agent.initial_state(pool.num_envs)
     actions = np.zeros(pool.num_envs, np.int64)
     step = pool.reset()
     while True:
-        yield step
         output, state = agent(Inputs.of(step, actions), state)
+        yield step, output
         chosen = output.distribution.mode() if greedy else output.distribution.sample(generator)
         actions = chosen[0].numpy()
         pool.send(actions)

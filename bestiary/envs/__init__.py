@@ -1,4 +1,4 @@
-"""Environments by name: `family/name`, or the user's own `path/to/file.py:Name`."""
+"""Environments by name: `family/name`, `world` or `world:mode`, or the user's own `path/to/file.py:Name`."""
 
 import dataclasses
 import inspect
@@ -15,7 +15,7 @@ from bestiary.envs.pool import Pool
 from bestiary.errors import UserError
 from bestiary.options import construct, options_of, parse_options, suggest
 
-__all__ = ["FAMILIES", "Family", "Pool", "lookup", "make"]
+__all__ = ["FAMILIES", "WORLDS", "Family", "Pool", "lookup", "make"]
 
 
 @dataclass(frozen=True)
@@ -44,22 +44,36 @@ def _gymnasium(name: str) -> Family:
     return Family(partial(pool, name), pool.Options, pool.default_steps)
 
 
-FAMILIES: dict[str, Callable[[str], Family]] = {"atari": _atari, "toy": _toy, "gymnasium": _gymnasium}
+def _warehouse(name: str) -> Family:
+    from bestiary.envs import warehouse  # here, because Numba takes a quarter of a second to import
+
+    if name not in warehouse.VARIANTS:
+        raise UserError(f"{name}: the warehouses are {', '.join(warehouse.VARIANTS)}")
+    pool = warehouse.WarehousePool
+    return Family(partial(pool, name), pool.Options, pool.default_steps)
+
+
+FAMILIES: dict[str, Callable[[str], Family]] = {"atari": _atari, "toy": _toy, "gymnasium": _gymnasium}  # family/name
+WORLDS: dict[str, Callable[[str], Family]] = {"warehouse": _warehouse}  # world or world:mode
 
 
 def lookup(name: str) -> Family:
     """The family that a name belongs to, or a UserError that says what is wrong with the name."""
     if plugins.is_plugin(name):
         return _plugin(name)
+    if (world := name.partition(":")[0]) in WORLDS:
+        return WORLDS[world](name)
     family, slash, rest = name.partition("/")
     if family not in FAMILIES or not rest:
-        hint = suggest(family, FAMILIES)
-        if not slash and name in atari.games():
+        hint = suggest(family, [*FAMILIES, *WORLDS])
+        if family in WORLDS:
+            hint = f"; did you mean {name.replace('/', ':', 1)}?"
+        elif not slash and name in atari.games():
             hint = f"; did you mean atari/{name}?"
         elif not slash and name in gymnasium.gymnasium.registry:
             hint = f"; did you mean gymnasium/{name}?"
-        families = ", ".join(f"{f}/..." for f in FAMILIES)
-        raise UserError(f"unknown environment {name}: names are {families} or path/to/file.py:Name{hint}")
+        known = ", ".join([*(f"{family}/..." for family in FAMILIES), *WORLDS])
+        raise UserError(f"unknown environment {name}: names are {known} or path/to/file.py:Name{hint}")
     return FAMILIES[family](rest)
 
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from bestiary.envs.observations import FrameStack
+from bestiary.envs.observations import Flicker, FrameStack
 from bestiary.envs.pool import check_actions, first_step, spawn_seeds
 from bestiary.errors import RunError, UserError
 from bestiary.options import option, suggest
@@ -84,6 +84,10 @@ class AtariPool:
         noop_mode: str = option("random", "1 to NOOPS frames, or NOOPS in whole decisions", choices=("random", "fixed"))
         life_ends: bool = option(True, "a lost life ends learning's episode (the game goes on)")
         fire: bool = option(True, "press FIRE where a game or life needs it to start")
+        flicker: float = option(0.0, "probability that a frame is blank", low=0, high=1)
+        flicker_mode: str = option(
+            "frame", "what is blank: the newest frame, or all that is seen", choices=("frame", "stack")
+        )
         time_limit: int = option(27_000, "decisions after which a game is cut off", low=1)
 
     default_steps: ClassVar[int] = 10_000_000
@@ -98,6 +102,8 @@ class AtariPool:
         channels = options.frame_stack * (1 if options.gray else 3)
         self.observation_spec = {"image": ArraySpec((channels, *options.frame_size), "uint8")}
         self.measures_spec = {"score": ArraySpec((), "float32"), "ram": ArraySpec((128,), "uint8")}
+        if options.flicker:
+            self.measures_spec["blank"] = ArraySpec((), "float32")
         self.saveable = options.sticky == 0
         self.ids = np.arange(num_envs, dtype=np.int32)
         knows_fire = "FIRE" in action_names(name, full=False)
@@ -112,13 +118,27 @@ class AtariPool:
         self.age = np.zeros(num_envs, np.int64)  # decisions in the running game
         self.played = np.zeros(num_envs, np.int64)  # actions in the running game, those nobody decided included
         self.actions = np.zeros((num_envs, 4096), np.uint8)  # of the running game; grows
-        self.env = _make_envpool(name, num_envs, spawn_seeds(seed, num_envs), options, render)
+        seeds = spawn_seeds(seed, num_envs)
+        self.flicker = Flicker(options.flicker, options.flicker_mode, seeds)
+        self.env = _make_envpool(name, num_envs, seeds, options, render)
 
     def reset(self) -> Step:
         frame, info = self._start_games(self.ids)
         self.lives = info["lives"].copy()
-        image = self.stack.push(frame, np.ones(self.num_envs, bool))
-        return first_step({"image": image}, {"score": np.zeros(self.num_envs, np.float32), "ram": info["ram"]})
+        everyone = np.ones(self.num_envs, bool)
+        image, blank = self._see(frame, everyone)
+        return first_step({"image": image}, {"score": np.zeros(self.num_envs, np.float32), "ram": info["ram"], **blank})
+
+    def _see(self, frame: np.ndarray, first: np.ndarray) -> tuple[np.ndarray, Arrays]:
+        """What the agent sees of new frames, and which are blank, where any can be."""
+        blank = self.flicker.draw()
+        image = self.flicker.stack(self.stack.push(self.flicker.frame(frame, blank), first), blank)
+        return image, {"blank": blank.astype(np.float32)} if "blank" in self.measures_spec else {}
+
+    def _foresee(self, rows: np.ndarray, frame: np.ndarray) -> np.ndarray:
+        """What the agent would have seen next of games that are cut off."""
+        blank = self.flicker.draw(np.isin(self.ids, rows))[rows]
+        return self.flicker.stack(self.stack.peek(rows, self.flicker.frame(frame, blank)), blank)
 
     def send(self, actions: np.ndarray) -> None:
         self._send(check_actions(actions, self.action_spec, self.num_envs), self.ids)
@@ -133,7 +153,7 @@ class AtariPool:
             self._press_fire(np.flatnonzero(lost & ~at_limit), frame, reward, over, info)
         ended = over | lost if self.options.life_ends else over
         cut = at_limit & ~ended  # a true end in the same step, of a life or a game, wins over the time limit
-        final = {"image": self.stack.peek(np.flatnonzero(cut), frame[cut])} if cut.any() else {}
+        final = {"image": self._foresee(np.flatnonzero(cut), frame[cut])} if cut.any() else {}
         game_over = over | at_limit
         if game_over.any():
             rows = np.flatnonzero(game_over)
@@ -141,14 +161,15 @@ class AtariPool:
             info["lives"][rows], info["ram"][rows] = first["lives"], first["ram"]
         self.lives = info["lives"].copy()
         score, done = reward.astype(np.float32), game_over | ended
+        image, blank = self._see(frame, done)
         return Step(
-            observation={"image": self.stack.push(frame, done)},
+            observation={"image": image},
             reward=score,
             done=done,
             truncated=cut,
             game_over=game_over,
             task=np.zeros(self.num_envs, np.int64),
-            measures={"score": score.copy(), "ram": info["ram"]},
+            measures={"score": score.copy(), "ram": info["ram"], **blank},
             final=final,
         )
 
@@ -200,6 +221,7 @@ class AtariPool:
             "actions": running,
             "lives": self.lives.copy(),
             "stack": self.stack.frames.copy(),
+            "flicker": self.flicker.streams.state.copy(),
         }
 
     def load(self, state: Arrays) -> None:
@@ -213,6 +235,7 @@ class AtariPool:
             self._send(state["actions"][starts[rows] + t], rows)
             self.env.recv()
         self.age, self.lives, self.stack.frames = (state[name].copy() for name in ("age", "lives", "stack"))
+        self.flicker.streams.state = state["flicker"].copy()
 
     def close(self) -> None:
         self.env.close()

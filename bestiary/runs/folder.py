@@ -124,6 +124,15 @@ class Run:
 
         return evaluate(self, episodes=episodes, **options)
 
+    def with_env(self, options: dict[str, Any]) -> "Run":
+        """The run as if its environment had these options: to see how the same agent does there."""
+        if not options:
+            return self
+        other = Run(self.path, self.trust_code)
+        flat = {**read_toml(self.path / "config.toml"), **{f"env.{name}": value for name, value in options.items()}}
+        other.config = replace(self.config, env_options=resolve(flat).env_options)
+        return other
+
     def new_path(self, folder: str, stem: str, suffix: str) -> Path:
         """A file below the run folder (below runs/zoo-NAME for one of the zoo) that does not exist yet."""
         below = Path("runs") / f"zoo-{self.name}" if self.shipped else self.path
@@ -189,8 +198,8 @@ def open_run(path: str | Path, trust_code: bool = False) -> Run:
     raise UserError(f"{path}: there is no such run{suggest(wrong, known)} (bestiary runs lists them)")
 
 
-def choose_path(config: Config, place: Place) -> tuple[Path, bool]:
-    """Where a new run goes, or, where the place says so, the existing run to go on with (then True)."""
+def create_run(config: Config, place: Place) -> tuple[Run, bool]:
+    """The folder for a new run, or, where the place says so, the existing run to go on with (then True)."""
     path = place.path(config)
     automatic = place.name is None and place.run_dir is None
     if (path.is_dir() and any(path.iterdir())) or path.is_file():
@@ -199,21 +208,13 @@ def choose_path(config: Config, place: Place) -> tuple[Path, bool]:
         elif not (path / "config.toml").is_file():
             raise UserError(f"{path} exists and is not a run folder; choose another --name or --run-dir")
         elif place.if_exists == "resume":
-            return path, True
+            return Run(path), True
         else:
             raise UserError(
                 f"{path} exists already; go on with it (bestiary resume {path}), choose another --name, or add --if-exists new"
             )
-    return path, False
-
-
-def create_run(config: Config, place: Place) -> tuple[Run, bool]:
-    """The folder for a new run, made; or the existing one (then True)."""
-    path, exists = choose_path(config, place)
-    if exists:
-        return Run(path), True
     try:
-        path = _make_folder(path, or_beside=place.name is None and place.run_dir is None)
+        path = _make_folder(path, or_beside=automatic)
         (path / "checkpoints").mkdir(exist_ok=True)
         _copy_plugins(config, path / "plugins")
         _write_text(path / "config.toml", HEADER + config.to_toml())
@@ -242,11 +243,11 @@ def _write_text(path: Path, text: str) -> None:
     temporary.replace(path)
 
 
-def extend(run: Run, steps: int) -> None:
-    """Give an existing run a new total of steps; everything else in its config.toml stays as it is written."""
-    run.config = replace(run.config, training=replace(run.config.training, steps=steps))
+def amend(run: Run, **training: Any) -> None:
+    """Change options of an existing run's training; everything else in its config.toml stays as it is written."""
+    run.config = replace(run.config, training=replace(run.config.training, **training))
     tables = tomllib.loads((run.path / "config.toml").read_text())
-    _write_text(run.path / "config.toml", HEADER + dump_toml({**tables, "steps": steps}))
+    _write_text(run.path / "config.toml", HEADER + dump_toml({**tables, **training}))
 
 
 def load_weights(agent: Agent, checkpoint: Checkpoint) -> None:

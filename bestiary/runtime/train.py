@@ -1,7 +1,6 @@
 """From a config to a finished run: build the parts, train, and do what was asked for at the end."""
 
 import copy
-import dataclasses
 import os
 from typing import Any
 
@@ -16,7 +15,7 @@ from bestiary.envs.pool import Pool
 from bestiary.errors import UserError
 from bestiary.runs import checkpoints
 from bestiary.runs.checkpoints import Checkpoint
-from bestiary.runs.folder import Place, Run, choose_path, create_run, extend, load_weights, unused
+from bestiary.runs.folder import Place, Run, amend, create_run, load_weights, unused
 from bestiary.runs.loggers import check_loggers
 from bestiary.runtime import local, serial
 from bestiary.runtime.actor import Actor
@@ -32,8 +31,7 @@ def start(config: Config, place: Place = Place()) -> Run:
     """Train a new run to its end."""
     check_loggers(config)
     choose_device(config.training.device)
-    choose_path(config, place)
-    config = settle(config)  # builds everything once, so that what cannot be built is refused before a folder is made
+    describe(config)  # builds everything once, so that what cannot be built is refused before a folder is made
     run, exists = create_run(config, place)
     if exists:
         mine, theirs = config.training, run.config.training
@@ -44,7 +42,9 @@ def start(config: Config, place: Place = Place()) -> Run:
     with run.writing():
         if run.checkpoints:
             raise UserError(f"{run.path} has been trained in the meantime")
-        _train(run, config, None)
+        run.config = config
+        settle(run)
+        _train(run, run.config, None)
     return finish(run)
 
 
@@ -61,7 +61,7 @@ def resume(run: Run, steps: int | None = None, checkpoint: int | None = None) ->
         if steps is not None and steps <= done:
             raise UserError(f"--steps {steps}: {run.path} has done {done} steps already; give a larger total")
         if steps is not None and steps != total:
-            extend(run, steps)
+            amend(run, steps=steps)
             note(f"total steps {total} -> {steps}; the learning-rate schedule is stretched to the new total")
         elif total is not None and done >= total:
             note(f"{run.path} is finished: {done} of {total} steps; bestiary resume {run.path} --steps N goes further")
@@ -210,15 +210,13 @@ def rollouts_in_flight(algorithm: Algorithm, training: Training) -> int:
     return min((training.max_lag + 1) // made * joined, max(training.pools + 2, joined))
 
 
-def settle(config: Config) -> Config:
-    """The config with what was left to the machine filled in."""
-    pool = config.make_pool(1, 0)
+def settle(run: Run) -> None:
+    """Fill in what was left to the machine, and write it into the run's config."""
+    pool = run.config.make_pool(1, 0)
     try:
-        config.make_agent(pool.observation_spec, pool.action_spec)
-        chosen = choose_group_size(config, pool)
+        amend(run, group_size=choose_group_size(run.config, pool))
     finally:
         pool.close()
-    return dataclasses.replace(config, training=dataclasses.replace(config.training, group_size=chosen))
 
 
 def describe(config: Config) -> str:

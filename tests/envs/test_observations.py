@@ -1,4 +1,4 @@
-"""The frame stack against a deque for each environment."""
+"""The stacks of frames and vectors against a deque for each environment."""
 
 from collections import deque
 
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bestiary.envs.observations import FrameStack
+from bestiary.envs.observations import FrameStack, VectorStack
 
 
 class SlowStack:
@@ -63,3 +63,45 @@ def test_peek_looks_one_frame_ahead_and_changes_nothing(depth: int, channels: in
     np.testing.assert_array_equal(ahead, np.concatenate(frames[-depth:], axis=1)[rows])
     np.testing.assert_array_equal(stack.push(frames[-1], none), undisturbed.push(frames[-1], none))
     np.testing.assert_array_equal(ahead, np.concatenate(frames[-depth:], axis=1)[rows])
+
+
+class SlowVectorStack:
+    """One environment's vectors: the newest to the left, nothing known of the time before an episode."""
+
+    def __init__(self, depth: int, size: int):
+        self.nothing = [np.zeros(size, np.float32)] * depth
+        self.vectors = deque(self.nothing, maxlen=depth)
+
+    def push(self, vector: np.ndarray, first: bool) -> np.ndarray:
+        if first:
+            self.vectors.extend(self.nothing)
+        self.vectors.appendleft(vector)
+        return np.concatenate(list(self.vectors))
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    depth=st.integers(1, 5),
+    size=st.integers(1, 3),
+    num_envs=st.integers(1, 4),
+    length=st.integers(1, 12),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_stacked_vectors_are_newest_first_and_zero_before_an_episode(
+    depth: int, size: int, num_envs: int, length: int, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    stack, slow = VectorStack(depth), [SlowVectorStack(depth, size) for _ in range(num_envs)]
+    handed_out: list[tuple[np.ndarray, np.ndarray]] = []
+    for t in range(length):
+        vector = rng.random((num_envs, size), np.float32)
+        first = np.ones(num_envs, bool) if t == 0 else rng.random(num_envs) < 0.3
+        rows = np.flatnonzero(rng.random(num_envs) < 0.5)
+        if t > 0:
+            ahead = [[vector[i], *list(slow[i].vectors)[: depth - 1]] for i in rows]
+            expected = np.array(ahead, np.float32).reshape(len(rows), depth * size)
+            np.testing.assert_array_equal(stack.peek(rows, vector[rows]), expected)
+        expected = np.stack([one.push(vector[i], bool(first[i])) for i, one in enumerate(slow)])
+        handed_out.append((stack.push(vector, first), expected))
+        for given_out, then in handed_out:
+            np.testing.assert_array_equal(given_out, then)

@@ -16,13 +16,16 @@ ENVIRONMENTS: dict[str, dict[str, Any]] = {
     "toy/chain": {},
     "toy/recall": {"time_limit": 7, "delay": 8},
     "toy/catch": {},
+    "warehouse": {"frame_stack": 3},
+    "warehouse:memory": {"observation": "image"},
     "gymnasium/CartPole-v1": {},
     "atari/Breakout": {"time_limit": 150},
     "atari/Pong": {"time_limit": 140},
 }
-TRUNCATING = ["toy/chain", "toy/recall", "atari/Breakout", "atari/Pong"]
-BY_CHANCE = ["toy/recall", "toy/catch", "gymnasium/CartPole-v1", "atari/Breakout", "atari/Pong"]
-SAVEABLE = ["toy/bandit", "toy/chain", "toy/recall", "toy/catch", "atari/Breakout", "atari/Pong"]
+WAREHOUSES = ["warehouse", "warehouse:memory"]
+TRUNCATING = ["toy/chain", "toy/recall", "atari/Breakout", "atari/Pong", *WAREHOUSES]
+BY_CHANCE = ["toy/recall", "toy/catch", "gymnasium/CartPole-v1", "atari/Breakout", "atari/Pong", *WAREHOUSES]
+SAVEABLE = ["toy/bandit", "toy/chain", "toy/recall", "toy/catch", "atari/Breakout", "atari/Pong", *WAREHOUSES]
 
 Opener = Callable[..., Pool]
 
