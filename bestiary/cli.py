@@ -198,22 +198,20 @@ def scan(argv: list[str], parser: Parser) -> dict[str, Any]:
 
 def _train_parser() -> Parser:
     """The choices; the options of the parts chosen are added to it. It explains; `scan` reads."""
+    from bestiary.config import REGISTRIES
+
     usage = "bestiary train ENV [options]"
     parser = Parser(prog="bestiary train", usage=usage, formatter_class=_Help, allow_abbrev=False)
     parser.add_argument("--dry-run", action="store_true", help="print the config, the parts and their sizes, and stop")
     group = parser.add_argument_group("what to train")
     group.add_argument(
-        "env", nargs="*", metavar="ENV", help="atari/Pong, gymnasium/CartPole-v1, toy/recall, my_env.py:Maze"
+        "env", nargs="*", metavar="ENV", help="atari/Pong, warehouse, gymnasium/CartPole-v1, toy/recall, my_env.py:Maze"
     )
     group.add_argument("--preset", metavar="NAME", help="options of a published experiment (bestiary list presets)")
     group.add_argument("--config", metavar="FILE", help="options from a TOML file, such as a run's config.toml")
-    for kind, what in (
-        ("algo", "impala"),
-        ("agent", "basic"),
-        ("torso", "auto, shallow, resnet, mlp"),
-        ("memory", "none, lstm, gru"),
-    ):
-        group.add_argument(f"--{kind}", metavar="NAME", help=f"{what}, or your own file.py:Name")
+    for kind, registry in REGISTRIES.items():
+        names = ", ".join(["auto", *registry] if kind == "torso" else registry)
+        group.add_argument(f"--{kind}", metavar="NAME", help=f"{names}, or your own file.py:Name")
     return parser
 
 
