@@ -22,7 +22,7 @@ $(VENV)/installed-all: $(VENV)/installed
 	@touch $@
 
 train: setup
-	$(BIN)/bestiary train atari/Pong --eval-at-end 30 --movie-at-end
+	$(BIN)/bestiary train --preset pong
 
 bench: setup
 	$(BIN)/bestiary bench

@@ -49,7 +49,7 @@ class Training:
 
     steps: int | None = option(None, "decisions to train for (none: the environment's own default)", low=1)
     seed: int = option(1, "of everything random: environments, weights, decisions", low=0, high=2**63 - 1)
-    num_envs: int = option(64, "environments that are played at once (N)", low=1, high=100_000)
+    num_envs: int = option(32, "environments that are played at once (N)", low=1, high=100_000)
     runtime: str = option("local", "all cores, or one deterministic thread", choices=("local", "serial"))
     device: str = option("auto", "auto, cpu, cuda or cuda:1; where the agent acts and learns")
     precision: str = option("float32", "of the network's operations", choices=("float32", "bfloat16"))
@@ -59,7 +59,7 @@ class Training:
         0, "local: threads that play them (0: one; one a core where nobody learns meanwhile)", low=0
     )
     workers: int = option(0, "local: threads that compute gradients (0: one a core)", low=0)
-    max_lag: int = option(8, "local: updates that a decision may be old when it is learnt from", low=0)
+    max_lag: int = option(16, "local: updates that a decision may be old when it is learnt from", low=0)
     lag: int | None = option(None, "local: exactly so many rollouts, which makes the run reproducible", low=0)
     log_every: int = option(5_000, "steps between two rows of metrics.csv", low=1)
     save_every: int = option(1_000_000, "steps between two checkpoints that are kept (0: only the newest are)", low=0)

@@ -31,8 +31,11 @@ class Trained:
     length: float
 
 
+PUBLISHED = {"batch_size": 32, "algo.optimizer": "rmsprop", "algo.eps": 0.01, "algo.lam": 1.0}  # few, large updates
+
+
 def train(**options):
-    config = resolve({"seed": 1, "runtime": "serial", "num_envs": 32, **options})
+    config = resolve({"seed": 1, "runtime": "serial", "num_envs": 32, **PUBLISHED, **options})
     (actor,), learner = build(config)
     actor.start()
     total, late = learner.total_steps, []
@@ -67,7 +70,7 @@ def test_catch():
 
 def test_catch_from_beginning_to_end(tmp_path):
     """The same through the front door: train into a folder, then evaluate what was saved there."""
-    run = bestiary.train("toy/catch", run_dir=str(tmp_path / "run"), steps="100k", lr=2e-3, seed=1)
+    run = bestiary.train("toy/catch", run_dir=str(tmp_path / "run"), steps="100k", lr=2e-3, seed=1, **PUBLISHED)
     assert run.steps >= 100_000
     assert run.metrics["return"][-1] > 0.9
     assert run.metrics["return"][0] < 0
