@@ -28,18 +28,20 @@ from rich.table import Table
 
 from bestiary.config import Config
 from bestiary.console import note, stdout
-from bestiary.resolve import resolve
+from bestiary.resolve import layers, resolve
 from bestiary.runs.folder import Place, create_run
 from bestiary.runtime import local
 from bestiary.runtime.actor import Actor
 from bestiary.runtime.session import Session
 from bestiary.runtime.train import build, make_layout
 
+PUBLISHED = {"num_envs": 64, "batch_size": 32}  # IMPALA's batches, which other code bases are measured with
 CONFIGS: dict[str, dict[str, Any]] = {
-    "atari-shallow": {"env": "atari/Pong", "torso": "shallow"},
-    "atari-resnet": {"env": "atari/Pong", "torso": "resnet", "group_size": 2},
-    "atari-lstm": {"env": "atari/Pong", "torso": "shallow", "memory": "lstm"},
-    "toy": {"env": "toy/catch"},
+    "atari-shallow": {"env": "atari/Pong", "torso": "shallow", **PUBLISHED},
+    "atari-resnet": {"env": "atari/Pong", "torso": "resnet", "group_size": 2, **PUBLISHED},
+    "atari-lstm": {"env": "atari/Pong", "torso": "shallow", "memory": "lstm", **PUBLISHED},
+    "pong": {"preset": "pong"},
+    "toy": {"env": "toy/catch", **PUBLISHED},
 }
 CORES = os.cpu_count() or 1
 
@@ -73,7 +75,8 @@ def bench(names: list[str], repeats: int = 5, seconds: float = 5.0, json_path: P
 
 
 def _bench_one(name: str, repeats: int, seconds: float) -> Result:
-    config = resolve({**CONFIGS[name], "steps": 10**9, "save_minutes": 10**6, "save_every": 0})
+    given, _ = layers({**CONFIGS[name], "steps": 10**9, "save_minutes": 10**6, "save_every": 0})
+    config = resolve(given)
     with ExitStack() as stack:
         pieces = {
             "env": _best([_env_piece(config, n, stack) for n in (16, 32, 64)], seconds),
