@@ -36,11 +36,21 @@ from bestiary.runtime.session import Session
 from bestiary.runtime.train import build, make_layout
 
 PUBLISHED = {"num_envs": 64, "batch_size": 32}  # IMPALA's batches, which other code bases are measured with
+WAREHOUSE = {
+    "env": "warehouse",
+    "algo": "ppo",
+    "num_envs": 128,
+    "rollout_length": 32,
+    "algo.sequence": 8,
+    "algo.epochs": 3,
+}
 CONFIGS: dict[str, dict[str, Any]] = {
     "atari-shallow": {"env": "atari/Pong", "torso": "shallow", **PUBLISHED},
     "atari-resnet": {"env": "atari/Pong", "torso": "resnet", "group_size": 2, **PUBLISHED},
     "atari-lstm": {"env": "atari/Pong", "torso": "shallow", "memory": "lstm", **PUBLISHED},
     "pong": {"preset": "pong"},
+    "warehouse-iam": {**WAREHOUSE, "agent": "iam", "torso.sizes": (512, 256), "memory": "gru", "memory.hidden": 128},
+    "warehouse-fnn": {**WAREHOUSE, "agent.inputs": "none", "torso.sizes": (693, 256)},
     "toy": {"env": "toy/catch", **PUBLISHED},
 }
 CORES = os.cpu_count() or 1
