@@ -22,6 +22,7 @@ USAGE = """bestiary COMMAND ...
   eval RUN                 play whole games with a trained agent and report returns
   movie RUN                film a trained agent
   compare RUN RUN...       learning curves with bands over seeds, a table, CSV
+  study FILE               many runs from one file (a grid, variants, seeds), then table, curves and a page
   runs                     the runs below a folder
   list WHAT                envs, torsos, memories, agents, algorithms or presets
   doctor                   check this machine
@@ -138,7 +139,8 @@ def parse_train(argv: list[str]) -> tuple[dict[str, Any], dict[str, Any], bool]:
     family = _or_none(lambda: envs.lookup(env_name)) if env_name else None
     if family is not None:
         _add_options(parser.add_argument_group(f"environment {env_name}"), family.options, "env")
-    for kind, default in DEFAULTS.items():
+    agent = _or_none(lambda: lookup_part("agent", str(chosen.get("agent", DEFAULTS["agent"]))))
+    for kind, default in {**DEFAULTS, **getattr(agent, "defaults", {})}.items():
         name = str(chosen.get(kind, default))
         if name == "auto" and family is not None:
             name = _or_none(lambda: _auto_torso(env_name)) or name
@@ -351,6 +353,8 @@ def _eval(argv: list[str]) -> None:
         "max_steps": _number("--max-steps", a.max_steps, 1),
     }
     if run is None:
+        if a.greedy or a.sample or a.checkpoint or a.trust_code:
+            raise UserError(f"{a.run}: --greedy, --sample, --checkpoint and --trust-code are for trained agents")
         evaluate_player(a.run.removeprefix("scripted:"), a.env, options, **numbers).show()
         return
     checkpoint = _number("--checkpoint", a.checkpoint) if a.checkpoint else None
@@ -361,25 +365,53 @@ def _parse_with_env(parser: Parser, argv: list[str]) -> tuple[argparse.Namespace
     """The arguments, the run (None for a scripted player), and the options of its environment that were given: what the
     agent is to play differently from its training."""
     from bestiary import envs
+    from bestiary.runs.folder import Run
+
+    found = _find_run(argv)
+    if isinstance(found, Run):
+        env = found.config.envs[0]
+    else:
+        env = next((argv[i + 1] for i, word in enumerate(argv[:-1]) if word == "--env"), "")
+        env = next((word.partition("=")[2] for word in argv if word.startswith("--env=")), env)
+        if not env and not {"-h", "--help"} & set(argv):
+            raise UserError(f"{found}: which environment does it play? For example: --env warehouse")
+    if env:
+        group = parser.add_argument_group(f"environment {env}, where it is to differ from the training's")
+        taken = [spelling for action in parser._actions for spelling in action.option_strings]
+        _add_options(group, envs.lookup(env).options, "env", taken)
+    a = parser.parse_strictly(_explicit(argv, parser))
+    given = {name[4:]: value for name, value in vars(a).items() if name.startswith("env.") and value is not None}
+    run = found if isinstance(found, Run) else None
+    if run is not None and getattr(a, "env", None):
+        raise UserError(
+            f"--env {a.env}: a run's agent plays the environment of its training; only scripted:NAME needs it"
+        )
+    return a, run, given
+
+
+def _find_run(argv: list[str]) -> Any:
+    """The run that one of the words names, or the scripted player; any other word may be a flag's value."""
     from bestiary.runs.folder import open_run
 
-    first, _ = parser.parse_known_args([word for word in argv if word not in ("-h", "--help")] or argv)
-    run, env = None, getattr(first, "env", None)
-    if first.run.startswith("scripted:"):
-        if env is None:
-            raise UserError(f"{first.run}: which environment does it play? For example: --env warehouse")
-    else:
-        if env is not None:
-            raise UserError(
-                f"--env {env}: a run's agent plays the environment of its training; only scripted:NAME needs it"
-            )
-        run = open_run(first.run, first.trust_code)
-        env = run.config.envs[0]
-    group = parser.add_argument_group(f"environment {env}, where it is to differ from the training's")
-    _add_options(group, envs.lookup(env).options, "env", (opt for a in parser._actions for opt in a.option_strings))
-    a = parser.parse_strictly(argv)
-    given = {name[4:]: value for name, value in vars(a).items() if name.startswith("env.") and value is not None}
-    return a, run, given
+    words = [word for word in argv if not word.startswith("-")]
+    trust = "--trust-code" in argv
+    runs = (word if word.startswith("scripted:") else _or_none(lambda w=word: open_run(w, trust)) for word in words)
+    found = next((run for run in runs if run is not None), None)
+    if found is None and not {"-h", "--help"} & set(argv):
+        if not words:
+            raise UserError("which run? For example: runs/latest (bestiary runs lists them)")
+        open_run(words[0])  # says what is wrong with it
+    return found
+
+
+def _explicit(argv: list[str], parser: Parser) -> list[str]:
+    """`--legacy RUN` -> `--legacy=on RUN`: argparse would take the run for the flag's value."""
+    words = []
+    for word, follows in zip(argv, [*argv[1:], ""], strict=True):
+        action = parser._option_string_actions.get(word)
+        bare = action is not None and action.metavar == "on|off" and follows not in ON_OFF
+        words.append(f"{word}=on" if bare else word)
+    return words
 
 
 def _movie(argv: list[str]) -> None:
@@ -393,9 +425,9 @@ def _movie(argv: list[str]) -> None:
     parser.add_argument("--overwrite", action="store_true", help="replace an existing file")
     parser.add_argument("--attention", action="store_true", help="draw where the agent looks over the picture")
     _add_player(parser)
+    if scripted := [word for word in argv if word.startswith("scripted:")]:
+        raise UserError(f"{scripted[0]}: scripted players are evaluated (bestiary eval), not filmed")
     a, run, options = _parse_with_env(parser, argv)
-    if run is None:
-        raise UserError(f"{a.run}: scripted players are evaluated, not filmed")
     path = film(
         run.with_env(options),
         attention=a.attention,
@@ -427,6 +459,34 @@ def _compare(argv: list[str]) -> None:
     parser.add_argument("--overwrite", action="store_true", help="replace existing files")
     a = parser.parse_strictly(argv)
     compare([open_run(r, a.trust_code) for r in a.run], Path(a.out), axis=a.axis, overwrite=a.overwrite)
+
+
+def _study(argv: list[str]) -> None:
+    from bestiary.studies.run import run_study
+
+    parser = _parser("study", "Run what is missing of a study, then write its table, curves and page. Safe to stop.")
+    parser.add_argument("file", metavar="FILE", help="the study as TOML (docs/studies.md shows one)")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="list its runs, how far each is and their sizes, and stop"
+    )
+    parser.add_argument("--report", action="store_true", help="run nothing: table, curves and page of what is there")
+    parser.add_argument("--jobs", metavar="INT", default="1", help="runs at a time (default 1)")
+    parser.add_argument("--dir", metavar="FOLDER", help="where its runs and results go (default runs/NAME)")
+    parser.add_argument(
+        "--if-changed",
+        choices=("error", "new"),
+        default="error",
+        help="where the file was changed and a run has other settings: stop, or run it anew and set the old one aside",
+    )
+    a = parser.parse_strictly(argv)
+    run_study(
+        Path(a.file),
+        Path(a.dir) if a.dir else None,
+        jobs=_number("--jobs", a.jobs, 1),
+        if_changed=a.if_changed,
+        dry_run=a.dry_run,
+        report_only=a.report,
+    )
 
 
 def _runs(argv: list[str]) -> None:
@@ -476,6 +536,7 @@ COMMANDS = {
     "eval": _eval,
     "movie": _movie,
     "compare": _compare,
+    "study": _study,
     "runs": _runs,
     "list": _list,
     "doctor": _doctor,

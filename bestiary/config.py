@@ -36,7 +36,20 @@ REGISTRIES: dict[str, Mapping[str, type]] = {
 }
 DEFAULTS = {"algo": "impala", "agent": "basic", "torso": "auto", "memory": "none"}
 NEEDS = {  # what a user's own part must have
-    "algo": ("learn", "loss", "make_optimizer"),
+    "algo": (
+        *(
+            "learn",
+            "loss",
+            "make_optimizer",
+            "rollouts",
+            "batch_size",
+            "passes",
+            "unroll_length",
+            "problems",
+            "example",
+        ),
+        *("on_policy", "averages"),
+    ),
     "agent": ("forward", "initial_state"),
     "torso": ("forward",),
     "memory": ("forward", "initial_state"),

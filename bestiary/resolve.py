@@ -81,13 +81,13 @@ def layers(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
         named = direct.pop(source, None)
         if named is not None:
             layer = read(str(named))
-            given = _over(given, layer)
+            given = over(given, layer)
             origin |= dict.fromkeys(layer, f"{source} {named}")
-    given = _over(given, direct)
+    given = over(given, direct)
     return given, {key: where for key, where in origin.items() if key not in direct}
 
 
-def _over(below: dict[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+def over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     """`above` over `below`, its keys last: of two spellings of one option, the later one counts.
 
     Where `above` chooses another part, the options of the part below go with it."""
@@ -176,10 +176,16 @@ def _check_batches(training: Training, algorithm: Algorithm, problems: list[str]
     problems += (found := algorithm.problems(n, pools))
     if found or training.runtime != "local":
         return
-    made = updates(algorithm, n, pools)
-    if algorithm.on_policy and training.lag:
-        problems.append(f"--lag {training.lag}: this algorithm learns only from its newest weights, so its lag is 0")
-    elif not algorithm.on_policy and training.max_lag < made - 1:
+    made, joined = updates(algorithm, n, pools), algorithm.rollouts(n, pools)
+    if algorithm.on_policy:
+        if training.lag:
+            problems.append(
+                f"--lag {training.lag}: this algorithm learns only from its newest weights, so its lag is 0"
+            )
+    elif training.lag is not None:
+        if training.lag < joined - 1:
+            problems.append(f"--lag {training.lag}: a batch is made of {joined} rollouts; at least {joined - 1}")
+    elif training.max_lag < made - 1:
         problems.append(f"--max-lag {training.max_lag}: one rollout brings {made} updates; at least {made - 1}")
 
 

@@ -35,7 +35,9 @@ class ArraySpec:
 
     shape: tuple[int, ...]
     dtype: str
-    sets: tuple[tuple[str, tuple[int, ...]], ...] = ()  # of a vector: names for some of its entries; the first is the d-set
+    sets: tuple[
+        tuple[str, tuple[int, ...]], ...
+    ] = ()  # of a vector: names for some of its entries; the first is the d-set
 
 
 ObservationSpec = dict[str, ArraySpec]

@@ -34,7 +34,7 @@ def test_defaults():
     assert config.envs == ("toy/catch",)
     assert {kind: part.name for kind, part in config.parts.items()} == {**DEFAULTS, "torso": "mlp"}
     assert config.training.steps == 100_000  # the toys' own
-    assert config.parts["algo"].options.lr == 6e-4
+    assert config.parts["algo"].options.lr == 5e-4
 
 
 def test_values_from_text():
@@ -193,7 +193,7 @@ def test_choices_and_limits():
     found = problems_of({"env": "toy/catch", "algo.optimizer": "adan", "algo.discount": 1.5, "seed": -1})
     assert found == (
         "--algo.discount 1.5: must be at most 1",
-        "--algo.optimizer adan: expected one of rmsprop, adam; did you mean adam?",
+        "--algo.optimizer adan: expected one of adam, rmsprop; did you mean adam?",
         "--seed -1: must be at least 0",
     )
 
@@ -224,7 +224,8 @@ def test_batches_that_do_not_fit(batch, envs, best):
         ({"num_envs": 64, "pools": 4, "batch_size": 12}, "--batch-size 12 and 16 environments a pool"),
         ({"actor_threads": 3}, "--actor-threads 3: each needs a pool, and there are 2"),
         ({"num_envs": 64, "batch_size": 8, "max_lag": 2}, "--max-lag 2: one rollout brings 4 updates; at least 3"),
-        ({"algo.replay": 10}, "--max-lag 8: one rollout brings 10 updates; at least 9"),
+        ({"num_envs": 8, "batch_size": 16, "lag": 0}, "--lag 0: a batch is made of 4 rollouts; at least 3"),
+        ({"algo.replay": 10}, "--max-lag 16: one rollout brings 40 updates; at least 39"),
     ],
 )
 def test_layouts_that_do_not_fit(options, words):

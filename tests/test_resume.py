@@ -21,6 +21,10 @@ SMALL: dict[str, Any] = {
     "log_every": 300,
     "save_every": 400,
 }
+PPO: dict[str, Any] = {
+    **{name: value for name, value in SMALL.items() if name not in ("batch_size", "unroll_length")},
+    "algo": {"name": "ppo", "rollout_length": 20, "sequence": 10, "epochs": 2, "minibatches": 2},
+}
 RUNS: dict[str, dict[str, Any]] = {
     "toy, lstm": {"env": "toy/recall", "memory": "lstm", "memory.hidden": 32, "steps": 4_000, **SMALL},
     "toy, truncation, gru, adam": {
@@ -41,7 +45,22 @@ RUNS: dict[str, dict[str, Any]] = {
         "steps": 1_200,
         **SMALL,
     },
-    "atari, fixed no-ops": {"env": "atari/SpaceInvaders", "noop_mode": "fixed", "steps": 1_200, **SMALL},
+    "atari, fixed no-ops, rmsprop": {
+        "env": "atari/SpaceInvaders",
+        "noop_mode": "fixed",
+        "algo.optimizer": "rmsprop",
+        "steps": 1_200,
+        **SMALL,
+    },
+    "atari, flicker, ppo, attention": {
+        "env": "atari/Breakout",
+        "flicker": 0.5,
+        "agent": "iam",
+        "memory.hidden": 16,
+        "steps": 1_200,
+        **PPO,
+    },
+    "warehouse, stack, ppo, iam": {"env": "warehouse", "frame_stack": 2, "agent": "iam", "steps": 4_000, **PPO},
 }
 
 

@@ -105,7 +105,7 @@ class BasicAgent(nn.Module):
         if self.sees_action:
             features.append(F.one_hot(inputs.last_action, self.num_actions) * going_on)
         x, state = self.memory(torch.cat(features, dim=-1) if len(features) > 1 else features[0], inputs.done, state)
-        return Output(Categorical(whole(self.policy(x))), whole(self.value(x).squeeze(-1))), state
+        return Output(Categorical(whole(self.policy(x))), whole(self.value(x).squeeze(-1))), tuple(map(whole, state))
 
 
 def orthogonal(module: nn.Module, gain: float) -> None:

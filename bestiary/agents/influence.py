@@ -86,14 +86,20 @@ class InfluenceAgent(nn.Module):
     def forward(self, inputs: Inputs, state: State) -> tuple[Output, State]:
         T, B = inputs.done.shape
         observation = {kind: merge(array) for kind, array in inputs.observation.items()}
-        seen, features = _look(self.torso, observation)  # [T*B,...], [T*B,F]
+        if hasattr(self.torso, "look"):
+            seen = self.torso.look(observation)  # a map of cells [T*B,C,h,w], or all inputs [T*B,D]
+            features = self.torso.digest(seen, observation)  # [T*B,F]
+        else:
+            seen, features = flatten_all(observation), self.torso(observation)
         extras: dict[str, Tensor] = {}
         if isinstance(self.dset, Attention):
             remembered, state, extras["attention"] = self._attend(seen, inputs.done, state)
         else:
             remembered, state = self.memory(self.dset(seen).view(T, B, -1), inputs.done, state)
         x = torch.cat([features.view(T, B, -1), remembered], dim=-1)
-        return Output(Categorical(whole(self.policy(x))), whole(self.value(x).squeeze(-1)), extras), state
+        return Output(Categorical(whole(self.policy(x))), whole(self.value(x).squeeze(-1)), extras), tuple(
+            map(whole, state)
+        )
 
     def _attend(self, seen: Tensor, done: Tensor, state: State) -> tuple[Tensor, State, Tensor]:
         """The memory's outputs [T,B,H], the state after, and where each head looked [T,B,heads,cells]."""
@@ -111,14 +117,6 @@ class InfluenceAgent(nn.Module):
             outputs.append(last)
             maps.append(weights)
         return torch.stack(outputs), (*carried, last), torch.stack(maps)
-
-
-def _look(torso: Any, observation: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """What D reads, a map of cells or a flat vector, and the torso's features."""
-    if isinstance(torso, Convolutional):
-        cells = torso.look(observation)
-        return cells, torso.digest(cells, observation)
-    return flatten_all(observation), torso(observation)
 
 
 class Select(nn.Module):
@@ -217,7 +215,11 @@ def _default(observation: ObservationSpec) -> str:
 
 def _indices(text: str, observation: ObservationSpec, size: int) -> tuple[int, ...]:
     """`49:73`, `0,49:73` or a name; ranges are half open."""
-    named = {name: indices for spec in observation.values() for name, indices in spec.sets}
+    named: dict[str, tuple[int, ...]] = {}
+    before = 0
+    for _, spec in sorted(observation.items()):  # as `flatten_all` puts them side by side
+        named |= {name: tuple(before + index for index in indices) for name, indices in spec.sets}
+        before += torch.Size(spec.shape).numel()
     if text in named:
         return named[text]
     found: list[int] = []

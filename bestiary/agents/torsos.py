@@ -2,6 +2,8 @@
 
 The two convolutional torsos need an `image`, and read all other observations beside it; `mlp` reads everything. After its
 convolutions each has `depth` fully connected layers of `width` units.
+
+A torso that is `curious` is shown some random play before the training (`acquaint`), and keeps what it took from it in buffers.
 """
 
 from collections.abc import Sequence
@@ -58,10 +60,14 @@ class Convolutional(nn.Module):
         """The map that the convolutions make of the picture, [B,C,h,w]."""
         return self.convolutions(scaled(observation["image"], self.mean))
 
+    @property
+    def curious(self) -> bool:
+        return self.mean is not None
+
     def acquaint(self, observation: Tensors) -> None:
         """Take the mean of some first pictures as what is always there: only what differs from it is seen from then on."""
-        if self.mean is not None:
-            self.mean.copy_(observation["image"].float().mean(0, keepdim=True))
+        assert self.mean is not None
+        self.mean.copy_(observation["image"].mean(0, keepdim=True, dtype=torch.float32))
 
     def digest(self, cells: Tensor, observation: Tensors) -> Tensor:
         """From that map, and all other observations, to features [B, output_size]."""
@@ -132,6 +138,8 @@ class MLP(nn.Module):
     """Fully connected layers over all observations, flattened side by side in the order of their names."""
 
     inputs = ("reward", "action")
+    mean: Tensor | None
+    deviation: Tensor | None
 
     @dataclass(frozen=True)
     class Options:
@@ -140,6 +148,7 @@ class MLP(nn.Module):
         sizes: tuple[int, ...] | None = option(
             None, "units of each layer, one by one: 512,256 (none: width and depth)", low=1
         )
+        normalize: bool = option(False, "scale inputs by their mean and deviation in random play before the training")
 
     def __init__(self, spec: ObservationSpec, options: Options = Options()):
         super().__init__()
@@ -147,9 +156,31 @@ class MLP(nn.Module):
         sizes = (options.width,) * options.depth if options.sizes is None else options.sizes
         self.layers = fully_connected(inputs, sizes)
         self.output_size = sizes[-1] if sizes else inputs
+        self.curious = options.normalize
+        self.register_buffer("mean", torch.zeros(inputs) if self.curious else None)
+        self.register_buffer("deviation", torch.ones(inputs) if self.curious else None)
 
     def forward(self, observation: Tensors) -> Tensor:
-        return self.layers(flatten_all(observation))
+        return self.digest(self.look(observation), observation)
+
+    def look(self, observation: Tensors) -> Tensor:
+        """All inputs side by side, [B,D], normalised where asked for."""
+        x = flatten_all(observation)
+        if self.mean is None or self.deviation is None:
+            return x
+        return ((x - self.mean) / self.deviation).clamp(-10, 10)
+
+    def digest(self, x: Tensor, observation: Tensors) -> Tensor:
+        return self.layers(x)
+
+    def acquaint(self, observation: Tensors) -> None:
+        """Take mean and deviation of each input; one that never changed keeps its scale."""
+        assert self.mean is not None
+        assert self.deviation is not None
+        x = flatten_all(observation)
+        deviation = x.std(0, correction=0)
+        self.mean.copy_(x.mean(0))
+        self.deviation.copy_(torch.where(deviation > 1e-6, deviation, 1.0))
 
 
 def flatten_all(observation: Tensors) -> Tensor:

@@ -13,10 +13,11 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
-from bestiary.agents.agent import Agent
-from bestiary.rollout import Rollout
+from bestiary.agents.agent import Agent, Output, State
+from bestiary.rollout import Inputs, Rollout
 
 Metrics = dict[str, float]
+Think = Callable[[Inputs, State], tuple[Output, State]]  # the agent as it is now, without gradients
 Update = Callable[[Rollout], Metrics]  # one step of the optimizer on one batch of trajectories
 
 
@@ -46,7 +47,7 @@ class Algorithm(Protocol):
         """Why so many environments cannot be cut into batches; nothing where they can."""
 
     def learn(
-        self, agent: Agent, rollouts: Sequence[Rollout], update: Update, generator: torch.Generator
+        self, think: Think, rollouts: Sequence[Rollout], update: Update, generator: torch.Generator
     ) -> list[Metrics]:
         """All updates that these rollouts bring, and what each reported. `generator` is for what is shuffled."""
 

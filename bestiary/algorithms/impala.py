@@ -12,7 +12,7 @@ import torch.nn as nn
 from torch import Tensor
 
 from bestiary.agents.agent import Agent
-from bestiary.algorithms.algorithm import Metrics, Update, make_adam
+from bestiary.algorithms.algorithm import Metrics, Think, Update, make_adam
 from bestiary.algorithms.rewards import MODES, squash
 from bestiary.algorithms.vtrace import vtrace
 from bestiary.options import option
@@ -77,7 +77,7 @@ class Impala:
         ]
 
     def learn(
-        self, agent: Agent, rollouts: Sequence[Rollout], update: Update, generator: torch.Generator
+        self, think: Think, rollouts: Sequence[Rollout], update: Update, generator: torch.Generator
     ) -> list[Metrics]:
         """One update a batch of trajectories, in the order they were played, as often as rollouts are replayed."""
         whole = concatenate(rollouts)

@@ -16,7 +16,7 @@ import torch.nn as nn
 from torch import Tensor
 
 from bestiary.agents.agent import Agent
-from bestiary.algorithms.algorithm import Metrics, Update, make_adam
+from bestiary.algorithms.algorithm import Metrics, Think, Update, make_adam
 from bestiary.algorithms.gae import gae
 from bestiary.algorithms.rewards import MODES, squash
 from bestiary.options import option
@@ -32,7 +32,11 @@ class PPO:
         rollout_length: int = option(
             128, "decisions of each environment between updates", low=1, high=100_000, everyday=True
         )
-        sequence: int | None = option(None, "decisions that gradients of a memory go back through (none: 16)", low=1)
+        sequence: int | None = option(
+            None,
+            "decisions that gradients of a memory go back through (none: 16 or all)",
+            low=1,
+        )
         horizon: int | None = option(None, "decisions that an advantage looks ahead (none: the rollout)", low=1)
         epochs: int = option(4, "passes over each rollout", low=1, high=1000)
         minibatches: int = option(4, "updates that a pass is cut into", low=1)
@@ -88,10 +92,10 @@ class PPO:
         return found
 
     def learn(
-        self, agent: Agent, rollouts: Sequence[Rollout], update: Update, generator: torch.Generator
+        self, think: Think, rollouts: Sequence[Rollout], update: Update, generator: torch.Generator
     ) -> list[Metrics]:
         o = self.options
-        whole = self.prepare(agent, rollouts)
+        whole = self.prepare(think, rollouts)
         metrics: list[Metrics] = []
         for _ in range(o.epochs):
             order = torch.randperm(whole.num_envs, generator=generator)
@@ -101,7 +105,7 @@ class PPO:
                     return metrics
         return metrics
 
-    def prepare(self, agent: Agent, rollouts: Sequence[Rollout]) -> Rollout:
+    def prepare(self, think: Think, rollouts: Sequence[Rollout]) -> Rollout:
         """All sequences side by side, [sequence, sequences], with each decision's advantage and target."""
         o = self.options
         pools = len(rollouts) * self.unroll_length // o.rollout_length
@@ -112,7 +116,7 @@ class PPO:
             rewards = torch.cat([squash(r.reward[1:], o.reward) + o.discount * r.bootstrap for r in chain])
             discounts = torch.cat([o.discount * (~r.done[1:]).float() for r in chain])
             targets, advantages = gae(
-                rewards, discounts, values, _last_value(agent, chain[-1]), lam=o.lam, horizon=o.horizon
+                rewards, discounts, values, _last_value(think, chain[-1]), lam=o.lam, horizon=o.horizon
             )
             length = self.unroll_length
             for k, (target, advantage) in enumerate(zip(targets.split(length), advantages.split(length), strict=True)):
@@ -155,9 +159,9 @@ class PPO:
 
 
 @torch.no_grad()
-def _last_value(agent: Agent, sequence: Rollout) -> Tensor:
+def _last_value(think: Think, sequence: Rollout) -> Tensor:
     """[N]: the value of the entry after a sequence, which no actor has decided on yet."""
-    output, _ = agent(sequence.inputs(), sequence.state)
+    output, _ = think(sequence.inputs(), sequence.state)
     return output.value[-1]
 
 

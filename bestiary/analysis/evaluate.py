@@ -8,7 +8,7 @@ import csv
 import json
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -163,7 +163,7 @@ def evaluate_player(
     protocol = {
         "run": f"scripted:{name}",
         "environment": [env],
-        "environment_options": {key: str(value) for key, value in options.items()},
+        "environment_options": asdict(pool.options),  # type: ignore[attr-defined]
         "policy": "scripted",
         **_protocol(pool, episodes, unfinished, max_steps, seed),
     }

@@ -181,10 +181,11 @@ class WarehousePool:
 
     @property
     def input_cells(self) -> np.ndarray:
-        """Row and column that each entry of the newest vector is about, int64 [D,2]; the older ones repeat it."""
+        """Row and column that each number of an observation is about, int64 [D,2]."""
         rows, columns = self.world.size
         cells = np.stack(np.divmod(np.arange(rows * columns), columns), axis=1)
-        return np.tile(np.concatenate([cells, self.shelves]), (self.options.frame_stack, 1))
+        items = self.shelves if self.options.observation == "vector" else cells
+        return np.tile(np.concatenate([cells, items]), (self.options.frame_stack, 1))
 
     def render(self) -> list[np.ndarray]:
         return [draw(self._scene(lane)) for lane in range(self.num_envs)]

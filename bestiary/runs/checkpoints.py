@@ -52,7 +52,7 @@ class Checkpoint:
                     return f"{name} has {(self.path / name).stat().st_size} bytes instead of {size}"
                 if _sha256(self.path / name) != expected:
                     return f"{name} differs from its hash in manifest.json"
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             return f"{type(error).__name__}: {error}"
         return None
 

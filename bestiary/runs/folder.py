@@ -8,7 +8,7 @@ import time
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from bestiary.agents.agent import Agent
 from bestiary.config import Config
 from bestiary.console import note
 from bestiary.errors import UserError
-from bestiary.options import option, suggest
+from bestiary.options import option, parse_options, suggest
 from bestiary.resolve import resolve
 from bestiary.runs import checkpoints
 from bestiary.runs.checkpoints import Checkpoint, unused
@@ -128,9 +128,13 @@ class Run:
         """The run as if its environment had these options: to see how the same agent does there."""
         if not options:
             return self
+        schema, problems = type(self.config.env_options), list[str]()
+        given = {**asdict(self.config.env_options), **options}
+        parsed = parse_options(schema, {k: v for k, v in given.items() if v is not None}, "env", problems)
+        if problems:
+            raise UserError(*problems)
         other = Run(self.path, self.trust_code)
-        flat = {**read_toml(self.path / "config.toml"), **{f"env.{name}": value for name, value in options.items()}}
-        other.config = replace(self.config, env_options=resolve(flat).env_options)
+        other.config = replace(self.config, env_options=parsed)
         return other
 
     def new_path(self, folder: str, stem: str, suffix: str) -> Path:

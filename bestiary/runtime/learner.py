@@ -8,10 +8,10 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
-from bestiary.agents.agent import Agent
+from bestiary.agents.agent import Agent, Output, State
 from bestiary.algorithms.algorithm import Algorithm
 from bestiary.errors import RunError
-from bestiary.rollout import Rollout
+from bestiary.rollout import Inputs, Rollout
 from bestiary.runtime.devices import autocast
 
 CPU = torch.device("cpu")
@@ -48,7 +48,7 @@ class Learner:
         """All updates that so many rollouts as the algorithm takes at once bring."""
         shuffling = torch.Generator().manual_seed(self._shuffling_seed())
         moved = [rollout.to(self.device) for rollout in rollouts]
-        metrics = self.algorithm.learn(self.agent, moved, self.update, shuffling)
+        metrics = self.algorithm.learn(self.think, moved, self.update, shuffling)
         self.steps += sum(rollout.length * rollout.num_envs for rollout in rollouts)
         return metrics
 
@@ -57,7 +57,7 @@ class Learner:
         gradients, sums = self.gradients(batch)
         decisions = batch.length * batch.num_envs
         if self.algorithm.averages:
-            torch._foreach_div_(gradients, decisions)
+            gradients = list(torch._foreach_div(gradients, decisions))
         norm = nn.utils.get_total_norm(gradients)
         numbers = torch.stack([norm, *sums.values()]).tolist()  # the one time that the host waits for the device
         finite, lr = all(map(math.isfinite, numbers)), self.learning_rate()
@@ -78,6 +78,12 @@ class Learner:
             sums = {name: sums[name] + value for name, value in parts.items()} if sums else parts
         return total, sums
 
+    @torch.no_grad()
+    def think(self, inputs: Inputs, state: State) -> tuple[Output, State]:
+        """What the agent makes of some inputs now."""
+        with autocast(self.device, self.precision):
+            return self.agent(inputs, state)
+
     def gradient(self, group: Rollout) -> Gradient:
         with autocast(self.device, self.precision):
             loss, parts = self.algorithm.loss(self.agent, group, self.progress)
@@ -96,7 +102,7 @@ class Learner:
 
     def _step(self, gradients: list[Tensor], norm: Tensor, lr: float) -> None:
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
-            parameter.grad = gradient
+            parameter.grad = _laid_out_as(parameter, gradient)
         nn.utils.clip_grads_with_norm_(self.parameters, self.algorithm.options.max_grad_norm, norm)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
@@ -134,6 +140,15 @@ class Learner:
         state: dict[int, dict[str, Tensor]] = {}
         for key, value in tensors["optimizer"].items():
             index, name = key.split(".", 1)
-            state.setdefault(int(index), {})[name] = value
+            parameter = self.parameters[int(index)]
+            moment = value.shape == parameter.shape
+            state.setdefault(int(index), {})[name] = _laid_out_as(parameter, value) if moment else value
         self.optimizer.load_state_dict({"state": state, "param_groups": self.optimizer.state_dict()["param_groups"]})
         self.steps, self.version, self.skipped = counters["steps"], counters["version"], counters["skipped"]
+
+
+def _laid_out_as(parameter: nn.Parameter, tensor: Tensor) -> Tensor:
+    """A tensor of a parameter's shape in the parameter's order in memory: fused optimizers walk memory, not indices."""
+    if tensor.stride() == parameter.stride():
+        return tensor
+    return torch.empty_like(parameter, requires_grad=False).copy_(tensor)

@@ -59,7 +59,7 @@ class Load:
 
 def bound_by(shares: dict[str, float]) -> tuple[str, str]:
     """What limits the run, and what would help."""
-    if shares["learner_wait"] < 0.1 and shares["actor_wait"] > 0.1:
+    if shares["actor_wait"] > shares["learner_wait"]:
         return "learner", "a GPU (--device cuda) or a smaller net would help"
     if shares["actor_environment"] > shares["actor_inference"]:
         return "environment", "more cores would help"

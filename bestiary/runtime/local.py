@@ -46,6 +46,8 @@ def train(actors: list[Actor], learner: Learner, session: Session, layout: Layou
     exchange = Exchange(first, len(actors), layout.in_flight, layout.fixed_lag, block)
     crew = [ActorThread(index, actors, layout.threads, exchange) for index in range(layout.threads)]
     load = Load(crew)
+    for actor in actors:
+        actor.version = -1  # so that whatever the learner begins with, it takes
     with ThreadPoolExecutor(layout.workers, "gradients", initializer=_settle_worker) as gradients:
         learner.map = gradients.map
         try:

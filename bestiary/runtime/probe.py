@@ -23,7 +23,9 @@ from bestiary.runtime.devices import choose_device
 from bestiary.runtime.learner import Learner
 
 SECONDS = 0.2  # of learning at each size; at least two batches
-WORSE = 0.9  # a size with less than this share of the best rate so far ends the search: larger ones only get worse
+WORSE = (
+    0.9  # with less than this share of the best rate so far, two sizes after it, the search ends: it only gets worse
+)
 
 
 def usual_group_size(observation: ObservationSpec) -> int:
@@ -50,7 +52,7 @@ def choose_group_size(config: Config, pool: Pool) -> int:
             + ", ".join(f"{size}: {rate:,.0f}" for size, rate in rates.items())
             + f" steps/s learnt; {known[key]} it is (--group-size sets it)"
         )
-        _write(path, known)
+        _write(path, {**_read(path), key: known[key]})  # others may have written meanwhile
     return known[key]
 
 
@@ -70,7 +72,7 @@ def probe(config: Config, pool: Pool) -> dict[int, float]:
             batch = algorithm.example(_made_up(pool, state, algorithm.unroll_length, size * workers))
             learner.group_size = size
             rates[size] = _rate(learner, batch)
-            if rates[size] < WORSE * max(rates.values()):
+            if size > 2 * max(rates, key=rates.__getitem__) and rates[size] < WORSE * max(rates.values()):
                 break
             size *= 2
     torch.set_num_threads(threads)

@@ -1,7 +1,7 @@
 """Snapshots: how weights travel from the learner to the actors, whole.
 
 The learner publishes new tensors and swaps one reference; an actor puts a snapshot's tensors in the place of its own between
-two decisions. Nobody ever writes to a published tensor, so no actor can see half an update, and nothing needs to be copied.
+two decisions. Nobody ever writes to a published tensor, so no actor can see half an update, and no weight needs to be copied.
 """
 
 from collections.abc import Sequence
@@ -23,9 +23,13 @@ class Snapshot:
         return cls(version, tuple(tensor.detach().clone() for tensor in _tensors(agent)))
 
     def put_into(self, agent: nn.Module | Agent) -> None:
-        """From now on the agent acts with these weights: with these very tensors, so it must not be trained."""
+        """From now on the agent acts with these weights: with these very tensors, so it must not be trained. Buffers are
+        copied: a module may write to its own while it acts."""
         for mine, published in zip(_tensors(agent), self.tensors, strict=True):
-            mine.data = published
+            if isinstance(mine, nn.Parameter):
+                mine.data = published
+            else:
+                mine.copy_(published)
 
 
 def _tensors(agent: nn.Module | Agent) -> Sequence[Tensor]:

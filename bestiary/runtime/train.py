@@ -26,6 +26,8 @@ from bestiary.runtime.probe import choose_group_size, usual_group_size
 from bestiary.runtime.session import Session, resume_note
 from bestiary.textconfig import flatten
 
+ENOUGH = 2**27  # bytes of random play to get acquainted with
+
 
 def start(config: Config, place: Place = Place()) -> Run:
     """Train a new run to its end."""
@@ -168,16 +170,22 @@ def build(config: Config, at_step: int = 0) -> tuple[list[Actor], Learner]:
 
 def acquaint(config: Config, agent: Agent, num_envs: int = 8, decisions: int = 100) -> None:
     """Show what random play looks like to the parts that ask for it, before the first weights are copied to anybody."""
-    asking: list[Any] = [module for module in agent.modules() if hasattr(module, "acquaint")]
+    asking: list[Any] = [module for module in agent.modules() if getattr(module, "curious", False)]
     if not asking:
         return
     seed = np.random.SeedSequence([config.training.seed, 1])
     pool, rng, seen = config.make_pool(num_envs, seed), np.random.default_rng(seed), []
-    pool.reset()
-    for _ in range(decisions):
-        pool.send(rng.integers(0, pool.action_spec.n, num_envs))
-        seen.append({kind: torch.from_numpy(x.copy()) for kind, x in pool.recv().observation.items()})
-    pool.close()
+    try:
+        step = pool.reset()
+        size = sum(x.nbytes for x in step.observation.values())
+        every = 1 + decisions * size // ENOUGH
+        for t in range(decisions):
+            pool.send(rng.integers(0, pool.action_spec.n, num_envs))
+            step = pool.recv()
+            if t % every == 0:
+                seen.append({kind: torch.from_numpy(x.copy()) for kind, x in step.observation.items()})
+    finally:
+        pool.close()
     for module in asking:
         module.acquaint({kind: torch.cat([step[kind] for step in seen]) for kind in seen[0]})
 
@@ -207,7 +215,7 @@ def rollouts_in_flight(algorithm: Algorithm, training: Training) -> int:
     joined, made = algorithm.rollouts(num_envs, training.pools), updates(algorithm, num_envs, training.pools)
     if algorithm.on_policy:
         return joined
-    return min((training.max_lag + 1) // made * joined, max(training.pools + 2, joined))
+    return min((training.max_lag + 1) // made * joined, max(2, joined) + training.pools)
 
 
 def settle(run: Run) -> None:

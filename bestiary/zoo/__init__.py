@@ -13,7 +13,7 @@ from pathlib import Path
 
 from bestiary.errors import UserError
 
-FOLDER = Path(__file__).parent
+FOLDER = Path(__file__).resolve().parent
 
 
 def find(asked: Path) -> Path | None:

@@ -204,7 +204,8 @@ def test_the_mean_picture_is_what_is_always_there():
     assert not torch.allclose(torso({"image": pictures}), before)
     plain = Shallow(spec, Shallow.Options(center=False))
     assert plain.mean is None
-    plain.acquaint({"image": pictures})
+    assert torso.curious
+    assert not plain.curious
     torch.testing.assert_close(plain.look({"image": pictures}), plain.convolutions(pictures.float() / 255))
 
 
@@ -217,3 +218,20 @@ def test_a_run_begins_with_the_mean_of_random_play_and_keeps_it():
     mean = learner.agent.state_dict()["torso.mean"]
     assert 90 < mean.mean() < 120  # Pong's brown, and a little of paddles and ball
     assert all(torch.equal(actor.agent.state_dict()["torso.mean"], mean) for actor in (*actors, *again))
+
+
+@torch.no_grad()
+def test_normalised_inputs():
+    spec = {"vector": ArraySpec((3,), "float32")}
+    torso = MLP(spec, MLP.Options(normalize=True))
+    x = torch.tensor([[1.0, 5.0, 2.0], [3.0, 5.0, -2.0], [5.0, 5.0, 0.0], [7.0, 5.0, 0.0]])
+    torso.acquaint({"vector": x})
+    seen = torso.look({"vector": x})
+    assert torch.allclose(seen.mean(0), torch.zeros(3), atol=1e-6)
+    assert torch.allclose(
+        seen.std(0, correction=0), torch.tensor([1.0, 0.0, 1.0]), atol=1e-6
+    )  # the second never changed
+    assert torso.look({"vector": torch.full((1, 3), 1e6)}).max() == 10
+    assert set(torso.state_dict()) >= {"mean", "deviation"}  # saved with the weights
+    assert not MLP(spec).curious
+    assert torch.equal(MLP(spec).look({"vector": x}), x)

@@ -291,6 +291,7 @@ def snapshot(agent):
 
 
 def make_learner(agent, total_steps=10_000, max_bad_updates=10, **options):
+    options = {"optimizer": "rmsprop", "batch_size": 5, **options}
     return Learner(agent, Impala(Impala.Options(**options)), total_steps, group_size=2, max_bad_updates=max_bad_updates)
 
 

@@ -109,6 +109,30 @@ def test_waiting_ends_with_the_exchange() -> None:
     assert not thread.is_alive()
 
 
+def test_what_an_agent_writes_while_it_acts_stays_its_own() -> None:
+    """A module may keep statistics in buffers; what was published, and other actors share, does not change."""
+    learner, actor = (nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)) for _ in range(2))
+    published = Snapshot.of(learner, 1)
+    before = [tensor.clone() for tensor in published.tensors]
+    published.put_into(actor)
+    actor(torch.randn(8, 2))
+    assert not actor[1].running_mean.equal(learner[1].running_mean)  # type: ignore[operator, arg-type]
+    assert all(torch.equal(one, other) for one, other in zip(before, published.tensors, strict=True))
+
+
+@pytest.mark.parametrize("block", [2, 4])
+def test_blocks_are_played_with_the_weights_before_them(block: int) -> None:
+    exchange = Exchange(snapshot(0), actors=2, in_flight=block, fixed_lag=0, block=block)
+    for turn in range(3):
+        begun = [exchange.try_begin(number % 2) for number in range(block)]
+        assert [b[1].version if b else None for b in begun] == [turn] * block
+        assert exchange.try_begin(0) is None  # the next block waits for these to be learnt from
+        for b in begun:
+            assert b is not None
+            exchange.hand_over(b[0], rollout())
+        exchange.publish(snapshot(turn + 1), block)
+
+
 def test_no_actor_ever_sees_half_an_update() -> None:
     """A learner that overwrites its weights without pause, an actor that copies snapshots: always one version, whole."""
     learner, actor = nn.Linear(300, 300), nn.Linear(300, 300)
