@@ -43,11 +43,11 @@ MISTAKES: list[tuple[str, tuple[str, ...]]] = [
     ("train toy/chain --torso.depht 3", ("unknown option --torso.depht; did you mean --torso.depth",)),
     ("train toy/chain --torso shallow", ("needs an image",)),
     ("train toy/catch --torso shallow", ("at least 36x36",)),
-    ("train toy/chain --batch-size 24", ("--batch-size 24 and 32 environments a pool", "try --batch-size")),
+    ("train toy/chain --batch-size 24", ("--batch-size 24 and 16 environments a pool", "try --batch-size")),
     ("train toy/chain --device cuda:7", ("--device cuda:7: this machine has",)),
     ("train toy/chain --device gpu", ("--device gpu: expected auto, cpu, cuda",)),
     ("train toy/chain --num-envs 9", ("--num-envs 9 does not divide into --pools 2",)),
-    ("bench --config pong", ("invalid choice: 'pong'",)),
+    ("bench --config pogn", ("invalid choice: 'pogn'",)),
     ("train toy/chain --if-exists maybe", ("expected one of error, resume, new",)),
     ("train toy/chain --preset helo", ("--preset helo", "did you mean hello?")),
     ("train --config missing.toml", ("missing.toml: there is no such file",)),
@@ -196,7 +196,7 @@ def test_help_is_grouped_and_says_defaults(capsys: pytest.CaptureFixture[str]) -
     for group in ("training:", "algo impala:", "memory lstm:", "torso shallow:", "environment atari/Pong:"):
         assert group in text
     assert "--lr FLOAT" in text
-    assert "(default 0.0006)" in text
+    assert "(default 0.0005)" in text
     assert command("--help") == 0
     assert command() == 2
 
