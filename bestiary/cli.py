@@ -24,7 +24,7 @@ USAGE = """bestiary COMMAND ...
   compare RUN RUN...       learning curves with bands over seeds, a table, CSV
   study FILE               many runs from one file (a grid, variants, seeds), then table, curves and a page
   runs                     the runs below a folder
-  list WHAT                envs, torsos, memories, agents, algorithms or presets
+  list WHAT                envs, torsos, memories, agents, algorithms, presets or zoo
   doctor                   check this machine
   bench                    measure this machine: pieces, bound and whole
 

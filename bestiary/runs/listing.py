@@ -4,6 +4,7 @@ from pathlib import Path
 
 from rich.table import Table
 
+from bestiary import zoo
 from bestiary.agents import AGENTS
 from bestiary.agents.memories import MEMORIES
 from bestiary.agents.torsos import TORSOS
@@ -79,6 +80,7 @@ LISTS = {
     "agents": lambda: {name: _first_line(part) for name, part in AGENTS.items()},
     "algorithms": lambda: {name: _first_line(part) for name, part in ALGORITHMS.items()},
     "presets": _preset_names,
+    "zoo": lambda: {name: "valid wherever a RUN is" for name in zoo.names()},
 }
 
 

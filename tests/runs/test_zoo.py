@@ -1,11 +1,13 @@
 """Agents that come with the package: valid wherever a run is, and only read."""
 
+import numpy as np
 import pytest
 
 import bestiary
 from bestiary import zoo
 from bestiary.analysis.evaluate import evaluate
 from bestiary.analysis.movie import film
+from bestiary.analysis.play import play
 from bestiary.errors import UserError
 from bestiary.runs.folder import open_run
 from bestiary.runtime.train import resume
@@ -58,3 +60,19 @@ def test_damage_is_noticed(catch):
 def test_an_agent_is_never_replaced_silently(catch):
     with pytest.raises(UserError, match="exists already"):
         zoo.ship(catch.path, catch.checkpoints[-1].path, "catch")
+
+
+def test_the_pong_agent_that_comes_with_the_package():
+    """Enough of a game to see that it knows what it does: within 700 decisions it is ahead, where chance is far behind."""
+    run = bestiary.load("zoo/pong")
+    assert run.metrics["return"][-1] > 18
+    size = sum(path.stat().st_size for path in run.path.rglob("*") if path.is_file())
+    assert size < 8_000_000
+    pool = run.config.make_pool(2, 5)
+    score = np.zeros(2)
+    for t, (step, _) in enumerate(play(run.agent(), pool, greedy=False, seed=1)):
+        score += step.reward
+        if t == 700:
+            break
+    pool.close()
+    assert (score > 0).all()
