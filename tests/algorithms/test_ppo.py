@@ -229,7 +229,8 @@ def test_local_is_reproducible_and_has_no_lag(memory):
 
 
 def test_learns_catch():
-    run = bestiary.train(
-        "toy/catch", algo="ppo", run_dir="r", steps="60k", num_envs=32, rollout_length=32, lr=1e-3, seed=1
-    )
-    assert run.metrics["return"][-1] > 0.9
+    """In one deterministic thread: what is learnt here is learnt everywhere."""
+    options: dict[str, Any] = {"runtime": "serial", "num_envs": 32, "rollout_length": 32, "lr": 1e-3, "seed": 1}
+    run = bestiary.train("toy/catch", algo="ppo", run_dir="r", steps="40k", **options)
+    assert run.metrics["return"][-5:].mean() > 0.8
+    assert run.evaluate(episodes=100, greedy=True).mean > 0.9
