@@ -49,7 +49,7 @@ RUNS: dict[str, dict[str, Any]] = {
         "env": "atari/SpaceInvaders",
         "noop_mode": "fixed",
         "algo.optimizer": "rmsprop",
-        "steps": 600,
+        "steps": 1_200,
         **SMALL,
     },
     "atari, flicker, ppo, attention": {
