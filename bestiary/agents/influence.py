@@ -124,11 +124,12 @@ class Select(nn.Module):
 
     def __init__(self, indices: tuple[int, ...]):
         super().__init__()
+        self.indices: Tensor
         self.register_buffer("indices", torch.tensor(indices), persistent=False)
         self.output_size = len(indices)
 
     def forward(self, x: Tensor) -> Tensor:
-        return x.index_select(1, self.indices)  # type: ignore[arg-type]
+        return x.index_select(1, self.indices)
 
 
 class Everything(nn.Module):

@@ -1,0 +1,290 @@
+"""How a command line becomes values: the parsers, and the two stages in which they learn what they can be given.
+
+First come the choices (of `train`: environment, preset, algorithm, agent and its parts; of `eval` and `movie`: the run), then
+the options of just those. Values are not checked here but in `resolve.py`, all at once.
+"""
+
+import argparse
+import dataclasses
+from collections.abc import Iterable
+from typing import Any, NoReturn
+
+from bestiary.errors import UserError
+
+ON_OFF = ("on", "off", "yes", "no", "true", "false")
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, with errors in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(message)
+
+    def parse_strictly(self, argv: list[str]) -> argparse.Namespace:
+        from bestiary.options import suggest
+
+        arguments, unknown = self.parse_known_args(argv)
+        flags = [f for action in self._actions for f in action.option_strings if f.startswith("--")]
+        wrong = [word for word in unknown if word.startswith("--")]
+        if unknown:
+            stray = [f"unexpected argument {word}" for word in unknown]
+            raise UserError(*([f"unknown option {word}{suggest(word, flags)}" for word in wrong] or stray))
+        return arguments
+
+
+def hyphens(word: str) -> str:
+    """--num_envs=3 -> --num-envs=3; underscores in values stay."""
+    if not word.startswith("--"):
+        return word
+    name, equals, value = word.partition("=")
+    return name.replace("_", "-") + equals + value
+
+
+# --- train ---
+
+
+def parse_train(argv: list[str]) -> tuple[dict[str, Any], dict[str, Any], bool]:
+    """What was given on the command line, unchecked: options, place, and whether it is a dry run."""
+    from bestiary import envs
+    from bestiary.config import DEFAULTS, Training, lookup_part
+    from bestiary.options import options_of, parse_options
+    from bestiary.resolve import env_names, layers
+    from bestiary.runs.folder import Place
+
+    chosen, _ = layers(scan(argv, _train_parser()))
+    env_name = next(iter(env_names(chosen.get("env", ()))), "")
+
+    parser = _train_parser()
+    _add_options(parser.add_argument_group("training"), Training, "")
+    _add_options(parser.add_argument_group("where the run goes"), Place, "")
+    family = _or_none(lambda: envs.lookup(env_name)) if env_name else None
+    if family is not None:
+        _add_options(parser.add_argument_group(f"environment {env_name}"), family.options, "env")
+    agent = _or_none(lambda: lookup_part("agent", str(chosen.get("agent", DEFAULTS["agent"]))))
+    for kind, default in {**DEFAULTS, **getattr(agent, "defaults", {})}.items():
+        name = str(chosen.get(kind, default))
+        if name == "auto" and family is not None:
+            name = _or_none(lambda: _auto_torso(env_name)) or name
+        part = None if name == "auto" else _or_none(lambda kind=kind, name=name: lookup_part(kind, name))
+        if part is not None:
+            _add_options(parser.add_argument_group(f"{kind} {name}"), options_of(part), kind)
+    if {"-h", "--help"} & set(argv):
+        parser.print_help()
+        raise SystemExit(0)
+
+    given = scan(argv, parser)
+    dry_run = given.pop("dry_run", False)
+    problems: list[str] = []
+    place = {f.name: given.pop(f.name) for f in dataclasses.fields(Place) if f.name in given}
+    parse_options(Place, place, "", problems)
+    if problems:
+        raise UserError(*problems)
+    return given, place, dry_run
+
+
+def scan(argv: list[str], parser: Parser) -> dict[str, Any]:
+    """Flags and their values as written, by option name; environments under "env". Flags the parser does not have are
+    kept too, for `resolve` to say what is wrong with them."""
+    from bestiary.envs import WORLDS
+
+    given: dict[str, Any] = {}
+    names, words = list[str](), list(argv)
+    while words:
+        word = words.pop(0)
+        if word.startswith("-") and not word.startswith("--") and word != "-h":
+            raise UserError(f"unknown option {word}: options have two hyphens, such as --seed 3")
+        if not word.startswith("--"):
+            names += [word] if word != "-h" else []
+            continue
+        name, equals, value = word.partition("=")
+        action = parser._option_string_actions.get(name)
+        key = name.removeprefix("--").replace("-", "_") if action is None else action.dest
+        follows = words[0] if words and not words[0].startswith("--") else None
+        looks_like_env = follows is not None and (
+            "/" in follows or ".py:" in follows or follows.split(":")[0] in WORLDS
+        )
+        if equals:
+            given[key] = value
+        elif action is not None and action.nargs == 0:
+            given[key] = action.const
+        elif action is not None and action.nargs == "?":
+            takes = follows is not None and not looks_like_env and (action.metavar != "on|off" or follows in ON_OFF)
+            given[key] = words.pop(0) if takes else action.const
+        elif follows is not None and (action is not None or not looks_like_env):
+            given[key] = words.pop(0)
+        elif action is not None:
+            raise UserError(f"{name} needs a value")
+        else:
+            given[key] = ""
+    return {**given, **({"env": names} if names else {})}
+
+
+def _train_parser() -> Parser:
+    """The choices; the options of the parts chosen are added to it. It explains; `scan` reads."""
+    from bestiary.config import REGISTRIES
+
+    usage = "bestiary train ENV [options]"
+    parser = Parser(prog="bestiary train", usage=usage, formatter_class=_Help, allow_abbrev=False)
+    parser.add_argument("--dry-run", action="store_true", help="print the config, the parts and their sizes, and stop")
+    group = parser.add_argument_group("what to train")
+    group.add_argument(
+        "env", nargs="*", metavar="ENV", help="atari/Pong, warehouse, gymnasium/CartPole-v1, toy/recall, my_env.py:Maze"
+    )
+    group.add_argument("--preset", metavar="NAME", help="options of a published experiment (bestiary list presets)")
+    group.add_argument("--config", metavar="FILE", help="options from a TOML file, such as a run's config.toml")
+    for kind, registry in REGISTRIES.items():
+        names = ", ".join(["auto", *registry] if kind == "torso" else registry)
+        group.add_argument(f"--{kind}", metavar="NAME", help=f"{names}, or your own file.py:Name")
+    return parser
+
+
+class _Help(argparse.HelpFormatter):
+    def __init__(self, prog: str):
+        super().__init__(prog, max_help_position=32, width=110)
+
+
+def _add_options(group: Any, options: type, kind: str, taken: Iterable[str] = ()) -> None:
+    """A flag for each option; its short spelling only where that is not `taken` by the command itself."""
+    from bestiary.options import field_types, flag
+
+    kinds, taken = field_types(options), set(taken)
+    for f in dataclasses.fields(options):
+        default = f.default if f.default is not dataclasses.MISSING else None
+        shown = "x".join(map(str, default)) if isinstance(default, tuple) else default
+        if default is None or isinstance(default, bool):
+            shown = {True: "on", False: "off", None: "none"}[default]
+        text = f.metadata.get("help", "").replace("%", "%%")
+        choices = f.metadata.get("choices")
+        text += f" [{', '.join(choices)}]" if choices else ""
+        boolean = kinds[f.name] is bool
+        bare = True if boolean else f.metadata.get("bare")
+        optional = {"nargs": "?", "const": bare} if bare is not None else {}
+        spellings = list(
+            dict.fromkeys((flag(kind, f), f"--{kind}.{f.name}".replace("_", "-")) if kind else (flag(kind, f),))
+        )
+        spellings = [spelling for spelling in spellings if spelling not in taken]
+        metavar = "on|off" if boolean else getattr(kinds[f.name], "__name__", "value").upper()
+        metavar = metavar if metavar in ("on|off", "INT", "FLOAT", "STR") else "VALUE"
+        dest = f"{kind}.{f.name}" if kind else f.name
+        group.add_argument(*spellings, dest=dest, metavar=metavar, help=f"{text} (default {shown})", **optional)
+        if boolean:
+            negated = [s.replace("--", "--no-", 1) for s in spellings]
+            group.add_argument(*negated, dest=dest, action="store_const", const=False, help=argparse.SUPPRESS)
+
+
+def _or_none(function: Any) -> Any:
+    """What goes wrong here will go wrong again in `resolve`, which reports it with all other problems."""
+    try:
+        return function()
+    except UserError:
+        return None
+
+
+def _auto_torso(env_name: str) -> str:
+    from bestiary import envs
+    from bestiary.agents.torsos import suitable
+
+    pool = envs.make(env_name)
+    pool.close()
+    return suitable(pool.observation_spec)
+
+
+# --- the other commands ---
+
+
+def command_parser(command: str, what: str) -> Parser:
+    return Parser(prog=f"bestiary {command}", description=what, formatter_class=_Help, allow_abbrev=False)
+
+
+def number(parser_name: str, text: str, low: int = 0) -> int:
+    from bestiary.options import convert
+
+    try:
+        number = convert(text, int)
+    except ValueError as error:
+        raise UserError(f"{parser_name} {text}: {error}") from error
+    if number < low:
+        raise UserError(f"{parser_name} {text}: must be at least {low}")
+    return number
+
+
+def frame_rate(text: str) -> float:
+    from bestiary.options import convert
+
+    try:
+        fps = float(convert(text, float))
+    except ValueError as error:
+        raise UserError(f"--fps {text}: {error}") from error
+    if not 0.1 <= fps <= 100:
+        raise UserError(f"--fps {text}: must be between 0.1 and 100")
+    return fps
+
+
+def add_run(parser: Parser, nargs: str | None = None) -> None:
+    parser.add_argument("run", metavar="RUN", nargs=nargs, help="a run folder, such as runs/latest")
+    parser.add_argument(
+        "--trust-code", action="store_true", help="run the copy of your own parts that the run folder keeps"
+    )
+
+
+def add_player(parser: Parser) -> None:
+    parser.add_argument(
+        "--checkpoint", metavar="STEPS", help="the checkpoint nearest to so many steps (default: the newest)"
+    )
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--greedy", action="store_true", help="always the likeliest action")
+    how.add_argument("--sample", action="store_true", help="actions as likely as in training (the default)")
+    parser.add_argument("--seed", metavar="INT", default="0", help="of environments and decisions (default 0)")
+
+
+def parse_with_env(parser: Parser, argv: list[str]) -> tuple[argparse.Namespace, Any, dict[str, Any]]:
+    """The arguments, the run (None for a scripted player), and the options of its environment that were given: what the
+    agent is to play differently from its training."""
+    from bestiary import envs
+    from bestiary.runs.folder import Run
+
+    found = _find_run(argv)
+    if isinstance(found, Run):
+        env = found.config.envs[0]
+    else:
+        env = next((argv[i + 1] for i, word in enumerate(argv[:-1]) if word == "--env"), "")
+        env = next((word.partition("=")[2] for word in argv if word.startswith("--env=")), env)
+        if not env and not {"-h", "--help"} & set(argv):
+            raise UserError(f"{found}: which environment does it play? For example: --env warehouse")
+    if env:
+        group = parser.add_argument_group(f"environment {env}, where it is to differ from the training's")
+        taken = [spelling for action in parser._actions for spelling in action.option_strings]
+        _add_options(group, envs.lookup(env).options, "env", taken)
+    a = parser.parse_strictly(_explicit(argv, parser))
+    given = {name[4:]: value for name, value in vars(a).items() if name.startswith("env.") and value is not None}
+    run = found if isinstance(found, Run) else None
+    if run is not None and getattr(a, "env", None):
+        raise UserError(
+            f"--env {a.env}: a run's agent plays the environment of its training; only scripted:NAME needs it"
+        )
+    return a, run, given
+
+
+def _find_run(argv: list[str]) -> Any:
+    """The run that one of the words names, or the scripted player; any other word may be a flag's value."""
+    from bestiary.runs.folder import open_run
+
+    words = [word for word in argv if not word.startswith("-")]
+    trust = "--trust-code" in argv
+    runs = (word if word.startswith("scripted:") else _or_none(lambda w=word: open_run(w, trust)) for word in words)
+    found = next((run for run in runs if run is not None), None)
+    if found is None and not {"-h", "--help"} & set(argv):
+        if not words:
+            raise UserError("which run? For example: runs/latest (bestiary runs lists them)")
+        open_run(words[0])  # says what is wrong with it
+    return found
+
+
+def _explicit(argv: list[str], parser: Parser) -> list[str]:
+    """`--legacy RUN` -> `--legacy=on RUN`: argparse would take the run for the flag's value."""
+    words = []
+    for word, follows in zip(argv, [*argv[1:], ""], strict=True):
+        action = parser._option_string_actions.get(word)
+        bare = action is not None and action.metavar == "on|off" and follows not in ON_OFF
+        words.append(f"{word}=on" if bare else word)
+    return words
