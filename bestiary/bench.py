@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +28,12 @@ from rich.table import Table
 
 from bestiary.config import Config
 from bestiary.console import note, stdout
+from bestiary.envs.pool import Pool
 from bestiary.resolve import layers, resolve
 from bestiary.runs.folder import Place, create_run
 from bestiary.runtime import local
 from bestiary.runtime.actor import Actor
+from bestiary.runtime.probe import choose_group_size
 from bestiary.runtime.session import Session
 from bestiary.runtime.train import build, make_layout
 
@@ -46,7 +48,7 @@ WAREHOUSE = {
 }
 CONFIGS: dict[str, dict[str, Any]] = {
     "atari-shallow": {"env": "atari/Pong", "torso": "shallow", **PUBLISHED},
-    "atari-resnet": {"env": "atari/Pong", "torso": "resnet", "group_size": 2, **PUBLISHED},
+    "atari-resnet": {"env": "atari/Pong", "torso": "resnet", **PUBLISHED},
     "atari-lstm": {"env": "atari/Pong", "torso": "shallow", "memory": "lstm", **PUBLISHED},
     "pong": {"preset": "pong"},
     "warehouse-iam": {**WAREHOUSE, "agent": "iam", "torso.sizes": (512, 256), "memory": "gru", "memory.hidden": 128},
@@ -86,12 +88,12 @@ def bench(names: list[str], repeats: int = 5, seconds: float = 5.0, json_path: P
 
 def _bench_one(name: str, repeats: int, seconds: float) -> Result:
     given, _ = layers({**CONFIGS[name], "steps": 10**9, "save_minutes": 10**6, "save_every": 0})
-    config = resolve(given)
+    config = _settled(resolve(given))
     with ExitStack() as stack:
         pieces = {
-            "env": _best([_env_piece(config, n, stack) for n in (16, 32, 64)], seconds),
-            "inference": _best([_inference_piece(config, n, stack) for n in (8, 16, 32, 64)], seconds),
-            "learn": _best([_learn_piece(config, g, stack) for g in (1, 2, 4, 8, 16)], seconds),
+            "env": _best([_env_piece(config, n, p, stack) for n in _SIZES for p in (1, CORES)], seconds),
+            "inference": _best([_inference_piece(config, n, stack) for n in _SIZES], seconds),
+            "learn": _best([_learn_piece(config, g, stack) for g in _group_sizes(config)], seconds),
         }
         rows = []
         for repeat in range(repeats):
@@ -103,6 +105,25 @@ def _bench_one(name: str, repeats: int, seconds: float) -> Result:
             note(f"{name} {repeat + 1}/{repeats}: " + ", ".join(f"{k} {v:,.4g}" for k, v in row.items()))
     medians = {key: statistics.median(row[key] for row in rows) for key in rows[0]}
     return Result(config=name, **medians, layout={piece: label for piece, (label, _) in pieces.items()}, repeats=rows)
+
+
+_SIZES = (8, 16, 32, 64, 128)  # of pools and of batches, to find the fastest of
+
+
+def _settled(config: Config) -> Config:
+    """With the group size that a run would begin with."""
+    pool = config.make_pool(1, 0)
+    try:
+        return replace(config, training=replace(config.training, group_size=choose_group_size(config, pool)))
+    finally:
+        pool.close()
+
+
+def _group_sizes(config: Config) -> list[int]:
+    """Powers of two, as long as every core gets a group of the batch."""
+    training = config.training
+    batch = config.make_algorithm().batch_size(training.num_envs // training.pools, training.pools)
+    return [2**k for k in range((batch // CORES).bit_length())] or [1]
 
 
 Piece = tuple[str, Callable[[], int]]  # how it is laid out; one go at it, returning the decisions done
@@ -120,20 +141,23 @@ def _rate(function: Callable[[], int], seconds: float) -> float:
     return done / elapsed
 
 
-def _env_piece(config: Config, num_envs: int, stack: ExitStack) -> Piece:
-    """A pool that steps with random actions; its own threads use all cores."""
-    pool = config.make_pool(num_envs, 0)
-    stack.callback(pool.close)
-    pool.reset()
+def _env_piece(config: Config, num_envs: int, count: int, stack: ExitStack) -> Piece:
+    """Pools that step with random actions: one, whose own threads use all cores, or several in a thread each."""
+    pools = [config.make_pool(num_envs, seed) for seed in range(count)]
     rng = np.random.default_rng(0)
+    for pool in pools:
+        stack.callback(pool.close)
+        pool.reset()
+    actions = rng.integers(0, pools[0].action_spec.n, (10, num_envs))
+    workers = stack.enter_context(ThreadPoolExecutor(count))
 
-    def go() -> int:
-        for _ in range(10):
-            pool.send(rng.integers(0, pool.action_spec.n, num_envs))
+    def step(pool: Pool) -> int:
+        for chosen in actions:
+            pool.send(chosen)
             pool.recv()
-        return 10 * num_envs
+        return actions.size
 
-    return f"{num_envs} environments", go
+    return f"{count} of {num_envs} environments", lambda: sum(workers.map(step, pools))
 
 
 class _Still:

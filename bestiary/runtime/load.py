@@ -60,7 +60,7 @@ class Load:
 def bound_by(shares: dict[str, float]) -> tuple[str, str]:
     """What limits the run, and what would help."""
     if shares["actor_wait"] > shares["learner_wait"]:
-        return "learner", "a GPU (--device cuda) or a smaller net would help"
+        return "learner", "larger batches, a smaller net or a GPU (--device cuda) would help"
     if shares["actor_environment"] > shares["actor_inference"]:
         return "environment", "more cores would help"
-    return "inference", "a GPU (--device cuda) or a smaller net would help"
+    return "inference", "more environments at once (--num-envs), a smaller net or a GPU (--device cuda) would help"
