@@ -1,6 +1,7 @@
 """From a feature to a decision: distributions over actions."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +14,7 @@ class Categorical:
 
     logits: Tensor  # [...,A], unnormalised as the network gave them
 
-    @property
+    @cached_property
     def log_probs(self) -> Tensor:
         return F.log_softmax(self.logits, dim=-1)
 

@@ -1,16 +1,13 @@
-"""LSTM and GRU, with resets inside the sequence.
+"""LSTM and GRU, with resets inside the sequence. The weights are PyTorch's own layers'; `recurrences.py` runs them."""
 
-PyTorch's recurrent layers run fastest over many steps at once but know no resets. So the sequence is cut where any row of
-the batch starts a new episode, and the rows that do have their state zeroed there: the same as one step at a time.
-"""
-
-import itertools
 from dataclasses import dataclass
 
 import torch
 import torch.nn as nn
+import torch.nn.functional as F
 from torch import Tensor
 
+from bestiary.agents.memories.recurrences import GRUSequence, LSTMSequence
 from bestiary.options import option
 
 State = tuple[Tensor, ...]
@@ -37,19 +34,18 @@ class Recurrent(nn.Module):
         return tuple(weight.new_zeros(shape) for _ in range(self.parts))
 
     def forward(self, x: Tensor, done: Tensor, state: State) -> tuple[Tensor, State]:
-        length = x.shape[0]
-        cuts = [0, *(t for t in range(1, length) if bool(done[t].any())), length]
-        outputs = []
-        for start, stop in itertools.pairwise(cuts):
-            keep = (~done[start]).view(-1, 1, 1)  # [B,1,1]
-            output, state = self._run(x[start:stop], tuple(torch.where(keep, s, 0.0) for s in state))
-            outputs.append(output)
-        return torch.cat(outputs) if len(outputs) > 1 else outputs[0], state
+        weights = self.core.all_weights  # of each layer: for the input, for the state, and a bias for each
+        with torch.autocast(x.device.type, enabled=False):  # what is carried from step to step keeps all its digits
+            x, resets = x.to(weights[0][0].dtype), done.unsqueeze(-1)
+            after = []
+            for layer, (w, u, b, b_u) in enumerate(weights):
+                x, carried = self.through(x, resets, tuple(s[:, layer] for s in state), (w, u, b, b_u))
+                after.append(carried)
+        return x, tuple(torch.stack(parts, dim=1) for parts in zip(*after, strict=True))
 
-    def _run(self, x: Tensor, state: State) -> tuple[Tensor, State]:
-        layered = tuple(s.transpose(0, 1).contiguous() for s in state)  # [B,L,H] -> [L,B,H], as PyTorch has it
-        output, after = self.core(x, layered if self.parts > 1 else layered[0])
-        return output, tuple(s.transpose(0, 1) for s in (after if self.parts > 1 else (after,)))
+    def through(self, x: Tensor, resets: Tensor, state: State, weights: tuple[Tensor, ...]) -> tuple[Tensor, State]:
+        """One layer over the whole sequence."""
+        raise NotImplementedError
 
 
 class LSTM(Recurrent):
@@ -60,6 +56,11 @@ class LSTM(Recurrent):
     def __init__(self, input_size: int, options: Recurrent.Options = Recurrent.Options()):
         super().__init__(nn.LSTM(input_size, options.hidden, options.layers))
 
+    def through(self, x: Tensor, resets: Tensor, state: State, weights: tuple[Tensor, ...]) -> tuple[Tensor, State]:
+        w, u, b, b_u = weights
+        y, c = LSTMSequence.apply(F.linear(x, w, b + b_u), resets, *state, u)
+        return y, (y[-1], c)
+
 
 class GRU(Recurrent):
     """Gated recurrent unit; its state is (h,)."""
@@ -68,3 +69,8 @@ class GRU(Recurrent):
 
     def __init__(self, input_size: int, options: Recurrent.Options = Recurrent.Options()):
         super().__init__(nn.GRU(input_size, options.hidden, options.layers))
+
+    def through(self, x: Tensor, resets: Tensor, state: State, weights: tuple[Tensor, ...]) -> tuple[Tensor, State]:
+        w, u, b, b_u = weights
+        y = GRUSequence.apply(F.linear(x, w, b), resets, *state, u, b_u)
+        return y, (y[-1],)
