@@ -22,16 +22,21 @@ from bestiary.rollout import ObservationSpec, Rollout
 from bestiary.runtime.devices import choose_device
 from bestiary.runtime.learner import Learner
 
-SECONDS = 0.2  # of learning at each size; at least two batches
+SECONDS = 0.2  # of learning at each size
+LONG = 1.0  # seconds a batch; larger ones are not tried
 WORSE = (
     0.9  # with less than this share of the best rate so far, two sizes after it, the search ends: it only gets worse
 )
+NEARLY = 0.8  # of the best rate is enough for large pictures: in training, others want their share of the cache
 
 
 def usual_group_size(observation: ObservationSpec) -> int:
     """A fair choice on any machine: few large pictures, or many small vectors."""
-    values = sum(torch.Size(spec.shape).numel() for spec in observation.values())
-    return 4 if values >= 4_096 else 32
+    return 4 if _large(observation) else 32
+
+
+def _large(observation: ObservationSpec) -> bool:
+    return sum(torch.Size(spec.shape).numel() for spec in observation.values()) >= 4_096
 
 
 def choose_group_size(config: Config, pool: Pool) -> int:
@@ -46,7 +51,8 @@ def choose_group_size(config: Config, pool: Pool) -> int:
     known = _read(path)
     if key not in known:
         rates = probe(config, pool)
-        known[key] = max(rates, key=rates.__getitem__)
+        enough = max(rates.values()) * (NEARLY if _large(pool.observation_spec) else 1)
+        known[key] = min(size for size, rate in rates.items() if rate >= enough)
         note(
             "probe: groups of "
             + ", ".join(f"{size}: {rate:,.0f}" for size, rate in rates.items())
@@ -59,7 +65,7 @@ def choose_group_size(config: Config, pool: Pool) -> int:
 def probe(config: Config, pool: Pool) -> dict[int, float]:
     """Decisions learnt a second, by group size, with every worker busy; from small to large, until it gets worse."""
     algorithm, workers = config.make_algorithm(), config.training.workers or os.cpu_count() or 1
-    agent = config.make_agent(pool.observation_spec, pool.action_spec)
+    agent = config.make_agent(pool)
     learner = Learner(agent, algorithm, total_steps=1, group_size=1)
     rates: dict[int, float] = {}
     threads = torch.get_num_threads()
@@ -71,7 +77,9 @@ def probe(config: Config, pool: Pool) -> dict[int, float]:
             state = agent.initial_state(size * workers)
             batch = algorithm.example(_made_up(pool, state, algorithm.unroll_length, size * workers))
             learner.group_size = size
-            rates[size] = _rate(learner, batch)
+            rates[size], long = _rate(learner, batch)
+            if long:
+                break
             if size > 2 * max(rates, key=rates.__getitem__) and rates[size] < WORSE * max(rates.values()):
                 break
             size *= 2
@@ -79,14 +87,16 @@ def probe(config: Config, pool: Pool) -> dict[int, float]:
     return rates
 
 
-def _rate(learner: Learner, batch: Rollout) -> float:
+def _rate(learner: Learner, batch: Rollout) -> tuple[float, bool]:
+    """Decisions a second, the best of several goes after a first one that warms up; and whether a go takes long."""
     learner.gradients(batch)
-    start, done, elapsed = time.perf_counter(), 0, 0.0
+    best, elapsed = float("inf"), 0.0
     while elapsed < SECONDS:
+        start = time.perf_counter()
         learner.gradients(batch)
-        done += batch.length * batch.num_envs
-        elapsed = time.perf_counter() - start
-    return done / elapsed
+        took = time.perf_counter() - start
+        best, elapsed = min(best, took), elapsed + took
+    return batch.length * batch.num_envs / best, best > LONG
 
 
 def _made_up(pool: Pool, state: tuple[torch.Tensor, ...], length: int, num_envs: int) -> Rollout:
