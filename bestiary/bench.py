@@ -15,10 +15,11 @@ import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,14 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "warehouse-iam": {**WAREHOUSE, "agent": "iam", "torso.sizes": (512, 256), "memory": "gru", "memory.hidden": 128},
     "warehouse-fnn": {**WAREHOUSE, "agent.inputs": "none", "torso.sizes": (693, 256)},
     "toy": {"env": "toy/catch", **PUBLISHED},
+    "six-games": {
+        "env": "atari/{AirRaid,Carnival,DemonAttack,NameThisGame,Pong,SpaceInvaders}",
+        "torso": "shallow",
+        "popart": True,
+        "num_envs": 48,
+        "batch_size": 24,
+    },
+    "procgen": {"env": "procgen/starpilot:easy", "levels": "0:200", "torso": "resnet", **PUBLISHED},
 }
 CORES = os.cpu_count() or 1
 
@@ -87,14 +96,15 @@ def bench(names: list[str], repeats: int = 5, seconds: float = 5.0, json_path: P
 
 
 def _bench_one(name: str, repeats: int, seconds: float) -> Result:
-    given, _ = layers({**CONFIGS[name], "steps": 10**9, "save_minutes": 10**6, "save_every": 0})
+    given, _ = layers({**CONFIGS[name], "steps": 10**9, "log_every": 500, "save_minutes": 10**6, "save_every": 0})
     config = _settled(resolve(given))
+    candidates = {
+        "env": [partial(_env_piece, config, n, p) for n in _SIZES for p in (1, CORES)],
+        "inference": [partial(_inference_piece, config, n) for n in _SIZES],
+        "learn": [partial(_learn_piece, config, g) for g in _group_sizes(config)],
+    }
     with ExitStack() as stack:
-        pieces = {
-            "env": _best([_env_piece(config, n, p, stack) for n in _SIZES for p in (1, CORES)], seconds),
-            "inference": _best([_inference_piece(config, n, stack) for n in _SIZES], seconds),
-            "learn": _best([_learn_piece(config, g, stack) for g in _group_sizes(config)], seconds),
-        }
+        pieces = {piece: _best(made, seconds)(stack) for piece, made in candidates.items()}
         rows = []
         for repeat in range(repeats):
             row = {piece: _rate(function, seconds) for piece, (_, function) in pieces.items()}
@@ -129,8 +139,14 @@ def _group_sizes(config: Config) -> list[int]:
 Piece = tuple[str, Callable[[], int]]  # how it is laid out; one go at it, returning the decisions done
 
 
-def _best(candidates: list[Piece], seconds: float) -> Piece:
-    return max(candidates, key=lambda piece: _rate(piece[1], seconds / 3))
+def _best(candidates: Sequence[Callable[[ExitStack], Piece]], seconds: float) -> Callable[[ExitStack], Piece]:
+    """The fastest, each built for its turn and gone after it."""
+
+    def rate(build: Callable[[ExitStack], Piece]) -> float:
+        with ExitStack() as stack:
+            return _rate(build(stack)[1], seconds / 3)
+
+    return max(candidates, key=rate)
 
 
 def _rate(function: Callable[[], int], seconds: float) -> float:
@@ -181,7 +197,7 @@ def _inference_piece(config: Config, batch: int, stack: ExitStack) -> Piece:
     pool = config.make_pool(batch, 0)
     still = _Still(pool)
     pool.close()
-    agent = config.make_agent(pool.observation_spec, pool.action_spec)
+    agent = config.make_agent(pool)
     actors = [Actor(agent, still, 20, seed=i) for i in range(CORES)]  # type: ignore[arg-type]
     for actor in actors:
         actor.start()
@@ -220,20 +236,24 @@ def _whole(config: Config, seconds: float) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         run, _ = create_run(config, Place(run_dir=str(Path(folder) / "run")))
         actors, learner = build(config)
-        with Session(run, config, learner, actors[0].pool.frames_per_step, dict) as session:
-            marks: list[tuple[float, int]] = []
+        with Session(run, config, learner, actors[0].pool, dict) as session:
+            marks: list[tuple[float, int]] = []  # at the ends of updates: a slow net makes few of them
 
             def clock() -> None:
-                for wait in (seconds / 3, seconds):
-                    time.sleep(wait)
-                    marks.append((time.perf_counter(), learner.steps))
+                time.sleep(seconds / 3)
+                stop, last = time.perf_counter() + seconds, learner.steps
+                while time.perf_counter() < stop or len(marks) < 2:
+                    time.sleep(0.002)
+                    if learner.steps != last:
+                        last = learner.steps
+                        marks.append((time.perf_counter(), last))
                 session.interrupts.received = 2
 
             threading.Thread(target=clock, daemon=True).start()
             local.train(actors, learner, session, make_layout(config))
         for actor in actors:
             actor.pool.close()
-        (start, before), (end, after) = marks
+        (start, before), (end, after) = marks[0], marks[-1]
         lag = max(run.metrics["max_lag"], default=float("nan"))
     return {"whole": (after - before) / (end - start), "max_lag": float(lag), "memory_mib": _resident_mib()}
 
