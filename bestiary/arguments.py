@@ -62,7 +62,7 @@ def parse_train(argv: list[str]) -> tuple[dict[str, Any], dict[str, Any], bool]:
         _add_options(parser.add_argument_group(f"environment {env_name}"), family.options, "env")
     agent = _or_none(lambda: lookup_part("agent", str(chosen.get("agent", DEFAULTS["agent"]))))
     for kind, default in {**DEFAULTS, **getattr(agent, "defaults", {})}.items():
-        name = str(chosen.get(kind, default))
+        name = str(chosen.get(kind, "popart" if kind == "critic" and chosen.get("popart") else default))
         if name == "auto" and family is not None:
             name = _or_none(lambda: _auto_torso(env_name)) or name
         part = None if name == "auto" else _or_none(lambda kind=kind, name=name: lookup_part(kind, name))
@@ -123,15 +123,21 @@ def _train_parser() -> Parser:
     """The choices; the options of the parts chosen are added to it. It explains; `scan` reads."""
     from bestiary.config import REGISTRIES
 
-    usage = "bestiary train ENV [options]"
+    usage = "bestiary train ENV [ENV ...] [options]"
     parser = Parser(prog="bestiary train", usage=usage, formatter_class=_Help, allow_abbrev=False)
     parser.add_argument("--dry-run", action="store_true", help="print the config, the parts and their sizes, and stop")
     group = parser.add_argument_group("what to train")
     group.add_argument(
-        "env", nargs="*", metavar="ENV", help="atari/Pong, warehouse, gymnasium/CartPole-v1, toy/recall, my_env.py:Maze"
+        "env",
+        nargs="*",
+        metavar="ENV",
+        help="atari/Pong, warehouse, gymnasium/CartPole-v1, toy/recall, my_env.py:Maze; several: tasks of one agent",
     )
     group.add_argument("--preset", metavar="NAME", help="options of a published experiment (bestiary list presets)")
     group.add_argument("--config", metavar="FILE", help="options from a TOML file, such as a run's config.toml")
+    group.add_argument(
+        "--popart", nargs="?", const=True, metavar="on|off", help="a normalised value for each task: --critic popart"
+    )
     for kind, registry in REGISTRIES.items():
         names = ", ".join(["auto", *registry] if kind == "torso" else registry)
         group.add_argument(f"--{kind}", metavar="NAME", help=f"{names}, or your own file.py:Name")
@@ -229,12 +235,23 @@ def add_run(parser: Parser, nargs: str | None = None) -> None:
 
 def add_player(parser: Parser) -> None:
     parser.add_argument(
-        "--checkpoint", metavar="STEPS", help="the checkpoint nearest to so many steps (default: the newest)"
+        "--checkpoint", metavar="STEPS", help="the one nearest to so many steps, or best (default: the newest)"
     )
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--greedy", action="store_true", help="always the likeliest action")
     how.add_argument("--sample", action="store_true", help="actions as likely as in training (the default)")
     parser.add_argument("--seed", metavar="INT", default="0", help="of environments and decisions (default 0)")
+
+
+def which_checkpoint(text: str | None, run: Any) -> int | None:
+    """Steps, or `best`: the one that validation liked most."""
+    from bestiary.runs.checkpoints import best
+
+    if text != "best":
+        return number("--checkpoint", text) if text else None
+    if (steps := best(run.path / "checkpoints")) is None:
+        raise UserError(f"--checkpoint best: {run.path} was not validated while it was trained (--valid-every)")
+    return steps
 
 
 def parse_with_env(parser: Parser, argv: list[str]) -> tuple[argparse.Namespace, Any, dict[str, Any]]:
@@ -243,7 +260,7 @@ def parse_with_env(parser: Parser, argv: list[str]) -> tuple[argparse.Namespace,
     from bestiary import envs
     from bestiary.runs.folder import Run
 
-    found = _find_run(argv)
+    found, argv = _find_run(argv)
     if isinstance(found, Run):
         env = found.config.envs[0]
     else:
@@ -257,27 +274,26 @@ def parse_with_env(parser: Parser, argv: list[str]) -> tuple[argparse.Namespace,
         _add_options(group, envs.lookup(env).options, "env", taken)
     a = parser.parse_strictly(_explicit(argv, parser))
     given = {name[4:]: value for name, value in vars(a).items() if name.startswith("env.") and value is not None}
-    run = found if isinstance(found, Run) else None
-    if run is not None and getattr(a, "env", None):
-        raise UserError(
-            f"--env {a.env}: a run's agent plays the environment of its training; only scripted:NAME needs it"
-        )
-    return a, run, given
+    return a, found if isinstance(found, Run) else None, given
 
 
-def _find_run(argv: list[str]) -> Any:
-    """The run that one of the words names, or the scripted player; any other word may be a flag's value."""
+def _find_run(argv: list[str]) -> tuple[Any, list[str]]:
+    """The run that one of the words names, or the scripted player; and the words, with that one in front, where no flag can
+    take it for a value. Any other word may be one."""
     from bestiary.runs.folder import open_run
 
-    words = [word for word in argv if not word.startswith("-")]
     trust = "--trust-code" in argv
-    runs = (word if word.startswith("scripted:") else _or_none(lambda w=word: open_run(w, trust)) for word in words)
-    found = next((run for run in runs if run is not None), None)
-    if found is None and not {"-h", "--help"} & set(argv):
+    for k, word in enumerate(argv):
+        if not word.startswith("-"):
+            run = word if word.startswith("scripted:") else _or_none(lambda w=word: open_run(w, trust))
+            if run is not None:
+                return run, [word, *argv[:k], *argv[k + 1 :]]
+    if not {"-h", "--help"} & set(argv):
+        words = [word for word in argv if not word.startswith("-")]
         if not words:
             raise UserError("which run? For example: runs/latest (bestiary runs lists them)")
         open_run(words[0])  # says what is wrong with it
-    return found
+    return None, argv
 
 
 def _explicit(argv: list[str], parser: Parser) -> list[str]:

@@ -14,6 +14,7 @@ from bestiary.arguments import (
     number,
     parse_train,
     parse_with_env,
+    which_checkpoint,
 )
 from bestiary.errors import RunError, UserError
 
@@ -26,7 +27,7 @@ USAGE = """bestiary COMMAND ...
   compare RUN RUN...       learning curves with bands over seeds, a table, CSV
   study FILE               many runs from one file (a grid, variants, seeds), then table, curves and a page
   runs                     the runs below a folder
-  list WHAT                envs, torsos, memories, agents, algorithms, presets or zoo
+  list WHAT                envs, torsos, memories, critics, agents, algorithms, presets or zoo
   doctor                   check this machine
   bench                    measure this machine: pieces, bound and whole
 
@@ -111,12 +112,20 @@ def _resume(argv: list[str]) -> None:
 
 def _eval(argv: list[str]) -> None:
     from bestiary.analysis.evaluate import evaluate, evaluate_player
+    from bestiary.resolve import env_names
 
     parser = command_parser("eval", "Play whole games with a trained agent; writes JSON and CSV into the run folder.")
     add_run(parser)
     parser.add_argument(
-        "--env", metavar="ENV", help="what a scripted player plays: eval scripted:nearest --env warehouse"
+        "--env",
+        nargs="+",
+        metavar="ENV",
+        help="what to play (default: what the run was trained on): eval scripted:nearest --env warehouse",
     )
+    parser.add_argument(
+        "--levels", nargs="+", metavar="RANGE", help="ProcGen: ranges of levels, a part each: 0:200 1000:1200"
+    )
+    parser.add_argument("--checkpoints", choices=("all",), metavar="all", help="every checkpoint, into one table")
     parser.add_argument("--episodes", metavar="INT", default="100", help="whole games to play (default 100)")
     parser.add_argument("--num-envs", metavar="INT", default="32", help="environments at once (default 32)")
     parser.add_argument("--max-steps", metavar="INT", default="27k", help="give a game up after so many (default 27k)")
@@ -129,12 +138,26 @@ def _eval(argv: list[str]) -> None:
         "max_steps": number("--max-steps", a.max_steps, 1),
     }
     if run is None:
-        if a.greedy or a.sample or a.checkpoint or a.trust_code:
-            raise UserError(f"{a.run}: --greedy, --sample, --checkpoint and --trust-code are for trained agents")
-        evaluate_player(a.run.removeprefix("scripted:"), a.env, options, **numbers).show()
+        if a.greedy or a.sample or a.checkpoint or a.checkpoints or a.levels or a.trust_code:
+            raise UserError(
+                f"{a.run}: --greedy, --sample, --checkpoint, --checkpoints, --levels and --trust-code are for trained agents"
+            )
+        if len(a.env) > 1:
+            raise UserError(f"--env {' '.join(a.env)}: a scripted player plays one environment at a time")
+        evaluate_player(a.run.removeprefix("scripted:"), a.env[0], options, **numbers).show()
         return
-    checkpoint = number("--checkpoint", a.checkpoint) if a.checkpoint else None
-    evaluate(run.with_env(options), checkpoint=checkpoint, greedy=a.greedy, **numbers).show()
+    if a.checkpoint and a.checkpoints:
+        raise UserError("--checkpoint names one and --checkpoints all takes every one: choose")
+    checkpoint = which_checkpoint(a.checkpoint, run)
+    evaluate(
+        run.with_env(options),
+        checkpoint=checkpoint,
+        every_checkpoint=a.checkpoints == "all",
+        env=env_names(a.env or ()),
+        levels=a.levels or (),
+        greedy=a.greedy,
+        **numbers,
+    ).show()
 
 
 def _movie(argv: list[str]) -> None:
@@ -146,6 +169,7 @@ def _movie(argv: list[str]) -> None:
     parser.add_argument("--length", metavar="STEPS", default="2000", help="at most so many steps (default 2000)")
     parser.add_argument("--fps", metavar="FLOAT", help="pictures a second (default: about the game's own speed)")
     parser.add_argument("--overwrite", action="store_true", help="replace an existing file")
+    parser.add_argument("--env", metavar="ENV", help="which of several tasks to film (default: the first)")
     parser.add_argument("--attention", action="store_true", help="draw where the agent looks over the picture")
     add_player(parser)
     if scripted := [word for word in argv if word.startswith("scripted:")]:
@@ -156,11 +180,12 @@ def _movie(argv: list[str]) -> None:
         attention=a.attention,
         out=a.out,
         length=number("--length", a.length, 1),
-        checkpoint=number("--checkpoint", a.checkpoint) if a.checkpoint else None,
+        checkpoint=which_checkpoint(a.checkpoint, run),
         greedy=a.greedy,
         seed=number("--seed", a.seed),
         fps=frame_rate(a.fps) if a.fps else 0,
         overwrite=a.overwrite,
+        env=a.env,
     )
     print(f"movie: {path}")
 
@@ -179,9 +204,13 @@ def _compare(argv: list[str]) -> None:
     parser.add_argument(
         "--axis", choices=("steps", "minutes"), default="steps", help="steps or minutes (default steps)"
     )
+    parser.add_argument(
+        "--by", choices=("task",), help="a panel for each task, against steps of that task; always so for several tasks"
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace existing files")
     a = parser.parse_strictly(argv)
-    compare([open_run(r, a.trust_code) for r in a.run], Path(a.out), axis=a.axis, overwrite=a.overwrite)
+    runs = [open_run(r, a.trust_code) for r in a.run]
+    compare(runs, Path(a.out), axis=a.axis, by_task=a.by == "task", overwrite=a.overwrite)
 
 
 def _study(argv: list[str]) -> None:

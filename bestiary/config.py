@@ -6,7 +6,7 @@ A Config is made by `resolve.resolve`, which checks it; it builds what it descri
 import dataclasses
 import importlib.metadata
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -18,14 +18,16 @@ import torch.nn as nn
 from bestiary import envs, plugins
 from bestiary.agents import AGENTS
 from bestiary.agents.agent import Agent
+from bestiary.agents.critics import CRITICS
 from bestiary.agents.memories import MEMORIES
 from bestiary.agents.torsos import TORSOS
 from bestiary.algorithms import ALGORITHMS
 from bestiary.algorithms.algorithm import Algorithm
+from bestiary.envs.mixture import MixturePool
 from bestiary.envs.pool import Pool
 from bestiary.errors import UserError
 from bestiary.options import construct, option, suggest
-from bestiary.rollout import ActionSpec, Inputs, ObservationSpec
+from bestiary.rollout import Inputs, ObservationSpec
 from bestiary.textconfig import dump_toml, flatten
 
 REGISTRIES: dict[str, Mapping[str, type]] = {
@@ -33,8 +35,9 @@ REGISTRIES: dict[str, Mapping[str, type]] = {
     "agent": AGENTS,
     "torso": TORSOS,
     "memory": MEMORIES,
+    "critic": CRITICS,
 }
-DEFAULTS = {"algo": "impala", "agent": "basic", "torso": "auto", "memory": "none"}
+DEFAULTS = {"algo": "impala", "agent": "basic", "torso": "auto", "memory": "none", "critic": "shared"}
 NEEDS = {  # what a user's own part must have
     "algo": (
         *(
@@ -53,6 +56,7 @@ NEEDS = {  # what a user's own part must have
     "agent": ("forward", "initial_state"),
     "torso": ("forward",),
     "memory": ("forward", "initial_state"),
+    "critic": ("forward",),
 }
 
 
@@ -77,6 +81,15 @@ class Training:
     log_every: int = option(5_000, "steps between two rows of metrics.csv", low=1)
     save_every: int = option(1_000_000, "steps between two checkpoints that are kept (0: only the newest are)", low=0)
     save_minutes: float = option(5.0, "minutes between two checkpoints that only the next ones replace", above=0)
+    init_from: str | None = option(None, "a run whose weights to begin with")
+    keep: tuple[int, ...] = option((), "steps whose checkpoint is kept, too: 150M", low=1)
+    valid_every: int = option(
+        0, "steps between two validations (0: none; 1M where one of the next two is given)", low=0
+    )
+    valid_levels: str | None = option(None, "levels to validate on, such as 500:700")
+    valid_mode: str | None = option(None, "mode to validate in, such as hard (none: the training's)")
+    valid_episodes: int = option(50, "games of each task in a validation", low=1)
+    valid_greedy: bool = option(False, "validate with the likeliest actions, not sampled ones")
     max_bad_updates: int = option(10, "stop after so many updates in a row that were not finite", low=1)
     tensorboard: bool = option(False, "also write TensorBoard events")
     wandb: str | None = option(None, "also log to Weights & Biases, in this project", bare="bestiary")
@@ -101,19 +114,20 @@ class Config:
     # --- building what it describes ---
 
     def make_pool(self, num_envs: int, seed: int | np.random.SeedSequence, render: bool = False) -> Pool:
-        return envs.lookup(self.envs[0]).build(num_envs, seed, self.env_options, render)
+        return make_pool(self.envs, self.env_options, num_envs, seed, render)
 
-    def make_agent(self, observation: ObservationSpec, action: ActionSpec, seed: int = 0) -> Agent:
+    def make_agent(self, pool: Pool, seed: int = 0) -> Agent:
+        """An untrained agent for what the pool shows and lets do."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             inner = {
-                kind: partial(_build_part, kind, part)
+                kind: partial(_build_part, kind, part, len(pool.tasks))
                 for kind, part in self.parts.items()
                 if kind not in ("algo", "agent")
             }
-            agent = _construct("agent", self.parts["agent"], observation, action, **inner)
+            agent = _construct("agent", self.parts["agent"], pool.observation_spec, pool.action_spec, **inner)
         if self.plugin_hashes:
-            _try_agent(agent, observation, self.parts)
+            _try_agent(agent, pool.observation_spec, self.parts)
         return agent
 
     def make_algorithm(self) -> Algorithm:
@@ -146,12 +160,18 @@ class Config:
     def label(self) -> str:
         """A short name: environment and agent."""
         task = self.envs[0].rsplit("/", 1)[-1].replace(".py:", "-").replace(":", "-")
+        if len(self.envs) > 1:
+            task = f"{len(self.envs)}-{self.envs[0].split('/')[0].replace(':', '-')}"
         inner = [p.name for kind, p in self.parts.items() if kind in ("torso", "memory") and p.name != "none"]
+        inner += [p.name for kind, p in self.parts.items() if kind == "critic" and p.name != "shared"]
         named = [] if self.parts["agent"].name == "basic" else [self.parts["agent"].name]
         return "-".join([task, *(plugins.split(n)[1] if plugins.is_plugin(n) else n for n in named + inner)])
 
 
-BESIDE = "seed group_size tensorboard wandb eval_at_end movie_at_end save_minutes save_every log_every max_bad_updates".split()
+BESIDE = (
+    "seed group_size tensorboard wandb eval_at_end movie_at_end save_minutes save_every log_every max_bad_updates keep "
+    "valid_every valid_levels valid_mode valid_episodes valid_greedy"
+).split()
 
 
 def group_key(settings: Mapping[str, Any], *besides: str) -> str:
@@ -180,8 +200,22 @@ def _construct(kind: str, part: Part, *args: Any, **inner: Any) -> Any:
         raise
 
 
-def _build_part(kind: str, part: Part, *args: Any) -> nn.Module:
-    module = _construct(kind, part, *args)
+def make_pool(
+    names: Sequence[str], options: Any, num_envs: int, seed: int | np.random.SeedSequence, render: bool = False
+) -> Pool:
+    """Of one environment, or of several tasks side by side."""
+    builds = [partial(_build_env, envs.lookup(name), options, render) for name in names]
+    return builds[0](num_envs, seed) if len(names) == 1 else MixturePool(names, builds, num_envs, seed)
+
+
+def _build_env(family: envs.Family, options: Any, render: bool, num_envs: int, seed: Any) -> Pool:
+    return family.build(num_envs, seed, options, render)
+
+
+def _build_part(kind: str, part: Part, tasks: int, inputs: Any) -> nn.Module:
+    if kind == "critic":
+        return _construct(kind, part, inputs, tasks)
+    module = _construct(kind, part, inputs)
     if not hasattr(module, "output_size"):
         raise UserError(f"{part.name}: not a usable {kind}: it sets no self.output_size (docs/extending.md shows one)")
     return module

@@ -71,6 +71,15 @@ def construct(part: Any, *args: Any, options: Any, **extra: Any) -> Any:
     return part(*args, **dataclasses.asdict(options), **extra)
 
 
+def same_options(one: type, other: type) -> bool:
+    """Whether what is set for one part means the same for another."""
+
+    def described(options: type) -> list[tuple[str, Any, Any]]:
+        return [(f.name, f.type, f.default) for f in dataclasses.fields(options)]
+
+    return one is other or described(one) == described(other)
+
+
 def field_types(options: type) -> dict[str, Any]:
     return typing.get_type_hints(options)
 

@@ -15,9 +15,11 @@ from bestiary import envs, plugins
 from bestiary.agents.torsos import suitable
 from bestiary.algorithms.algorithm import Algorithm, updates
 from bestiary.config import DEFAULTS, REGISTRIES, Config, Part, Training, lookup_part
+from bestiary.envs.mixture import check_alike
+from bestiary.envs.pool import Pool
 from bestiary.errors import UserError
-from bestiary.options import construct, field_types, options_of, parse_options, suggest
-from bestiary.rollout import ActionSpec, ObservationSpec
+from bestiary.options import construct, convert, field_types, options_of, parse_options, same_options, suggest
+from bestiary.rollout import ObservationSpec
 from bestiary.textconfig import flatten, read_preset, read_toml
 
 
@@ -25,11 +27,8 @@ def resolve(given: Mapping[str, Any], origin: Mapping[str, str] | None = None) -
     """Check a flat dict of names and options and make it a Config; raises UserError with all problems found."""
     given, problems = dict(given), list[str]()
     names = env_names(given.pop("env", ()))
-    if not names:
-        problems.append("which environment? For example: bestiary train atari/Pong (bestiary list envs shows all)")
-    if len(names) > 1:
-        problems.append(f"several environments in one run are not supported yet; choose one of {', '.join(names)}")
-    family = _attempt(problems, lambda: envs.lookup(names[0])) if names else None
+    family = _attempt(problems, lambda: _find_family(names))
+    _understand_popart(given, problems)
     choice = _choose_parts(given, problems)
     schemas: dict[str, type] = {"": Training}
     env_options = None
@@ -37,9 +36,11 @@ def resolve(given: Mapping[str, Any], origin: Mapping[str, str] | None = None) -
         schemas["env"] = family.options
         env_options = parse_options(family.options, _sort(given, schemas)["env"], "env", problems)
     if family is not None and env_options is not None:
-        specs = _attempt(problems, lambda: _specs(family, env_options))
-        if specs is not None and choice.get("torso") == "auto":
-            choice["torso"] = suitable(specs[0])
+        tried = _attempt(problems, lambda: _try_envs(names, family, env_options))
+        if tried is not None:
+            observation, env_options = tried
+            if choice.get("torso") == "auto":
+                choice["torso"] = suitable(observation)
     chosen = {kind: part for kind, name in choice.items() if (part := _find_part(kind, name, problems)) is not None}
     schemas |= {kind: options_of(part) for kind, part in chosen.items()}
     values = _sort(given, schemas)
@@ -47,9 +48,14 @@ def resolve(given: Mapping[str, Any], origin: Mapping[str, str] | None = None) -
     parsed = {kind: parse_options(schemas[kind], values[kind], kind, problems) for kind in chosen}
     training = parse_options(Training, values[""], "", problems)
     if training is not None and training.steps is None and family is not None:
-        training = dataclasses.replace(training, steps=family.default_steps)
+        training = dataclasses.replace(training, steps=family.default_steps * len(names))
+    if parsed.get("algo") is not None:
+        parsed["algo"] = _settle_reward(parsed["algo"], choice.get("critic"))
     if training is not None and parsed.get("algo") is not None:
-        _check_batches(training, construct(chosen["algo"], options=parsed["algo"]), problems)
+        algorithm = construct(chosen["algo"], options=parsed["algo"])
+        if len(names) > 1 and "num_envs" not in values[""]:
+            training = dataclasses.replace(training, num_envs=_enough_envs(training, algorithm, len(names)))
+        _check_batches(training, algorithm, max(1, len(names)), problems)
     if problems:
         raise UserError(*dict.fromkeys(problems))
 
@@ -66,10 +72,51 @@ def resolve(given: Mapping[str, Any], origin: Mapping[str, str] | None = None) -
 
 
 def env_names(env: Any) -> tuple[str, ...]:
+    """Names as given; `atari/{Pong,Breakout}` is two, as most shells have it."""
     names = (env,) if isinstance(env, str) else tuple(env) if isinstance(env, list | tuple) else (env,)
     if not all(isinstance(name, str) for name in names):
         raise UserError(f"env = {env!r}: expected the name of an environment, such as atari/Pong")
-    return names
+    return tuple(expanded for name in names for expanded in _expand(name))
+
+
+def _expand(name: str) -> list[str]:
+    braces = re.fullmatch(r"([^{}]*)\{([^{}]*)\}([^{}]*)", name)
+    return [f"{braces[1]}{word}{braces[3]}" for word in braces[2].split(",")] if braces else [name]
+
+
+def _find_family(names: tuple[str, ...]) -> envs.Family:
+    if not names:
+        raise UserError("which environment? For example: bestiary train atari/Pong (bestiary list envs shows all)")
+    twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
+    if twice:
+        raise UserError(f"{twice[0]} is there {names.count(twice[0])} times: the tasks of a run are different ones")
+    first = envs.lookup(names[0])
+    for name in names[1:]:
+        if not same_options(envs.lookup(name).options, first.options):
+            raise UserError(f"{names[0]} and {name} have different options: the tasks of a run are of one family")
+    return first
+
+
+def _understand_popart(given: dict[str, Any], problems: list[str]) -> None:
+    """`--popart` is short for `--critic popart`."""
+    if "popart" not in given:
+        return
+    try:
+        wanted = convert(given.pop("popart"), bool)
+    except ValueError as error:
+        problems.append(f"--popart: {error}")
+        return
+    chosen = str(given.get("critic", "popart" if wanted else DEFAULTS["critic"]))
+    if wanted != (chosen == "popart"):
+        problems.append(f"--popart {'on' if wanted else 'off'} and --critic {chosen} contradict each other")
+    given["critic"] = chosen
+
+
+def _settle_reward(options: Any, critic: str | None) -> Any:
+    """`--algo.reward auto`: clamped, unless the critic takes care of scales."""
+    if getattr(options, "reward", None) != "auto":
+        return options
+    return dataclasses.replace(options, reward="none" if critic == "popart" else "abs_one")
 
 
 def layers(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
@@ -142,7 +189,7 @@ def _unknown(
 ) -> list[str]:
     """A problem for each option that belongs to no chosen part. Of parts not found (`missing`) nothing is known."""
     spellings, problems = _spellings(schemas), []
-    names = [*spellings, *DEFAULTS, "preset", "config", "name", "run_dir", "if_exists", "dry_run"]
+    names = [*spellings, *DEFAULTS, "popart", "preset", "config", "name", "run_dir", "if_exists", "dry_run"]
     for key in given:
         kind = key.split(".")[0] if "." in key else ""
         if key in spellings or kind in missing or (not kind and missing & {"env", "algo"}):
@@ -163,13 +210,28 @@ def _owner(key: str) -> str:
     return f": it is an option of {kind} {' and '.join(owners)}" if dot and owners else ""
 
 
-def _check_batches(training: Training, algorithm: Algorithm, problems: list[str]) -> None:
+def _enough_envs(training: Training, algorithm: Algorithm, tasks: int) -> int:
+    """The least number of environments, from the default up, that can be shared out among so many tasks."""
+    pools = training.pools if training.runtime == "local" else 1
+    for n in range(training.num_envs, 20 * training.num_envs):
+        if n % (pools * tasks) == 0 and not algorithm.problems(n // pools, pools):
+            return n
+    return training.num_envs
+
+
+def _check_batches(training: Training, algorithm: Algorithm, tasks: int, problems: list[str]) -> None:
     n, pools = training.num_envs, 1
     if training.runtime == "local":
         pools = training.pools
         if n % pools:
             problems.append(f"--num-envs {n} does not divide into --pools {pools} of the same size")
             return
+    if n % (pools * tasks):
+        near = max(1, round(n / (pools * tasks))) * pools * tasks
+        spread = f"{tasks} tasks in {pools} pools" if pools > 1 else f"{tasks} tasks"
+        problems.append(f"--num-envs {n}: {spread} need a multiple of {pools * tasks}; try {near}")
+        return
+    if training.runtime == "local":
         if training.actor_threads > pools:
             problems.append(f"--actor-threads {training.actor_threads}: each needs a pool, and there are {pools}")
         n //= pools
@@ -197,12 +259,23 @@ def _attempt(problems: list[str], function: Any) -> Any:
         return None
 
 
-def _specs(family: envs.Family, options: Any) -> tuple[ObservationSpec, ActionSpec]:
+def _try_envs(names: tuple[str, ...], family: envs.Family, options: Any) -> tuple[ObservationSpec, Any]:
+    """What is seen in all environments, and options under which they have the same actions; or why there are none."""
+    pools = _build_each(names, options)
+    if len({pool.action_spec for pool in pools}) > 1 and (united := family.unite(options)) != options:
+        options, pools = united, _build_each(names, united)
+    check_alike(names, pools)
+    return pools[0].observation_spec, options
+
+
+def _build_each(names: tuple[str, ...], options: Any) -> list[Pool]:
+    pools = []
     try:
-        pool = family.build(1, 0, options, False)
+        for name in names:
+            pools.append(envs.lookup(name).build(1, 0, options, False))
+            pools[-1].close()
     except (UserError, KeyboardInterrupt):
         raise
     except Exception as error:
         raise UserError(f"the environment cannot be made: {type(error).__name__}: {error}") from error
-    pool.close()
-    return pool.observation_spec, pool.action_spec
+    return pools

@@ -25,7 +25,7 @@ MISTAKES: list[tuple[str, tuple[str, ...]]] = [
     ("train gymnasium/CartPole-v9", ("gymnasium/CartPole-v9",)),
     ("train gymnasium/Pendulum-v1", ("Pendulum-v1: actions of Box", "not supported")),
     ("train toy/catsh", ("did you mean catch?",)),
-    ("train toy/chain toy/catch", ("several environments",)),
+    ("train toy/chain toy/catch", ("toy/chain and toy/catch cannot be learnt by one agent",)),
     ("train toy/chain --steps 0", ("--steps 0: must be at least 1",)),
     ("train toy/chain --steps many", ("--steps many: expected a number",)),
     ("train toy/chain --steps 1.5", ("--steps 1.5: expected a whole number",)),

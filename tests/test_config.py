@@ -98,7 +98,7 @@ def test_config_builds_what_it_says():
     config = resolve({"env": "toy/catch", "torso": "resnet", "memory": "gru", "memory.hidden": 32, "size": 12})
     pool = config.make_pool(3, seed=0)
     assert pool.observation_spec["image"].shape == (1, 12, 6)
-    agent = config.make_agent(pool.observation_spec, pool.action_spec, seed=1)
+    agent = config.make_agent(pool, seed=1)
     parts = dict(agent.named_children())
     assert type(parts["torso"]) is TORSOS["resnet"]
     assert type(parts["memory"]) is MEMORIES["gru"]
@@ -113,7 +113,7 @@ def test_seed_decides_the_weights_and_disturbs_nothing():
     before = torch.get_rng_state()
 
     def weights(seed):
-        return config.make_agent(pool.observation_spec, pool.action_spec, seed=seed).state_dict()["policy.weight"]
+        return config.make_agent(pool, seed=seed).state_dict()["policy.weight"]
 
     assert torch.equal(weights(1), weights(1))
     assert not torch.equal(weights(1), weights(2))
@@ -155,9 +155,9 @@ def test_no_environment():
     assert "which environment?" in problem
 
 
-def test_several_environments():
+def test_tasks_that_one_agent_cannot_learn():
     (problem,) = problems_of({"env": ["toy/catch", "toy/chain"]})
-    assert "several environments" in problem
+    assert "toy/catch and toy/chain cannot be learnt by one agent: it would see image uint8[1, 10, 5]" in problem
 
 
 def test_unknown_option_names_the_nearest():

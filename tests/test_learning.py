@@ -143,3 +143,61 @@ def test_last_action_is_a_memory_too():
         step = pool.recv()
         total += float(step.reward.sum())
     assert total == 20
+
+
+SCALES = """
+import gymnasium, numpy as np
+from gymnasium.spaces import Box, Discrete
+
+class Small(gymnasium.Env):
+    observation_space, action_space, scale = Box(0, 1, (3,)), Discrete(2), 1.0
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.look(), {}
+    def look(self):
+        self.cue = int(self.np_random.integers(2))
+        return np.array([self.cue, 1 - self.cue, self.scale > 1], np.float32)
+    def step(self, action):
+        right = self.cue if self.scale == 1 else 1 - self.cue
+        return self.look(), self.scale * float(action == right), True, False, {}
+
+class Large(Small):
+    scale = 1000.0
+"""
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"algo": "impala", "batch_size": 4, "steps": "40k"},
+        {"algo": "ppo", "rollout_length": 32, "steps": "30k"},
+    ],
+    ids=lambda options: options["algo"],
+)
+def test_two_tasks_whose_rewards_differ_a_thousandfold(options, tmp_path):
+    """PopArt learns both. A value for each task without it does not learn the small one."""
+    (tmp_path / "scales.py").write_text(SCALES)
+    plain, popart = (small_and_large({**options, **more}) for more in ({"critic": "per-task"}, POPART))
+    assert min(popart) > 0.95
+    assert plain[0] < 0.7
+
+
+POPART: dict[str, Any] = {"critic": "popart", "critic.beta": 0.02}
+
+
+def small_and_large(options):
+    """Shares of right answers in the last fifth of a training."""
+    base = {"runtime": "serial", "num_envs": 16, "torso.width": 32, "lr": 2e-3, "algo.reward": "none"}
+    config = resolve({"env": ["scales.py:Small", "scales.py:Large"], **base, **options})
+    (actor,), learner = build(config)
+    actor.start()
+    late: dict[str, list[float]] = {"scales.py:Small": [], "scales.py:Large": []}
+    while learner.steps < learner.total_steps:
+        rollouts = play(actor, learner)
+        learner.learn(rollouts)
+        actor.version = learner.version
+        if learner.steps > 0.8 * learner.total_steps:
+            for episode in episodes_of(rollouts):
+                late[episode.task].append(episode.ret > 0)
+    actor.pool.close()
+    return [float(np.mean(answers)) for answers in late.values()]

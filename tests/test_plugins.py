@@ -108,7 +108,7 @@ def refusal(function, *args):
 def make_agent(given):
     config = resolve(given)
     pool = config.make_pool(1, 0)
-    return config.make_agent(pool.observation_spec, pool.action_spec)
+    return config.make_agent(pool)
 
 
 # --- names ---
@@ -317,7 +317,7 @@ def test_trusted_copy_is_used(folder):
     assert copied.parent.resolve() == (run / "plugins").resolve()
     assert attribute == "Net"
     pool = config.make_pool(1, 0)
-    agent = config.make_agent(pool.observation_spec, pool.action_spec)
+    agent = config.make_agent(pool)
     assert agent.state_dict()["torso.layer.weight"].shape[0] == 32
 
 

@@ -1,4 +1,4 @@
-"""The agent: torso -> memory -> heads.
+"""The agent: torso -> memory -> policy and critic.
 
     output, state = agent(inputs, state)       # inputs [T,B], state before entry 0 -> output [T,B], state after entry T-1
     state = agent.initial_state(B)
@@ -18,6 +18,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
 
+from bestiary.agents.critics import Shared, Worth
 from bestiary.agents.heads import Categorical
 from bestiary.agents.memories import NoMemory
 from bestiary.agents.torsos import Shallow
@@ -30,8 +31,14 @@ State = tuple[Tensor, ...]
 @dataclass
 class Output:
     distribution: Categorical  # over actions, [T,B]
-    value: Tensor  # [T,B]
+    value: Tensor  # [T,B], in the units of the rewards
     extras: dict[str, Tensor] = field(default_factory=dict)  # what a lens may want to see
+    scaled: Worth | None = None  # the value as the network gives it, where a critic normalises it
+
+    @property
+    def worth(self) -> Worth:
+        """The value, to learn from."""
+        return Worth(self.value) if self.scaled is None else self.scaled
 
 
 class Agent(Protocol):
@@ -51,9 +58,9 @@ class Agent(Protocol):
 
 
 class BasicAgent(nn.Module):
-    """Any torso, then any memory, then a linear policy and a linear value."""
+    """Any torso, then any memory, then a linear policy and any critic."""
 
-    parts: ClassVar[tuple[str, ...]] = ("torso", "memory")  # what this recipe is composed of
+    parts: ClassVar[tuple[str, ...]] = ("torso", "memory", "critic")  # what this recipe is composed of
 
     @dataclass(frozen=True)
     class Options:
@@ -77,8 +84,9 @@ class BasicAgent(nn.Module):
         *,
         torso: Callable[[ObservationSpec], Any] = Shallow,
         memory: Callable[[int], Any] = NoMemory,
+        critic: Callable[[int], Any] = Shared,
     ):
-        """`torso` and `memory` are constructors, their own options already in them."""
+        """`torso`, `memory` and `critic` are constructors, their own options already in them."""
         super().__init__()
         self.torso = torso(observation)
         chosen = getattr(self.torso, "inputs", ("reward", "action")) if options.inputs == "auto" else options.inputs
@@ -86,11 +94,11 @@ class BasicAgent(nn.Module):
         features = self.torso.output_size + int(self.sees_reward) + (action.n if self.sees_action else 0)
         self.memory = memory(features)
         self.policy = nn.Linear(self.memory.output_size, action.n)
-        self.value = nn.Linear(self.memory.output_size, 1)
+        self.critic = critic(self.memory.output_size)
         if options.init == "orthogonal":
             orthogonal(self.torso, gain=math.sqrt(2))
             orthogonal(self.policy, gain=0.01)
-            orthogonal(self.value, gain=1.0)
+            orthogonal(self.critic, gain=1.0)
 
     def initial_state(self, batch_size: int) -> State:
         return self.memory.initial_state(batch_size)
@@ -105,7 +113,14 @@ class BasicAgent(nn.Module):
         if self.sees_action:
             features.append(F.one_hot(inputs.last_action, self.num_actions) * going_on)
         x, state = self.memory(torch.cat(features, dim=-1) if len(features) > 1 else features[0], inputs.done, state)
-        return Output(Categorical(whole(self.policy(x))), whole(self.value(x).squeeze(-1))), tuple(map(whole, state))
+        return decide(self.policy, self.critic, x, inputs.task), tuple(map(whole, state))
+
+
+def decide(policy: nn.Module, critic: nn.Module, x: Tensor, task: Tensor, **extras: Tensor) -> Output:
+    """What policy and critic make of features x [T,B,F]."""
+    worth = critic(x, task)
+    worth.normalised = whole(worth.normalised)
+    return Output(Categorical(whole(policy(x))), worth.value, extras, worth)
 
 
 def orthogonal(module: nn.Module, gain: float) -> None:

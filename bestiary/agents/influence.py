@@ -23,8 +23,8 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
-from bestiary.agents.agent import Output, State, merge, orthogonal, whole
-from bestiary.agents.heads import Categorical
+from bestiary.agents.agent import Output, State, decide, merge, orthogonal, whole
+from bestiary.agents.critics import Shared
 from bestiary.agents.memories import GRU
 from bestiary.agents.torsos import MLP, Convolutional, flatten_all
 from bestiary.errors import UserError
@@ -37,7 +37,7 @@ FLAVOURS = ("static", "all", "attention")
 class InfluenceAgent(nn.Module):
     """A torso that sees the present, and beside it a memory that sees only what it needs to."""
 
-    parts: ClassVar[tuple[str, ...]] = ("torso", "memory")
+    parts: ClassVar[tuple[str, ...]] = ("torso", "memory", "critic")
     defaults: ClassVar[dict[str, str]] = {"memory": "gru"}
 
     @dataclass(frozen=True)
@@ -59,6 +59,7 @@ class InfluenceAgent(nn.Module):
         *,
         torso: Callable[[ObservationSpec], Any] = MLP,
         memory: Callable[[int], Any] = GRU,
+        critic: Callable[[int], Any] = Shared,
     ):
         super().__init__()
         self.torso = torso(observation)
@@ -67,10 +68,10 @@ class InfluenceAgent(nn.Module):
         if isinstance(self.dset, Attention):
             self.dset.listen_to(self.memory.output_size)
         self.policy = nn.Linear(self.torso.output_size + self.memory.output_size, action.n)
-        self.value = nn.Linear(self.torso.output_size + self.memory.output_size, 1)
+        self.critic = critic(self.torso.output_size + self.memory.output_size)
         orthogonal(self.torso, gain=2**0.5)
         orthogonal(self.policy, gain=0.01)
-        orthogonal(self.value, gain=1.0)
+        orthogonal(self.critic, gain=1.0)
 
     @property
     def attends(self) -> bool:
@@ -97,9 +98,7 @@ class InfluenceAgent(nn.Module):
         else:
             remembered, state = self.memory(self.dset(seen).view(T, B, -1), inputs.done, state)
         x = torch.cat([features.view(T, B, -1), remembered], dim=-1)
-        return Output(Categorical(whole(self.policy(x))), whole(self.value(x).squeeze(-1)), extras), tuple(
-            map(whole, state)
-        )
+        return decide(self.policy, self.critic, x, inputs.task, **extras), tuple(map(whole, state))
 
     def _attend(self, seen: Tensor, done: Tensor, state: State) -> tuple[Tensor, State, Tensor]:
         """The memory's outputs [T,B,H], the state after, and where each head looked [T,B,heads,cells]."""

@@ -7,6 +7,7 @@ an update is made of and calls `update` for each. The learner computes an update
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -19,6 +20,13 @@ from bestiary.rollout import Inputs, Rollout
 Metrics = dict[str, float]
 Think = Callable[[Inputs, State], tuple[Output, State]]  # the agent as it is now, without gradients
 Update = Callable[[Rollout], Metrics]  # one step of the optimizer on one batch of trajectories
+
+
+@dataclass
+class Loss:
+    total: Tensor  # summed over the decisions of a batch
+    sums: dict[str, Tensor]  # of what is worth knowing, over the same decisions
+    targets: Tensor | None = None  # [T,B] what the values should have been, for critics that adapt to them
 
 
 class Algorithm(Protocol):
@@ -51,8 +59,8 @@ class Algorithm(Protocol):
     ) -> list[Metrics]:
         """All updates that these rollouts bring, and what each reported. `generator` is for what is shuffled."""
 
-    def loss(self, agent: Agent, batch: Rollout, progress: float) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss summed over the decisions of a batch, and sums of what is worth knowing. `progress`: of the run, 0 to 1."""
+    def loss(self, agent: Agent, batch: Rollout, progress: float) -> Loss:
+        """What is to become less. `progress`: of the run, 0 to 1."""
 
     def make_optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer: ...
 

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn as nn
-from torch import Tensor
 
 from bestiary.agents.agent import Agent
-from bestiary.algorithms.algorithm import Metrics, Think, Update, make_adam
+from bestiary.algorithms.algorithm import Loss, Metrics, Think, Update, make_adam
 from bestiary.algorithms.rewards import MODES, squash
 from bestiary.algorithms.vtrace import vtrace
 from bestiary.options import option
@@ -36,7 +35,9 @@ class Impala:
         discount: float = option(0.99, "gamma", low=0, high=1)
         entropy: float = option(0.01, "weight of the entropy bonus", low=0)
         baseline: float = option(0.5, "weight of the value loss", low=0)
-        reward: str = option("abs_one", "what of the reward is learnt from", choices=MODES)
+        reward: str = option(
+            "auto", "what of the reward is learnt from (auto: abs_one; all of it with --popart)", choices=MODES
+        )
         rho_bar: float = option(1.0, "clip of the importance weights in the value targets", above=0)
         pg_rho_bar: float = option(1.0, "clip of the importance weights in the policy gradient", above=0)
         lam: float = option(0.95, "lambda of V-trace", low=0, high=1)
@@ -83,11 +84,11 @@ class Impala:
         whole = concatenate(rollouts)
         return [update(batch) for _ in range(self.options.replay) for batch in whole.groups(self.options.batch_size)]
 
-    def loss(self, agent: Agent, rollout: Rollout, progress: float = 0.0) -> tuple[Tensor, dict[str, Tensor]]:
-        """The summed loss of a rollout [T,B], and sums of what is worth knowing."""
+    def loss(self, agent: Agent, rollout: Rollout, progress: float = 0.0) -> Loss:
+        """The summed loss of a rollout [T,B]. V-trace is in units of reward; policy and critic learn in the critic's own."""
         o = self.options
         output, _ = agent(rollout.inputs(), rollout.state)  # T+1 entries; the last only for its value
-        policy, values, bootstrap = output.distribution[:-1], output.value[:-1], output.value[-1]
+        policy, worth, values = output.distribution[:-1], output.worth[:-1], output.value.detach()
         log_probs = policy.log_prob(rollout.action)
 
         # Entry t+1 holds what the decision at t led to. A time limit is no end: the value of what came next stands in
@@ -99,24 +100,24 @@ class Impala:
             (log_probs - rollout.log_prob).detach(),
             rewards,
             discounts,
-            values.detach(),
-            bootstrap.detach(),
+            values[:-1],
+            values[-1],
             rho_bar=o.rho_bar,
             pg_rho_bar=o.pg_rho_bar,
             lam=o.lam,
         )
-        policy_loss = -(log_probs * advantages).sum()
-        value_loss = 0.5 * (targets - values).square().sum()
+        policy_loss = -(log_probs * worth.scale(advantages)).sum()
+        value_loss = 0.5 * (worth.normalise(targets) - worth.normalised).square().sum()
         entropy = policy.entropy().sum()
         loss = policy_loss + o.baseline * value_loss - o.entropy * entropy
         sums = {
             "policy_loss": policy_loss,
             "value_loss": value_loss,
             "entropy": entropy,
-            "value": values.sum(),
+            "value": values[:-1].sum(),
             "rho": (log_probs - rollout.log_prob).exp().sum(),
         }
-        return loss, {name: value.detach() for name, value in sums.items()}
+        return Loss(loss, {name: value.detach() for name, value in sums.items()}, targets)
 
     def make_optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
         o = self.options

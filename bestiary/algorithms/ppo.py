@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn as nn
-from torch import Tensor
 
 from bestiary.agents.agent import Agent
-from bestiary.algorithms.algorithm import Metrics, Think, Update, make_adam
+from bestiary.agents.critics import Worth
+from bestiary.algorithms.algorithm import Loss, Metrics, Think, Update, make_adam
 from bestiary.algorithms.gae import gae
 from bestiary.algorithms.rewards import MODES, squash
 from bestiary.options import option
@@ -51,7 +51,9 @@ class PPO:
         baseline: float = option(0.5, "weight of the value loss", low=0)
         normalize: bool = option(True, "scale the advantages of a rollout to mean 0 and deviation 1")
         target_kl: float | None = option(None, "go on to the next rollout once the policy moved this far", above=0)
-        reward: str = option("abs_one", "what of the reward is learnt from", choices=MODES)
+        reward: str = option(
+            "auto", "what of the reward is learnt from (auto: abs_one; all of it with --popart)", choices=MODES
+        )
         eps: float = option(1e-5, "of Adam", above=0)
         max_grad_norm: float = option(0.5, "gradients are scaled down to this norm", above=0)
 
@@ -115,9 +117,9 @@ class PPO:
             values = torch.cat([r.value for r in chain])  # [rollout_length, N]
             rewards = torch.cat([squash(r.reward[1:], o.reward) + o.discount * r.bootstrap for r in chain])
             discounts = torch.cat([o.discount * (~r.done[1:]).float() for r in chain])
-            targets, advantages = gae(
-                rewards, discounts, values, _last_value(think, chain[-1]), lam=o.lam, horizon=o.horizon
-            )
+            last = _worth_after(think, chain[-1])
+            targets, advantages = gae(rewards, discounts, values, last.value, lam=o.lam, horizon=o.horizon)
+            advantages = last.scale(advantages)
             length = self.unroll_length
             for k, (target, advantage) in enumerate(zip(targets.split(length), advantages.split(length), strict=True)):
                 ready[pool + k * pools] = chain[k].with_extras(target=target, advantage=advantage)
@@ -127,20 +129,22 @@ class PPO:
             whole.extras["advantage"] = (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)
         return whole
 
-    def loss(self, agent: Agent, batch: Rollout, progress: float) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(self, agent: Agent, batch: Rollout, progress: float) -> Loss:
         o = self.options
         clip = o.clip * (1 - progress) if o.clip_schedule == "linear" else o.clip
         output, _ = agent(batch.inputs()[: batch.length], batch.state)  # the last entry is the next sequence's first
-        log_probs, values = output.distribution.log_prob(batch.action), output.value
+        log_probs, worth = output.distribution.log_prob(batch.action), output.worth
         advantage, target = batch.extras["advantage"], batch.extras["target"]
 
         log_ratio = log_probs - batch.log_prob
         ratio = log_ratio.exp()
         policy_loss = -torch.min(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage).sum()
-        error = (target - values).square()
+        wanted = worth.normalise(target)
+        error = (wanted - worth.normalised).square()
         if o.value_clip:
-            near = batch.value + (values - batch.value).clamp(-clip, clip)
-            error = torch.max(error, (target - near).square())
+            before = worth.normalise(batch.value)
+            near = before + (worth.normalised - before).clamp(-clip, clip)
+            error = torch.max(error, (wanted - near).square())
         value_loss = 0.5 * error.sum()
         entropy = output.distribution.entropy().sum()
         loss = policy_loss + o.baseline * value_loss - o.entropy * entropy
@@ -148,21 +152,22 @@ class PPO:
             "policy_loss": policy_loss,
             "value_loss": value_loss,
             "entropy": entropy,
-            "value": values.sum(),
+            "value": output.value.sum(),
             "kl": (ratio - 1 - log_ratio).sum(),  # of the old policy from the new; an estimate that is never negative
             "clipped": ((ratio - 1).abs() > clip).float().sum(),
         }
-        return loss, {name: value.detach() for name, value in sums.items()}
+        return Loss(loss, {name: value.detach() for name, value in sums.items()}, target)
 
     def make_optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
         return make_adam(parameters, self.options.lr, self.options.eps)
 
 
 @torch.no_grad()
-def _last_value(think: Think, sequence: Rollout) -> Tensor:
-    """[N]: the value of the entry after a sequence, which no actor has decided on yet."""
-    output, _ = think(sequence.inputs(), sequence.state)
-    return output.value[-1]
+def _worth_after(think: Think, sequence: Rollout) -> Worth:
+    """[N]: of the entry after a sequence, which no actor has decided on yet."""
+    inputs = sequence.inputs()
+    output, _ = think(inputs if sequence.state else inputs[-1:], sequence.state)  # a memory goes through all of it
+    return output.worth[-1]
 
 
 def _nearest(number: int, wrong: int) -> int:

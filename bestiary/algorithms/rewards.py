@@ -3,12 +3,13 @@
 import torch
 from torch import Tensor
 
-MODES = ("abs_one", "soft_asymmetric", "none")
+MODES = ("auto", "abs_one", "soft_asymmetric", "none")
 
 
 def squash(reward: Tensor, mode: str) -> Tensor:
-    """abs_one: clamped to [-1,1]. soft_asymmetric: 5 tanh(r/5), losses at 0.3 of that (IMPALA's DMLab runs)."""
-    if mode == "abs_one":
+    """abs_one: clamped to [-1,1]. soft_asymmetric: 5 tanh(r/5), losses at 0.3 of that (IMPALA's DMLab runs). auto: abs_one,
+    unless a config knows better."""
+    if mode in ("abs_one", "auto"):
         return reward.clamp(-1, 1)
     if mode == "soft_asymmetric":
         squashed = torch.tanh(reward / 5)

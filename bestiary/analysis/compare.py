@@ -1,11 +1,13 @@
 """Learning curves side by side: runs that differ only in their seed are one curve with a band.
 
-A run's curve is the mean return of the whole games that ended within a window of steps. Over the seeds of a group the
-line is their mean and the band reaches from the lowest to the highest seed.
+A run's curve is the mean return of the whole games that ended within a window of steps. Over the seeds of a group the line is
+their mean and the band reaches from the lowest to the highest seed. By task, there is a panel for each task, against steps of
+that task: an agent of six tasks has made a sixth of its steps in each.
 """
 
 import csv
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from bestiary.analysis.evaluate import summarise
+from bestiary.analysis.evaluation import summarise
 from bestiary.config import group_key
 from bestiary.console import note, stdout, warn
 from bestiary.errors import UserError
@@ -22,12 +24,13 @@ from bestiary.runs.folder import Run
 
 @dataclass
 class Group:
-    """Runs of one configuration, and their returns at the same points."""
+    """Runs of one configuration, and their returns in a task at the same points."""
 
     label: str
     runs: list[Run]
     x: np.ndarray  # [P] steps or minutes
     curves: np.ndarray  # [R,P] one row a run, nan where it has no game
+    task: str | None = None  # None: the runs' only one
 
     @property
     def mean(self) -> np.ndarray:
@@ -42,74 +45,120 @@ class Group:
         return _over_runs(np.nanmax, self.curves)
 
     def final(self) -> list[float]:
-        return [final_return(run) for run in self.runs]
+        return [final_return(run, self.task) for run in self.runs]
 
 
-def final_return(run: Run) -> float:
+def final_return(run: Run, task: str | None = None) -> float:
     """Mean return over the games of the last tenth of a run's training."""
-    steps, returns = games_of(run)
+    steps, returns = games_of(run, task)
     return float(returns[steps >= 0.9 * steps.max()].mean())
 
 
-def games_of(run: Run) -> tuple[np.ndarray, np.ndarray]:
-    """Step and return of every whole game of a run."""
+def games_of(run: Run, task: str | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """Step and return of every whole game of a run, in one task or its only one."""
     episodes = run.episodes
+    if task is None and len(tasks_of(run)) > 1:
+        raise UserError(f"{run.path} has several tasks, whose returns have no common mean: --by task")
     over = episodes["game_over"] == 1 if episodes else np.zeros(0, bool)
+    if task is not None and episodes:
+        over &= episodes["task"] == task
     if not over.any():
-        raise UserError(f"{run.path}: no game has been finished yet, so there is no curve")
+        raise UserError(
+            f"{run.path}: no game{f' of {task}' if task else ''} has been finished yet, so there is no curve"
+        )
     return episodes["step"][over], episodes["game_return"][over]
+
+
+def tasks_of(run: Run) -> list[str]:
+    """In the order of the config; as episodes.csv has them."""
+    episodes = run.episodes
+    played = list(dict.fromkeys(episodes["task"].tolist())) if episodes else []
+    given = list(run.settings["env"])
+    return sorted(played, key=lambda task: given.index(task) if task in given else len(given))
+
+
+def compare(
+    runs: list[Run], out: Path, *, axis: str = "steps", by_task: bool = False, overwrite: bool = False
+) -> dict[str, list[Group]]:
+    """Draw the curves to `out`, write them as CSV beside it, and print a table. Returns the groups of each panel."""
+    if out.suffix not in (".png", ".svg", ".pdf"):
+        raise UserError(f"--out {out}: figures are .png, .svg or .pdf")
+    scales = out.with_stem(f"{out.stem}-popart") if any(_scales_of(run) for run in runs) else None
+    table_path = out.with_suffix(".csv")
+    if not out.resolve().parent.is_dir():
+        raise UserError(f"--out {out}: there is no folder {out.parent}")
+    taken = [str(p) for p in (out, table_path, scales) if p is not None and p.exists()]
+    if taken and not overwrite:
+        raise UserError(f"{' and '.join(taken)} exist; choose another --out or add --overwrite")
+    by_task = by_task or any(len(tasks_of(run)) > 1 for run in runs)
+    panels = panels_by_task(runs, axis=axis) if by_task else {"": group_runs(runs, axis=axis)}
+    draw(panels, out, axis)
+    _write_curves(panels, table_path, axis)
+    if scales is not None:
+        draw_scales(runs, scales)
+    _show(panels)
+    note(f"written: {' and '.join(str(p) for p in (out, scales, table_path) if p is not None)}")
+    return panels
+
+
+# --- grouping ---
 
 
 def group_runs(runs: list[Run], *, axis: str = "steps", points: int = 200) -> list[Group]:
     """Group runs by config minus seed, and put each group's curves on common points."""
+    return [
+        make_group(label, members, axis=axis, points=points)
+        for label, members in _grouped(runs, {run.path: run.settings for run in runs}).items()
+    ]
+
+
+def panels_by_task(runs: list[Run], *, axis: str = "steps", points: int = 200) -> dict[str, list[Group]]:
+    """For each task, the groups of runs that played it: by config minus seed, tasks and total of steps."""
+    settings = {}
+    for run in runs:
+        rest = {key: value for key, value in run.settings.items() if key not in ("env", "steps")}
+        settings[run.path] = {**rest, "env": [_tasks_in_words(run)]}
+    groups = _grouped(runs, settings, warn_of_seeds=False)
+    panels: dict[str, list[Group]] = {}
+    for task in dict.fromkeys(task for run in runs for task in tasks_of(run)):
+        own = {label: [run for run in members if task in tasks_of(run)] for label, members in groups.items()}
+        panels[task] = [
+            make_group(label, members, axis=axis, points=points, task=task) for label, members in own.items() if members
+        ]
+    return panels
+
+
+def _tasks_in_words(run: Run) -> str:
+    count = len(run.settings["env"])
+    return "one task" if count == 1 else f"{count} tasks"
+
+
+def _grouped(runs: list[Run], settings: dict[Path, dict[str, Any]], warn_of_seeds: bool = True) -> dict[str, list[Run]]:
     by_config: dict[str, list[Run]] = {}
     for run in runs:
-        by_config.setdefault(group_key(run.settings), []).append(run)
-    labels = _labels(list(by_config))
-    groups = []
-    for label, members in zip(labels, by_config.values(), strict=True):
+        by_config.setdefault(group_key(settings[run.path]), []).append(run)
+    groups = dict(zip(_labels(list(by_config)), by_config.values(), strict=True))
+    for label, members in groups.items():
         seeds = [run.settings["seed"] for run in members]
-        if len(set(seeds)) < len(seeds):
+        if warn_of_seeds and len(set(seeds)) < len(seeds):
             warn(f"{label}: seeds {seeds} occur more than once; the band is then narrower than it should be")
-        groups.append(make_group(label, members, axis=axis, points=points))
     return groups
 
 
-def make_group(label: str, runs: list[Run], *, axis: str = "steps", points: int = 200) -> Group:
+def make_group(
+    label: str, runs: list[Run], *, axis: str = "steps", points: int = 200, task: str | None = None
+) -> Group:
     """The curves of runs that belong together, on common points."""
-    places, values = zip(*(_on_axis(run, axis) for run in runs), strict=True)
+    places, values = zip(*(_on_axis(run, axis, task) for run in runs), strict=True)
     grid = np.linspace(0, max(p.max() for p in places), points + 1)
     curves = np.stack([_binned(p, v, grid) for p, v in zip(places, values, strict=True)])
-    return Group(label, runs, grid[1:], curves)
+    return Group(label, runs, grid[1:], curves, task)
 
 
-def compare(runs: list[Run], out: Path, *, axis: str = "steps", overwrite: bool = False) -> list[Group]:
-    """Draw the curves to `out`, write them as CSV beside it, and print a table."""
-    if out.suffix not in (".png", ".svg", ".pdf"):
-        raise UserError(f"--out {out}: figures are .png, .svg or .pdf")
-    table_path = out.with_suffix(".csv")
-    if not out.resolve().parent.is_dir():
-        raise UserError(f"--out {out}: there is no folder {out.parent}")
-    taken = [str(p) for p in (out, table_path) if p.exists()]
-    if taken and not overwrite:
-        raise UserError(f"{' and '.join(taken)} exist; choose another --out or add --overwrite")
-    groups = group_runs(runs, axis=axis)
-    draw(groups, out, axis)
-    with table_path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["group", axis, "mean", "low", "high", "runs"])
-        for group in groups:
-            rows = zip(group.x, group.mean, group.low, group.high, strict=True)
-            writer.writerows([group.label, *(f"{v:.6g}" for v in row), len(group.runs)] for row in rows)
-    _show(groups)
-    note(f"written: {out} and {table_path}")
-    return groups
-
-
-def _on_axis(run: Run, axis: str) -> tuple[np.ndarray, np.ndarray]:
-    steps, returns = games_of(run)
+def _on_axis(run: Run, axis: str, task: str | None) -> tuple[np.ndarray, np.ndarray]:
+    steps, returns = games_of(run, task)
     if axis == "steps":
-        return steps, returns
+        return steps / (len(run.settings["env"]) if task is not None else 1), returns
     metrics = run.metrics
     if "step" not in metrics:
         raise UserError(f"{run.path}: metrics.csv is empty, so there are no minutes to draw against")
@@ -130,7 +179,7 @@ def _binned(places: np.ndarray, values: np.ndarray, grid: np.ndarray) -> np.ndar
     return np.where(inside, (totals[last] - totals[first]) / np.maximum(count, 1), np.nan)
 
 
-def _over_runs(function, curves: np.ndarray) -> np.ndarray:
+def _over_runs(function: Any, curves: np.ndarray) -> np.ndarray:
     some = ~np.isnan(curves).all(axis=0)
     result = np.full(curves.shape[1], np.nan)
     result[some] = function(curves[:, some], axis=0)
@@ -142,7 +191,7 @@ def _labels(groups: list[str]) -> list[str]:
     settings = [json.loads(group) for group in groups]
     keys = {key for each in settings for key in each}
     differing = [key for key in keys if len({json.dumps(each.get(key)) for each in settings}) > 1]
-    parts = [kind for kind in ("env", "algo", "agent", "torso", "memory") if kind in differing]
+    parts = [kind for kind in ("env", "algo", "agent", "torso", "memory", "critic") if kind in differing]
     options = sorted(key for key in differing if key not in parts)
     names = [_name(each, parts) for each in settings]
     while options and len(set(names)) < len(names):
@@ -157,41 +206,114 @@ def _name(settings: dict[str, Any], keys: list[str]) -> str:
     return ", ".join(str(value) if key == "env" else f"{key} {value}" for key, value in words.items())
 
 
-def draw(groups: list[Group], out: Path, axis: str = "steps") -> None:
-    """A line and a band for each group, as a figure."""
-    import matplotlib
+# --- figures and tables ---
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(figsize=(7, 4.2), dpi=150)
-    for group in groups:
-        seeds = f" ({len(group.runs)} seeds)" if len(group.runs) > 1 else ""
-        (line,) = axes.plot(group.x, group.mean, label=f"{group.label}{seeds}", linewidth=1.6)
-        axes.fill_between(group.x, group.low, group.high, color=line.get_color(), alpha=0.2, linewidth=0)
-    axes.set_xlabel("steps (agent decisions)" if axis == "steps" else "minutes")
-    axes.set_ylabel("return of a game")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(
-        frameon=False, fontsize="small", loc="upper left", bbox_to_anchor=(0, -0.14)
-    )  # below, not over the curves
-    if axis == "steps":
-        axes.xaxis.set_major_formatter(matplotlib.ticker.EngFormatter(sep=""))
+def draw(panels: dict[str, list[Group]], out: Path, axis: str = "steps") -> None:
+    """A panel for each task, in it a line and a band for each group."""
+    plt = _pyplot()
+    figure, places = _panels(plt, list(panels))
+    labels = dict.fromkeys(group.label for groups in panels.values() for group in groups)
+    colors = {label: f"C{k}" for k, label in enumerate(labels)}
+    lines: dict[str, Any] = {}
+    for axes, (task, groups) in zip(places, panels.items(), strict=True):
+        for group in groups:
+            seeds = f" ({len(group.runs)} seeds)" if len(group.runs) > 1 else ""
+            color = colors[group.label]
+            (line,) = axes.plot(group.x, group.mean, color=color, label=f"{group.label}{seeds}", linewidth=1.6)
+            axes.fill_between(group.x, group.low, group.high, color=color, alpha=0.2, linewidth=0)
+            lines.setdefault(group.label, line)
+        of_task = " of the task" if task else ""
+        _finish(axes, task, f"steps (agent decisions){of_task}" if axis == "steps" else "minutes", axis == "steps")
+        axes.set_ylabel("return of a game")
+    figure.legend(  # below, not over the curves
+        handles=list(lines.values()), frameon=False, fontsize="small", loc="upper left", bbox_to_anchor=(0.02, 0.02)
+    )
     figure.tight_layout()
     figure.savefig(out, bbox_inches="tight")
     plt.close(figure)
 
 
-def _show(groups: list[Group]) -> None:
+def draw_scales(runs: list[Run], out: Path) -> None:
+    """What PopArt took for the scale of each task's returns: mu as a line, mu plus and minus sigma as a band, a run each."""
+    plt = _pyplot()
+    tasks = list(dict.fromkeys(task for run in runs for task in _scales_of(run)))
+    figure, places = _panels(plt, tasks)
+    for axes, task in zip(places, tasks, strict=True):
+        for k, run in enumerate(run for run in runs if task in _scales_of(run)):
+            metrics = run.metrics
+            mu, sigma = metrics[f"{task}/mu"], metrics[f"{task}/sigma"]
+            x = metrics["step"] / len(run.settings["env"])
+            axes.plot(x, mu, color=f"C{k}", label=run.name, linewidth=1.4)
+            axes.fill_between(x, mu - sigma, mu + sigma, color=f"C{k}", alpha=0.2, linewidth=0)
+        _finish(axes, task, "steps of the task", True)
+        axes.set_ylabel("mu ± sigma")
+    places[0].legend(frameon=False, fontsize="x-small")
+    figure.tight_layout()
+    figure.savefig(out, bbox_inches="tight")
+    plt.close(figure)
+
+
+def _scales_of(run: Run) -> list[str]:
+    """The tasks of which a run's metrics know mu."""
+    return [name.removesuffix("/mu") for name in run.metrics if name.endswith("/mu")]
+
+
+def _pyplot() -> Any:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    return plt
+
+
+def _panels(plt: Any, tasks: Sequence[str]) -> tuple[Any, list[Any]]:
+    """One panel, or as many as there are tasks, three in a row."""
+    if len(tasks) == 1:
+        figure, axes = plt.subplots(figsize=(7, 4.2), dpi=150)
+        return figure, [axes]
+    columns = min(3, len(tasks))
+    rows = -(-len(tasks) // columns)
+    figure, grid = plt.subplots(rows, columns, figsize=(4 * columns, 3 * rows), dpi=150, squeeze=False)
+    places = list(grid.flat)
+    for axes in places[len(tasks) :]:
+        axes.set_axis_off()
+    return figure, places[: len(tasks)]
+
+
+def _finish(axes: Any, title: str, x_label: str, steps: bool) -> None:
+    import matplotlib.ticker
+
+    axes.set_title(title, fontsize="medium")
+    axes.set_xlabel(x_label)
+    axes.spines[["top", "right"]].set_visible(False)
+    if steps:
+        axes.xaxis.set_major_formatter(matplotlib.ticker.EngFormatter(sep=""))
+
+
+def _write_curves(panels: dict[str, list[Group]], path: Path, axis: str) -> None:
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        by_task = list(panels) != [""]
+        writer.writerow([*(["task"] if by_task else []), "group", axis, "mean", "low", "high", "runs"])
+        for task, groups in panels.items():
+            for group in groups:
+                rows = zip(group.x, group.mean, group.low, group.high, strict=True)
+                front = [task, group.label] if by_task else [group.label]
+                writer.writerows([*front, *(f"{v:.6g}" for v in row), len(group.runs)] for row in rows)
+
+
+def _show(panels: dict[str, list[Group]]) -> None:
+    by_task = list(panels) != [""]
     table = Table(title="return of a game over the last tenth of training")
-    for column in ("runs that differ in", "seeds", "mean", "95% interval", "lowest", "highest"):
-        table.add_column(column, justify="left" if column.startswith("runs") else "right")
-    for group in groups:
-        s = summarise(group.final())
-        interval = f"{s['ci_low']:.2f} to {s['ci_high']:.2f}" if s["n"] > 1 else "one seed"
-        table.add_row(
-            group.label,
-            f"{s['n']:.0f}",
-            *(f"{v}" for v in (f"{s['mean']:.2f}", interval, f"{s['min']:.2f}", f"{s['max']:.2f}")),
-        )
+    names = [*(["task"] if by_task else []), "runs that differ in"]
+    for column in (*names, "seeds", "mean", "95% interval", "lowest", "highest"):
+        table.add_column(column, justify="left" if column in names else "right")
+    for task, groups in panels.items():
+        for group in groups:
+            s = summarise(group.final())
+            interval = f"{s['ci_low']:.2f} to {s['ci_high']:.2f}" if s["n"] > 1 else "one seed"
+            numbers = (f"{s['n']:.0f}", f"{s['mean']:.2f}", interval, f"{s['min']:.2f}", f"{s['max']:.2f}")
+            table.add_row(*([task] if by_task else []), group.label, *numbers)
     stdout.print(table)

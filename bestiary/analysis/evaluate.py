@@ -1,103 +1,34 @@
-"""How good is an agent? Whole games in a pool of their own, with the whole protocol written down beside the result.
+"""How good is an agent? Whole games in pools of their own, with the whole protocol written down beside the result.
 
 Every environment plays the same number of games (or one more), and exactly those count: taking the first games to finish
-instead would favour short ones.
+instead would favour short ones. Where levels are finite, each is played equally often instead, and all of those count.
 """
 
-import csv
-import json
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import scipy.stats
 from rich.progress import Progress
-from rich.table import Table
 
 from bestiary import __version__
+from bestiary.agents.agent import Agent
+from bestiary.analysis.evaluation import Evaluation, Part
 from bestiary.analysis.play import play
-from bestiary.console import interactive, note, stderr, stdout, warn
+from bestiary.config import Config, make_pool
+from bestiary.console import interactive, note, stderr, warn
+from bestiary.envs import lookup
+from bestiary.envs.mixture import check_alike, task_name
 from bestiary.envs.pool import Pool
-from bestiary.errors import RunError
+from bestiary.envs.procgen import parse_levels
+from bestiary.errors import RunError, UserError
+from bestiary.options import same_options
 from bestiary.rollout import Episode, Step
 from bestiary.runs import checkpoints
 from bestiary.runs.folder import Run
 from bestiary.runtime.episodes import EpisodeCounter
-
-
-@dataclass
-class Evaluation:
-    protocol: dict[str, Any]
-    episodes: list[Episode]  # every life of every game that counts
-    path: Path | None = None  # of the JSON file; the CSV is beside it
-    statistics: dict[str, dict[str, float]] = field(init=False)
-
-    def __post_init__(self) -> None:
-        games = [e for e in self.episodes if e.game_over]
-        self.statistics = {
-            "game": summarise([e.game_return for e in games]),
-            "game_length": summarise([e.game_length for e in games]),
-        }
-        if len(games) < len(self.episodes):
-            self.statistics["life"] = summarise([e.ret for e in self.episodes])
-
-    @property
-    def mean(self) -> float:
-        """Mean return of whole games."""
-        return self.statistics["game"]["mean"]
-
-    def save(self, path: Path) -> None:
-        self.path = path
-        path.write_text(json.dumps({"statistics": self.statistics, "protocol": self.protocol}, indent=1) + "\n")
-        with path.with_suffix(".csv").open("w", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(["game", "env", "return", "length", "game_return", "game_length", "game_over"])
-            game = 0
-            for e in self.episodes:  # lives of a game follow each other
-                writer.writerow([game, e.env, e.ret, e.length, e.game_return, e.game_length, int(e.game_over)])
-                game += e.game_over
-
-    def show(self) -> None:
-        p = self.protocol
-        at = f" at step {p['checkpoint_steps']:,}" if "checkpoint_steps" in p else ""
-        table = Table(title=f"{p['run']}{at}, {p['policy']}")
-        for column in ("", "n", "mean", "95% interval", "sd", "median", "min", "max"):
-            table.add_column(column, justify="right" if column else "left")
-        names = {"game": "return of a game", "life": "return of a life", "game_length": "steps of a game"}
-        for name, s in self.statistics.items():
-            cells = (s["mean"], s["sd"], s["median"], s["min"], s["max"])
-            mean, sd, median, low, high = (f"{value:.2f}" for value in cells)
-            table.add_row(
-                names[name], f"{s['n']:.0f}", mean, f"{s['ci_low']:.2f} to {s['ci_high']:.2f}", sd, median, low, high
-            )
-        stdout.print(table)
-        if self.path is not None:
-            note(f"written: {self.path} and .csv")
-
-
-def summarise(values: list[float] | list[int]) -> dict[str, float]:
-    """Mean with a 95 % bootstrap interval, spread and extremes."""
-    array = np.asarray(values, np.float64)
-    low = high = float(array.mean())
-    if len(array) > 1 and array.std() > 0:
-        interval = scipy.stats.bootstrap(
-            (array,), np.mean, n_resamples=2000, method="percentile", rng=np.random.default_rng(0)
-        ).confidence_interval
-        low, high = float(interval.low), float(interval.high)
-    return {
-        "n": len(array),
-        "mean": float(array.mean()),
-        "ci_low": low,
-        "ci_high": high,
-        "sd": float(array.std(ddof=1)) if len(array) > 1 else 0.0,
-        "median": float(np.median(array)),
-        "min": float(array.min()),
-        "max": float(array.max()),
-        "distinct": len(np.unique(array)),
-    }
 
 
 def evaluate(
@@ -105,37 +36,98 @@ def evaluate(
     *,
     episodes: int = 100,
     checkpoint: int | None = None,
+    every_checkpoint: bool = False,
+    env: Sequence[str] = (),
+    levels: Sequence[str] = (),
     greedy: bool = False,
     seed: int = 0,
     num_envs: int = 32,
     max_steps: int = 27_000,
 ) -> Evaluation:
-    """Play `episodes` whole games with a run's agent and write the result into the run's folder.
+    """Play `episodes` whole games of each task with a run's agent and write the result into the run's folder.
 
-    A game is given up after `max_steps` decisions: some environments never end. Those do not count, and are reported."""
-    config = run.config
-    chosen = checkpoints.choose(run.path, checkpoint)
-    if checkpoint is not None and chosen.steps != checkpoint:
-        note(f"the checkpoint nearest to step {checkpoint} is at {chosen.steps}")
+    `env` names other environments than the training's, `levels` ranges of levels to play one after the other. A game is given
+    up after `max_steps` decisions: some environments never end. Those do not count, and are reported."""
+    config, names = run.config, tuple(env) or run.config.envs
+    splits = [_with_levels(config, split) for split in levels] or [config]
+    _check_envs(config, names)
+    if every_checkpoint:
+        chosen = run.checkpoints
+        if not chosen:
+            raise UserError(f"{run.path} has no checkpoint yet")
+    else:
+        chosen = [checkpoints.choose(run.path, checkpoint)]
+        if checkpoint is not None and chosen[0].steps != checkpoint:
+            note(f"the checkpoint nearest to step {checkpoint} is at {chosen[0].steps}")
     policy = "greedy" if greedy else "sampled"
-    path = run.new_path("evaluations", f"{chosen.steps:012d}-{policy}-{episodes}", ".json")  # before any work
-    agent = run.agent(chosen.steps)
-    streams = np.random.SeedSequence([config.training.seed, 1, seed]).spawn(2)
-    pool = config.make_pool(min(num_envs, episodes), streams[0])
-    moments = play(agent, pool, greedy=greedy, seed=int(streams[1].generate_state(1)[0]))
-    played, unfinished = _play_games((step for step, _ in moments), pool, episodes, max_steps)
+    stem = "all" if every_checkpoint else f"{chosen[0].steps:012d}"
+    path = run.new_path("evaluations", f"{stem}-{policy}-{episodes}", ".json")  # before any work
+    parts = []
+    for point in chosen:
+        agent = run.agent(point.steps)
+        for name in names:
+            for split in splits:
+                streams = np.random.SeedSequence([config.training.seed, 1, seed]).spawn(2)
+                pool = make_pool([name], split.env_options, min(num_envs, episodes), streams[0])
+                task = config.envs.index(name) if name in config.envs else 0
+                draws = int(streams[1].generate_state(1)[0])
+                played, unfinished = play_games(agent, pool, episodes, max_steps, greedy=greedy, seed=draws, task=task)
+                finite = getattr(split.env_options, "levels", None) if levels else None
+                role = _role(config, finite) if finite is not None else ""
+                at = point.steps if every_checkpoint else None
+                parts.append(Part(task_name(name), played, at, finite, role, unfinished))
     protocol = {
         "run": run.name,
-        "environment": list(config.envs),
+        "environment": list(names),
         "environment_options": config.tables()["env"],
-        "checkpoint_steps": chosen.steps,
+        **({"levels": list(levels)} if levels else {}),
+        **({"checkpoints": [c.steps for c in chosen]} if every_checkpoint else {"checkpoint_steps": chosen[0].steps}),
         "policy": policy,
-        **_protocol(pool, episodes, unfinished, max_steps, seed),
+        **_protocol(min(num_envs, episodes), episodes, sum(part.given_up for part in parts), max_steps, seed),
         "training_seed": config.training.seed,
     }
-    evaluation = Evaluation(protocol, played)
+    evaluation = Evaluation(protocol, parts)
     evaluation.save(path)
     return evaluation
+
+
+def _with_levels(config: Config, levels: str) -> Config:
+    if not hasattr(config.env_options, "levels"):
+        raise UserError(f"--levels {levels}: {config.envs[0]} has no levels")
+    try:
+        return replace(config, env_options=replace(config.env_options, levels=levels))
+    except ValueError as error:
+        raise UserError(str(error)) from error
+
+
+def _role(config: Config, levels: str) -> str:
+    """train, where the levels are those of the training; test, where none is; and a warning in between."""
+    trained, asked = parse_levels(config.env_options.levels), parse_levels(levels)
+    if asked == trained:
+        return "train"
+    if max(trained[0], asked[0]) < min(trained[1], asked[1]):
+        warn(f"--levels {levels} overlaps the levels of the training, {config.env_options.levels}: it is no fair test")
+        return ""
+    return "test"
+
+
+def _check_envs(config: Config, names: Sequence[str]) -> None:
+    """Refuse environments that the agent cannot play, and say where its values mean nothing."""
+    strange = [name for name in names if name not in config.envs]
+    if not strange:
+        return
+    for name in strange:
+        if not same_options(lookup(name).options, type(config.env_options)):
+            raise UserError(f"--env {name}: the agent was trained on {', '.join(config.envs)}, another family")
+    pools = [make_pool([name], config.env_options, 1, 0) for name in (config.envs[0], *strange)]
+    for pool in pools:
+        pool.close()
+    check_alike((config.envs[0], *strange), pools)
+    if "critic" in config.parts and config.parts["critic"].name != "shared":
+        note(
+            f"note: the critic has no value for {', '.join(strange)}, which it was not trained on; the policy, which is "
+            "what is evaluated, needs none"
+        )
 
 
 def evaluate_player(
@@ -159,35 +151,44 @@ def evaluate_player(
     folder = Path("runs") / f"scripted-{name}-{env.replace(':', '-')}" / "evaluations"
     folder.mkdir(parents=True, exist_ok=True)
     path = checkpoints.unused(folder / f"{episodes}.json")
-    played, unfinished = _play_games(play_scripted(player, pool), pool, episodes, max_steps)
+    played, unfinished = _count_games(play_scripted(player, pool), pool, episodes, max_steps)
     protocol = {
         "run": f"scripted:{name}",
         "environment": [env],
         "environment_options": asdict(pool.options),  # type: ignore[attr-defined]
         "policy": "scripted",
-        **_protocol(pool, episodes, unfinished, max_steps, seed),
+        **_protocol(pool.num_envs, episodes, unfinished, max_steps, seed),
     }
-    evaluation = Evaluation(protocol, played)
+    evaluation = Evaluation(protocol, [Part(env, played, given_up=unfinished)])
     evaluation.save(path)
     return evaluation
 
 
-def _protocol(pool: Pool, episodes: int, unfinished: int, max_steps: int, seed: int) -> dict[str, Any]:
+def _protocol(num_envs: int, episodes: int, unfinished: int, max_steps: int, seed: int) -> dict[str, Any]:
     return {
         "games": episodes,
         "games_given_up": unfinished,
         "max_steps": max_steps,
-        "num_envs": pool.num_envs,
-        "games_per_env": "equal, each environment's first",
+        "num_envs": num_envs,
+        "games_per_env": "equal, each environment's first; of finite levels, each level equally often",
         "seed": seed,
         "interval": "95 % bootstrap of the mean, 2000 resamples",
         "bestiary": __version__,
     }
 
 
-def _play_games(steps: Iterator[Step], pool: Pool, episodes: int, max_steps: int) -> tuple[list[Episode], int]:
-    """The episodes of so many whole games, by environment, and how many games were given up. Closes the pool."""
+def play_games(
+    agent: Agent, pool: Pool, episodes: int, max_steps: int, *, greedy: bool, seed: int, task: int = 0
+) -> tuple[list[Episode], int]:
+    """The episodes of so many whole games of a pool of one task, the agent's how-manyeth `task` says; and how many games
+    were given up. Closes the pool."""
+    moments = play(agent, pool, greedy=greedy, seed=seed, task=task)
+    return _count_games((step for step, _ in moments), pool, episodes, max_steps)
+
+
+def _count_games(steps: Iterator[Step], pool: Pool, episodes: int, max_steps: int) -> tuple[list[Episode], int]:
     n = pool.num_envs
+    by_level = hasattr(pool, "owe") and pool.owe(episodes)
     quota = np.full(n, episodes // n) + (np.arange(n) < episodes % n)  # games that environment i owes
     counter = EpisodeCounter(n, pool.tasks, pool.measures_spec)
     played = np.zeros(n, np.int64)
@@ -196,12 +197,18 @@ def _play_games(steps: Iterator[Step], pool: Pool, episodes: int, max_steps: int
         next(steps)
         with Progress(console=stderr, disable=not interactive(), transient=True) as progress:
             bar, age, said = progress.add_task("evaluating", total=episodes), np.zeros(n, np.int64), time.monotonic()
-            while ((played < quota) & (age < max_steps)).any():
+            while True:
+                owing = pool.counts if by_level else played < quota  # type: ignore[attr-defined]
+                if not (owing & (age < max_steps)).any():
+                    break
+                owing, level = owing.copy(), getattr(pool, "level", np.zeros(n)).copy()
                 step = next(steps)
                 # of the running game; once given up, for good
                 age = np.where(step.game_over & (age < max_steps), 0, age + 1)
                 for episode in counter.add(step, 0):
-                    if played[episode.env] < quota[episode.env] and age[episode.env] < max_steps:
+                    if owing[episode.env] and age[episode.env] < max_steps:
+                        if hasattr(pool, "level"):
+                            episode.measures["level"] = float(level[episode.env])
                         result.append(episode)
                         played[episode.env] += episode.game_over
                 progress.update(bar, completed=int(played.sum()))

@@ -8,9 +8,11 @@ import numpy as np
 from PIL import Image
 
 from bestiary.analysis.play import play
+from bestiary.config import make_pool
 from bestiary.console import note
 from bestiary.envs.pool import Pool
 from bestiary.errors import UserError
+from bestiary.options import suggest
 from bestiary.runs import checkpoints
 from bestiary.runs.folder import Run
 
@@ -29,22 +31,27 @@ def film(
     fps: float = 0,
     overwrite: bool = False,
     attention: bool = False,
+    env: str | None = None,
 ) -> Path:
     """Film one game, or its first `length` steps (of very short games, several); returns the file.
 
-    With `attention`, where the agent looks is drawn over the picture."""
+    With `attention`, where the agent looks is drawn over the picture. `env` is one of the run's tasks, else the first."""
+    config = run.config
+    if env is not None and env not in config.envs:
+        raise UserError(f"--env {env}: the run's tasks are {', '.join(config.envs)}{suggest(env, config.envs)}")
+    task = config.envs.index(env) if env is not None else 0
     chosen = checkpoints.choose(run.path, checkpoint)
     stem = f"{chosen.steps:012d}-{'greedy' if greedy else 'sampled'}"
     path = check_output(out, overwrite) if out is not None else run.new_path("movies", stem, ".gif")
     agent = run.agent(chosen.steps)
     if attention and not getattr(agent, "attends", False):
         raise UserError(f"{run.path}: its agent has no attention to draw; --agent iam --agent.dset attention has")
-    streams = np.random.SeedSequence([run.config.training.seed, 2, seed]).spawn(2)
-    pool = run.config.make_pool(1, streams[0], render=True)
+    streams = np.random.SeedSequence([config.training.seed, 2, seed]).spawn(2)
+    pool = make_pool([config.envs[task]], config.env_options, 1, streams[0], render=True)
     pictures: list[np.ndarray] = []
     earned = [0.0]  # a game
     try:
-        for step, output in play(agent, pool, greedy=greedy, seed=int(streams[1].generate_state(1)[0])):
+        for step, output in play(agent, pool, greedy=greedy, seed=int(streams[1].generate_state(1)[0]), task=task):
             earned[-1] += float(step.reward[0])
             if len(pictures) >= length or (step.game_over[0] and len(pictures) >= ENOUGH):
                 break  # the picture after a game over already belongs to the next game

@@ -11,16 +11,18 @@ from bestiary.rollout import Inputs, Step
 
 
 @torch.no_grad()
-def play(agent: Agent, pool: Pool, *, greedy: bool, seed: int) -> Iterator[tuple[Step, Output]]:
+def play(agent: Agent, pool: Pool, *, greedy: bool, seed: int, task: int = 0) -> Iterator[tuple[Step, Output]]:
     """The steps of a pool under an agent, forever, the opening one first, and what the agent makes of each.
 
-    Memory is carried and reset as in training."""
+    Memory is carried and reset as in training. `task` is what the pool's first task was in the training."""
     generator = torch.Generator().manual_seed(seed)
     state = agent.initial_state(pool.num_envs)
     actions = np.zeros(pool.num_envs, np.int64)
     step = pool.reset()
     while True:
-        output, state = agent(Inputs.of(step, actions), state)
+        inputs = Inputs.of(step, actions)
+        inputs.task = inputs.task + task
+        output, state = agent(inputs, state)
         yield step, output
         chosen = output.distribution.mode() if greedy else output.distribution.sample(generator)
         actions = chosen[0].numpy()

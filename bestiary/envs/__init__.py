@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from bestiary import plugins
-from bestiary.envs import atari, gymnasium, toy
+from bestiary.envs import atari, gymnasium, procgen, toy
 from bestiary.envs.pool import Pool
 from bestiary.errors import UserError
 from bestiary.options import construct, options_of, parse_options, suggest
@@ -25,11 +25,21 @@ class Family:
     build: Callable[..., Pool]
     options: type
     default_steps: int
+    unite: Callable[[Any], Any] = lambda options: (
+        options
+    )  # options under which all its environments have the same actions
 
 
 def _atari(name: str) -> Family:
     atari.check_game(name)
-    return Family(partial(atari.AtariPool, name), atari.AtariPool.Options, atari.AtariPool.default_steps)
+    pool = atari.AtariPool
+    return Family(partial(pool, name), pool.Options, pool.default_steps, atari.with_all_actions)
+
+
+def _procgen(name: str) -> Family:
+    procgen.split(name)
+    pool = procgen.ProcgenPool
+    return Family(partial(pool, name), pool.Options, pool.default_steps)
 
 
 def _toy(name: str) -> Family:
@@ -53,7 +63,12 @@ def _warehouse(name: str) -> Family:
     return Family(partial(pool, name), pool.Options, pool.default_steps)
 
 
-FAMILIES: dict[str, Callable[[str], Family]] = {"atari": _atari, "toy": _toy, "gymnasium": _gymnasium}  # family/name
+FAMILIES: dict[str, Callable[[str], Family]] = {  # family/name
+    "atari": _atari,
+    "procgen": _procgen,
+    "gymnasium": _gymnasium,
+    "toy": _toy,
+}
 WORLDS: dict[str, Callable[[str], Family]] = {"warehouse": _warehouse}  # world or world:mode
 
 

@@ -9,7 +9,7 @@ A pool can be saved when the emulator draws no random numbers while playing (no 
 """
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -67,6 +67,10 @@ def games() -> list[str]:
 def action_names(game: str, full: bool) -> tuple[str, ...]:
     minimal = {name: actions for actions, names in MINIMAL_ACTIONS.items() for name in names.split()}
     return tuple(ACTIONS[a] for a in (range(18) if full else minimal.get(game, range(18))))
+
+
+def with_all_actions(options: "AtariPool.Options") -> "AtariPool.Options":
+    return replace(options, full_actions=True)
 
 
 class AtariPool:

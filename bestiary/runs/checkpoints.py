@@ -7,6 +7,7 @@
         state.json                 counters, and how many rows the tables had
         manifest.json              size and SHA-256 of the files above; written last
     checkpoints/latest             a link to the newest
+    checkpoints/best               a link to the one that validation liked most
 
 A checkpoint is written to a folder `.saving-...` beside its place, flushed to the disk, and renamed. Nothing here is
 pickled: opening a checkpoint runs no code.
@@ -18,7 +19,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -126,10 +127,13 @@ def remove_unfinished(folder: Path) -> list[str]:
     return [path.name for path in left]
 
 
-def remove_old(folder: Path, ladder: int, newest: int = 2) -> None:
-    """Keep the newest checkpoints and, every `ladder` steps, the first at or after that many; remove the others."""
+def remove_old(folder: Path, ladder: int, marks: Iterable[int] = (), newest: int = 2) -> None:
+    """Keep the newest checkpoints, the best, the first at or after each of `marks` and, every `ladder` steps, the first at or
+    after that many; remove the others."""
     found = checkpoints(folder)
-    keep, rung = {c.steps for c in found[-newest:]}, -1
+    keep, rung = {c.steps for c in found[-newest:]} | {best(folder)}, -1
+    for mark in marks:
+        keep |= {c.steps for c in found if c.steps >= mark and not any(mark <= d.steps < c.steps for d in found)}
     for checkpoint in found:
         if ladder and checkpoint.steps // ladder > rung:
             rung = checkpoint.steps // ladder
@@ -140,6 +144,12 @@ def remove_old(folder: Path, ladder: int, newest: int = 2) -> None:
             going = folder / f".removing-{checkpoint.path.name}"
             checkpoint.path.rename(going)  # first, so that a half-removed one is never taken for a checkpoint
             shutil.rmtree(going, ignore_errors=True)
+
+
+def best(folder: Path) -> int | None:
+    """The steps of the checkpoint that validation liked most."""
+    found = folder / "best"
+    return int(found.resolve().name) if found.is_dir() else None
 
 
 def newest_good(folder: Path) -> Checkpoint | None:

@@ -113,7 +113,7 @@ class Run:
     def agent(self, checkpoint: int | None = None) -> Agent:
         """The trained agent at a checkpoint (the newest, or the nearest to so many steps), ready to act."""
         pool = self.config.make_pool(1, 0)
-        agent = self.config.make_agent(pool.observation_spec, pool.action_spec)
+        agent = self.config.make_agent(pool)
         pool.close()
         load_weights(agent, checkpoints.choose(self.path, checkpoint))
         return agent

@@ -6,11 +6,12 @@ from rich.table import Table
 
 from bestiary import zoo
 from bestiary.agents import AGENTS
+from bestiary.agents.critics import CRITICS
 from bestiary.agents.memories import MEMORIES
 from bestiary.agents.torsos import TORSOS
 from bestiary.algorithms import ALGORITHMS
 from bestiary.console import duration, short, stdout
-from bestiary.envs import atari, toy
+from bestiary.envs import atari, procgen, toy
 from bestiary.errors import UserError
 from bestiary.runs.checkpoints import checkpoints
 from bestiary.runs.folder import Run
@@ -39,7 +40,8 @@ def _describe(path: Path) -> list[str]:
         return [f"unreadable: {error}", "", "", "", "", "", ""]
     metrics, saved = read_columns(path / "metrics.csv"), checkpoints(path / "checkpoints")
     steps, total = (saved[-1].steps if saved else 0), int(config.get("steps", 0))
-    have = bool(metrics) and len(metrics["return"]) > 0
+    have = bool(metrics) and len(metrics["step"]) > 0
+    returns = [column[-1] for name, column in metrics.items() if have and name.split("/")[-1] == "return"]
     state = "finished" if steps >= total else "running" if Run(path).being_written else "stopped"
     names = config.get("env", [])
     return [
@@ -47,7 +49,7 @@ def _describe(path: Path) -> list[str]:
         str(config.get("seed", "")),
         short(metrics["step"][-1]) if have and state == "running" else short(steps),
         short(total),
-        f"{metrics['return'][-1]:.2f}" if have else "",
+        " ".join(f"{value:.2f}" if len(returns) == 1 else f"{value:.3g}" for value in returns),
         duration(float(metrics["seconds"][-1])) if have else "",
         state,
     ]
@@ -61,6 +63,7 @@ def _env_names() -> dict[str, str]:
     names = {f"toy/{name}": _first_line(world) for name, world in toy.WORLDS.items()}
     names |= {name: world.about for name, world in warehouse.VARIANTS.items()}
     names |= {f"atari/{game}": "" for game in atari.games()}
+    names |= {f"procgen/{game}:{mode}": "" for game, about in procgen.GAMES.items() for mode in about.modes.split()}
     names |= {f"gymnasium/{name}": "" for name in sorted(gymnasium.registry)}
     return names | {"path/to/file.py:Name": "your own (docs/extending.md)"}
 
@@ -78,6 +81,7 @@ LISTS = {
     "torsos": lambda: {name: _first_line(part) for name, part in TORSOS.items()},
     "memories": lambda: {name: _first_line(part) for name, part in MEMORIES.items()},
     "agents": lambda: {name: _first_line(part) for name, part in AGENTS.items()},
+    "critics": lambda: {name: _first_line(part) for name, part in CRITICS.items()},
     "algorithms": lambda: {name: _first_line(part) for name, part in ALGORITHMS.items()},
     "presets": _preset_names,
     "zoo": lambda: {name: "valid wherever a RUN is" for name in zoo.names()},

@@ -2,6 +2,10 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from operator import add
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +20,21 @@ from bestiary.runtime.devices import autocast
 
 CPU = torch.device("cpu")
 
-Gradient = tuple[tuple[Tensor, ...], dict[str, Tensor]]  # of one group: for each parameter, and the group's sums
+
+@dataclass
+class Gradient:
+    """Of one group of trajectories: for each parameter, and what else adds up over groups."""
+
+    parameters: tuple[Tensor, ...]
+    sums: dict[str, Tensor]
+    moments: Tensor | None  # of the value targets, for a critic that adapts to them
+
+    def __add__(self, other: "Gradient") -> "Gradient":
+        return Gradient(
+            torch._foreach_add(self.parameters, other.parameters),
+            {name: value + other.sums[name] for name, value in self.sums.items()},
+            None if self.moments is None or other.moments is None else self.moments + other.moments,
+        )
 
 
 class Learner:
@@ -36,6 +54,10 @@ class Learner:
         self.agent, self.algorithm, self.device, self.precision = agent, algorithm, device, precision
         self.total_steps, self.group_size, self.max_bad_updates = total_steps, group_size, max_bad_updates
         self.parameters = list(agent.parameters())
+        critic = getattr(agent, "critic", None)
+        self.adaptive: Any = (
+            critic if hasattr(critic, "adapt") else None
+        )  # a critic that follows its targets, such as PopArt
         self.optimizer = algorithm.make_optimizer(self.parameters)
         self.map: Callable[[Callable[[Rollout], Gradient], Iterable[Rollout]], Iterable[Gradient]] = map
         self.steps = 0  # decisions learnt from
@@ -54,10 +76,10 @@ class Learner:
 
     def update(self, batch: Rollout) -> dict[str, float]:
         """One step of the optimizer on one batch of trajectories; returns what is worth logging."""
-        gradients, sums = self.gradients(batch)
-        decisions = batch.length * batch.num_envs
+        found, decisions = self.gradients(batch), batch.length * batch.num_envs
+        gradients, sums = found.parameters, found.sums
         if self.algorithm.averages:
-            gradients = list(torch._foreach_div(gradients, decisions))
+            gradients = torch._foreach_div(gradients, decisions)
         norm = nn.utils.get_total_norm(gradients)
         numbers = torch.stack([norm, *sums.values()]).tolist()  # the one time that the host waits for the device
         finite, lr = all(map(math.isfinite, numbers)), self.learning_rate()
@@ -65,18 +87,15 @@ class Learner:
         max_lag = self.version - int(batch.version.min())
         if finite:
             self._step(gradients, norm, lr)
+            if found.moments is not None:
+                self.adaptive.adapt(found.moments)
         self._count(finite)
         means = {name: value / decisions for name, value in zip(sums, numbers[1:], strict=True)}
         return {**means, "grad_norm": numbers[0], "lr": lr, "lag": lag, "max_lag": max_lag}
 
-    def gradients(self, batch: Rollout) -> tuple[list[Tensor], dict[str, Tensor]]:
+    def gradients(self, batch: Rollout) -> Gradient:
         """The gradient of the summed loss: that of each group of trajectories, added up in their order."""
-        total: list[Tensor] = []
-        sums: dict[str, Tensor] = {}
-        for gradient, parts in self.map(self.gradient, batch.groups(self.group_size)):
-            total = list(torch._foreach_add(total, gradient)) if total else list(gradient)
-            sums = {name: sums[name] + value for name, value in parts.items()} if sums else parts
-        return total, sums
+        return reduce(add, self.map(self.gradient, batch.groups(self.group_size)))
 
     @torch.no_grad()
     def think(self, inputs: Inputs, state: State) -> tuple[Output, State]:
@@ -86,9 +105,12 @@ class Learner:
 
     def gradient(self, group: Rollout) -> Gradient:
         with autocast(self.device, self.precision):
-            loss, parts = self.algorithm.loss(self.agent, group, self.progress)
-        gradient = torch.autograd.grad(loss, self.parameters, materialize_grads=True)
-        return gradient, {"loss": loss.detach(), **parts}
+            loss = self.algorithm.loss(self.agent, group, self.progress)
+        gradient = torch.autograd.grad(loss.total, self.parameters, materialize_grads=True)
+        moments = None
+        if self.adaptive is not None and loss.targets is not None:
+            moments = self.adaptive.moments(loss.targets, group.task[:-1])
+        return Gradient(gradient, {"loss": loss.total.detach(), **loss.sums}, moments)
 
     def learning_rate(self) -> float:
         """Linear to zero over the run's total steps, or constant."""
@@ -100,7 +122,7 @@ class Learner:
         """Of the run, 0 to 1."""
         return min(self.steps, self.total_steps) / self.total_steps
 
-    def _step(self, gradients: list[Tensor], norm: Tensor, lr: float) -> None:
+    def _step(self, gradients: Sequence[Tensor], norm: Tensor, lr: float) -> None:
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
             parameter.grad = _laid_out_as(parameter, gradient)
         nn.utils.clip_grads_with_norm_(self.parameters, self.algorithm.options.max_grad_norm, norm)

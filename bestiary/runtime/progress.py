@@ -21,11 +21,8 @@ class TrainingProgress:
             self.bar.start()
         return self
 
-    def show(
-        self, steps: int, sps: float, mean_return: float, games: int, bound: str = "", *, force: bool = False
-    ) -> None:
+    def show(self, steps: int, sps: float, earned: str, bound: str = "", *, force: bool = False) -> None:
         left = duration((self.total - steps) / sps) if sps > 0 else "?"
-        earned = f"return {mean_return:.2f} ({games} games)" if games else "no game finished yet"
         limit = f" · bound by {bound}" if bound else ""
         text = f"{short(steps)} of {short(self.total)} steps · {sps:,.0f} steps/s · {earned}{limit} · {left} left"
         if self.bar is not None:

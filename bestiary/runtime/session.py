@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from types import TracebackType
 from typing import Any
@@ -12,6 +12,7 @@ import torch
 
 from bestiary.config import Config
 from bestiary.console import note, warn
+from bestiary.envs.pool import Pool
 from bestiary.errors import RunError
 from bestiary.rollout import Arrays, Episode
 from bestiary.runs import checkpoints
@@ -22,8 +23,37 @@ from bestiary.runtime.interrupts import Interrupts
 from bestiary.runtime.learner import Learner
 from bestiary.runtime.load import bound_by
 from bestiary.runtime.progress import TrainingProgress
+from bestiary.runtime.validation import Validator
 
 FAILED_SAVES = 3  # in a row, before a run whose disk refuses to write stops
+
+
+class Played:
+    """Games of one task so far, and return and length of the last hundred."""
+
+    def __init__(self, games: int = 0, recent: Iterable[Sequence[float]] = ()):
+        self.games = games
+        self.recent: deque[Sequence[float]] = deque(recent, maxlen=100)
+
+    def add(self, episode: Episode) -> None:
+        self.games += 1
+        self.recent.append((episode.game_return, episode.game_length))
+
+    @property
+    def mean_return(self) -> float:
+        return self._mean(0)
+
+    @property
+    def mean_length(self) -> float:
+        return self._mean(1)
+
+    def _mean(self, which: int) -> float:
+        return float(np.mean([game[which] for game in self.recent])) if self.recent else float("nan")
+
+
+def short_name(task: str) -> str:
+    """atari/Pong -> Pong"""
+    return task.rsplit("/", 1)[-1]
 
 
 class Session:
@@ -34,18 +64,22 @@ class Session:
         run: Run,
         config: Config,
         learner: Learner,
-        frames_per_step: int,
+        pool: Pool,
         save_actor: Callable[[], Arrays],
         past: dict[str, Any] | None = None,
+        validator: Validator | None = None,
     ):
         """`save_actor` gives what of the actors a checkpoint keeps; `past` is the state.json of the one gone on from."""
         self.run, self.config, self.learner = run, config, learner
-        self.frames_per_step, self.save_actor = frames_per_step, save_actor
-        past = past or {"rows": {"metrics": 0, "episodes": 0}, "seconds": 0.0, "recent": [], "games": 0, "logged": 0}
-        self.metrics = Table(run.path / "metrics.csv", past["rows"]["metrics"])
-        self.episodes = Table(run.path / "episodes.csv", past["rows"]["episodes"])
-        self.recent: deque[tuple[float, int]] = deque(map(tuple, past["recent"]), maxlen=100)  # return, length of games
-        self.games, self.logged, self.seconds_before = past["games"], past["logged"], past["seconds"]
+        self.frames_per_step, self.save_actor = pool.frames_per_step, save_actor
+        past = past or {"rows": {}, "seconds": 0.0, "tasks": {}, "logged": 0, "best": None}
+        self.metrics, self.episodes, self.validations = (
+            Table(run.path / f"{name}.csv", past["rows"].get(name, 0)) for name in ("metrics", "episodes", "validation")
+        )
+        self.validator, self.best = validator, past.get("best")  # the best score so far
+        self.validated_at = learner.steps
+        self.tasks = {name: Played(**past["tasks"].get(name, {})) for name in pool.tasks}
+        self.logged, self.seconds_before = past["logged"], past["seconds"]
         self.interval: list[dict[str, float]] = past.get("interval", [])  # metrics of the updates since the last row
         self.loggers = make_loggers(config, run.path, learner.steps)
         self.interrupts = Interrupts()
@@ -77,9 +111,9 @@ class Session:
         for episode in episodes:
             episode.step += self.recorded
         self.recorded, self.interval = self.learner.steps, self.interval + metrics
-        games = [e for e in episodes if e.game_over]
-        self.recent.extend((e.game_return, e.game_length) for e in games)
-        self.games += len(games)
+        for episode in episodes:
+            if episode.game_over:
+                self.tasks[episode.task].add(episode)
         self.speed.append((time.monotonic(), self.learner.steps))
         try:
             self.episodes.write([_episode_row(e) for e in episodes])
@@ -89,7 +123,8 @@ class Session:
         except OSError as error:
             self._complain("rows of metrics.csv and episodes.csv are waiting", error)
         bound = "{}: {}".format(*bound_by(load)) if load else ""
-        self.progress.show(self.learner.steps, self.sps, self.mean_return, self.games, bound)
+        self.progress.show(self.learner.steps, self.sps, self.earned(), bound)
+        self._validate_if_due()
         self._save_if_due()
 
     @property
@@ -98,23 +133,27 @@ class Session:
         (then, before), (now, after) = self.speed[0], self.speed[-1]
         return (after - before) / (now - then) if now > then else 0.0
 
-    @property
-    def mean_return(self) -> float:
-        return float(np.mean([r for r, _ in self.recent])) if self.recent else float("nan")
+    def earned(self) -> str:
+        """The mean return of the last games, for each task: games of different scales have no common mean."""
+        games = sum(task.games for task in self.tasks.values())
+        if games == 0:
+            return "no game finished yet"
+        if len(self.tasks) == 1:
+            return f"return {next(iter(self.tasks.values())).mean_return:.2f} ({games} games)"
+        known = {name: task.mean_return for name, task in self.tasks.items() if task.games}
+        return f"{games} games: " + ", ".join(f"{short_name(name)} {mean:.4g}" for name, mean in known.items())
 
     def _write_row(self) -> None:
         merge = {name: np.max if name.startswith("max_") else np.mean for name in self.interval[0]}
         mean = {name: float(merge[name]([m[name] for m in self.interval])) for name in merge}
         self.interval = []
-        lengths = [length for _, length in self.recent]
         row = {
             "step": self.learner.steps,
             "frames": self.learner.steps * self.frames_per_step,
             "seconds": round(self.seconds, 3),
             "sps": round(self.sps, 1),
-            "games": self.games,
-            "return": self.mean_return,
-            "game_length": float(np.mean(lengths)) if lengths else float("nan"),
+            "games": sum(task.games for task in self.tasks.values()),
+            **self._task_columns(),
             "updates": self.learner.version,
             **mean,
             "skipped": self.learner.skipped,
@@ -123,9 +162,45 @@ class Session:
             logger.log(row)
         self.metrics.write([row])
 
+    def _task_columns(self) -> dict[str, float]:
+        """return and game_length; of several tasks, TASK/return and so on; of a critic that normalises, TASK/mu, TASK/sigma."""
+        columns: dict[str, float] = {}
+        for name, task in self.tasks.items():
+            if len(self.tasks) == 1:
+                columns |= {"return": task.mean_return, "game_length": task.mean_length}
+            else:
+                columns[f"{name}/steps"] = self.learner.steps // len(self.tasks)  # each has as many environments
+                columns[f"{name}/games"] = task.games
+                columns |= {f"{name}/return": task.mean_return, f"{name}/game_length": task.mean_length}
+        if (critic := self.learner.adaptive) is not None:
+            for name, mu, sigma in zip(self.tasks, critic.mu.tolist(), critic.sigma.tolist(), strict=True):
+                columns |= {f"{name}/mu": mu, f"{name}/sigma": sigma}
+        return columns
+
+    def _validate_if_due(self) -> None:
+        """At the first update at or after each multiple of --valid-every, and at the end."""
+        if (validator := self.validator) is None:
+            return
+        now, before = self.learner.steps, self.validated_at
+        if now // validator.every == before // validator.every and not (before < self.total <= now):
+            return
+        self.validated_at = now
+        rows, score = validator.validate(self.learner.agent, now)
+        try:
+            self.validations.write(rows)
+        except OSError as error:
+            self._complain("rows of validation.csv are waiting", error)
+        note("validation: " + ", ".join(f"{short_name(row['task'])} {row['return']:.4g}" for row in rows))
+        if score is not None and (self.best is None or score > self.best):
+            self.best = score
+            self.save()
+            if self.saved_steps == now:
+                checkpoints.link(self.run.path / "checkpoints" / "best", f"{now:012d}")
+
     def _save_if_due(self) -> None:
         every, minutes = self.config.training.save_every, self.config.training.save_minutes
         rung = every and self.learner.steps // every > self.saved_steps // every
+        rung = rung or any(self.saved_steps < mark <= self.learner.steps for mark in self.config.training.keep)
         if (rung or time.monotonic() - self.saved_at > 60 * minutes) and not self.learner.skipped_in_a_row:
             self.save()
 
@@ -138,19 +213,26 @@ class Session:
         try:
             self.metrics.write([])
             self.episodes.write([])
+            self.validations.write([])
             state = {
                 **self.learner.counters(),
                 "seconds": self.seconds,
-                "rows": {"metrics": self.metrics.rows, "episodes": self.episodes.rows},
-                "recent": list(self.recent),
-                "games": self.games,
+                "rows": {
+                    "metrics": self.metrics.rows,
+                    "episodes": self.episodes.rows,
+                    "validation": self.validations.rows,
+                },
+                "best": self.best,
+                "tasks": {
+                    name: {"games": task.games, "recent": list(task.recent)} for name, task in self.tasks.items()
+                },
                 "logged": self.logged,
                 "interval": self.interval,
                 "config": self.config.tables(),
             }
             folder = self.run.path / "checkpoints"
             checkpoints.write_checkpoint(folder, self.learner.steps, self.learner.save(), self.save_actor(), state)
-            checkpoints.remove_old(folder, self.config.training.save_every)
+            checkpoints.remove_old(folder, self.config.training.save_every, self.config.training.keep)
             self.failed_saves = 0
             self.saved_steps = self.learner.steps
         except OSError as error:
@@ -181,7 +263,7 @@ class Session:
             if error is None:
                 if self.learner.steps >= self.total and self.interval:
                     self._write_row()  # what the last interval, cut short by the end, had to say
-                self.progress.show(self.learner.steps, self.sps, self.mean_return, self.games, force=True)
+                self.progress.show(self.learner.steps, self.sps, self.earned(), force=True)
                 if self.saved_steps != self.learner.steps or not self.run.checkpoints:
                     self.save()
                     if self.failed_saves:

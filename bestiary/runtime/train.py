@@ -15,7 +15,7 @@ from bestiary.envs.pool import Pool
 from bestiary.errors import UserError
 from bestiary.runs import checkpoints
 from bestiary.runs.checkpoints import Checkpoint
-from bestiary.runs.folder import Place, Run, amend, create_run, load_weights, unused
+from bestiary.runs.folder import Place, Run, amend, create_run, load_weights, open_run, unused
 from bestiary.runs.loggers import check_loggers
 from bestiary.runtime import local, serial
 from bestiary.runtime.actor import Actor
@@ -24,6 +24,8 @@ from bestiary.runtime.interrupts import Interrupted
 from bestiary.runtime.learner import Learner
 from bestiary.runtime.probe import choose_group_size, usual_group_size
 from bestiary.runtime.session import Session, resume_note
+from bestiary.runtime.transfer import take_over
+from bestiary.runtime.validation import check_validation, make_validator
 from bestiary.textconfig import flatten
 
 ENOUGH = 2**27  # bytes of random play to get acquainted with
@@ -32,8 +34,11 @@ ENOUGH = 2**27  # bytes of random play to get acquainted with
 def start(config: Config, place: Place = Place()) -> Run:
     """Train a new run to its end."""
     check_loggers(config)
+    check_validation(config)
     choose_device(config.training.device)
     describe(config)  # builds everything once, so that what cannot be built is refused before a folder is made
+    if config.training.init_from is not None:
+        note(_check_source(config))
     run, exists = create_run(config, place)
     if exists:
         mine, theirs = config.training, run.config.training
@@ -98,10 +103,10 @@ def _train(run: Run, config: Config, checkpoint: Checkpoint | None) -> None:
     try:
         if training.runtime == "serial":
             _open(first, checkpoint, learner)
-            with Session(run, config, learner, first.pool.frames_per_step, first.save, past) as session:
+            with Session(run, config, learner, first.pool, first.save, past, make_validator(config)) as session:
                 serial.train(first, learner, session)
         else:
-            with Session(run, config, learner, first.pool.frames_per_step, dict, past) as session:
+            with Session(run, config, learner, first.pool, dict, past, make_validator(config)) as session:
                 local.train(actors, learner, session, make_layout(config))
     finally:
         for actor in actors:
@@ -137,9 +142,10 @@ def build(config: Config, at_step: int = 0) -> tuple[list[Actor], Learner]:
         for pool in made:
             pool.close()
         made = _make_pools(config, np.random.SeedSequence([training.seed, at_step]), count)
-    spec = made[0].observation_spec, made[0].action_spec
-    agent = config.make_agent(*spec, seed=int(weights.generate_state(1)[0]))
-    if at_step == 0:
+    agent = config.make_agent(made[0], seed=int(weights.generate_state(1)[0]))
+    if at_step == 0 and training.init_from is not None:
+        take_over(agent, made[0], open_run(training.init_from))
+    elif at_step == 0:
         acquaint(config, agent)
     agent = agent.to(device)
     seeds = [int(child.generate_state(1)[0]) for child in decisions.spawn(count)]
@@ -227,10 +233,18 @@ def settle(run: Run) -> None:
         pool.close()
 
 
+def _check_source(config: Config) -> str:
+    """What will be taken over from another run; refuses one whose agent does not fit."""
+    assert config.training.init_from is not None
+    pool = config.make_pool(1, 0)
+    pool.close()
+    return take_over(config.make_agent(pool), pool, open_run(config.training.init_from))
+
+
 def describe(config: Config) -> str:
     """What the config builds, in a few lines: observation, actions, parts and their parameter counts."""
     pool = config.make_pool(1, 0)
-    agent = config.make_agent(pool.observation_spec, pool.action_spec)
+    agent = config.make_agent(pool)
     pool.close()
     seen = ", ".join(f"{kind} {s.dtype}{list(s.shape)}" for kind, s in pool.observation_spec.items())
     lines = [

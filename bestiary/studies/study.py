@@ -257,11 +257,15 @@ def _resolve(sketch: Sketch, seed: int) -> Variant:
     """The config, and everything that it describes built once: what cannot be built is refused now."""
     given, origin = layers({**sketch.options, "seed": seed})
     config = resolve(given, origin)
+    if len(config.envs) > 1:
+        raise UserError(
+            f"env = {list(config.envs)}: a study's runs have one task each; compare --by task takes several"
+        )
     check_loggers(config)
     choose_device(config.training.device)
     pool = config.make_pool(1, 0)
     try:
-        agent = config.make_agent(pool.observation_spec, pool.action_spec)
+        agent = config.make_agent(pool)
     finally:
         pool.close()
     return Variant(sketch.name, sketch.family, config, count_parameters(agent))

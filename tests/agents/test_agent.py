@@ -99,7 +99,7 @@ def test_at_done_they_are_zero():
     features = torch.cat(
         [agent.torso({"vector": inputs.observation["vector"].flatten(0, 1)}), torch.zeros(T * B, 1 + A)], 1
     )
-    torch.testing.assert_close(output.value.flatten(), agent.value(features)[:, 0])
+    torch.testing.assert_close(output.value.flatten(), agent.critic(features, None).value)
 
 
 @torch.no_grad()
@@ -115,7 +115,7 @@ def test_features_by_hand():
     features = torch.cat([torso, inputs.reward.clamp(-1, 1)[..., None], one_hot], dim=-1)
     output, _ = agent(inputs, ())
     torch.testing.assert_close(output.distribution.logits, agent.policy(features))
-    torch.testing.assert_close(output.value, agent.value(features)[..., 0])
+    torch.testing.assert_close(output.value, agent.critic(features, None).value)
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,12 @@
 """IMPALA's loss, its gradients and its optimizer, each against a statement of its own."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from bestiary.agents.agent import BasicAgent
+from bestiary.agents.agent import BasicAgent, Output
 from bestiary.agents.heads import Categorical
 from bestiary.agents.memories import LSTM, NoMemory
 from bestiary.agents.torsos import MLP
@@ -66,7 +64,7 @@ def slow_loss(logits, values, rollout, o):
         r, gamma = [], []
         for t in range(T):
             kept = reward[t + 1, n]
-            if o.reward == "abs_one":
+            if o.reward in ("auto", "abs_one"):
                 kept = min(1.0, max(-1.0, kept))
             r.append(kept + (o.discount * bootstrap[t, n] if rollout.truncated[t + 1, n] else 0.0))
             gamma.append(0.0 if done[t + 1, n] else o.discount)
@@ -102,7 +100,8 @@ def test_loss_equals_slow_statement(memory, options):
     rollout = make_rollout(agent)
     assert rollout.truncated[1:].any()
     assert (rollout.done & ~rollout.truncated)[1:].any()
-    loss, sums = Impala(options).loss(agent, rollout)
+    found = Impala(options).loss(agent, rollout)
+    loss, sums = found.total, found.sums
     output, _ = agent(rollout.inputs(), rollout.state)
     slow = slow_loss(output.distribution.logits, output.value, rollout, options)
     for name, value in {"loss": loss, **sums}.items():
@@ -125,12 +124,11 @@ class Table(nn.Module):
         return ()
 
     def forward(self, inputs, state):
-        output = dataclasses.make_dataclass("Output", ["distribution", "value"])
-        return output(Categorical(self.logits), self.values), state
+        return Output(Categorical(self.logits), self.values), state
 
 
 def gradients_of(table, rollout, **options):
-    loss, _ = Impala(Impala.Options(**options)).loss(table, rollout)
+    loss = Impala(Impala.Options(**options)).loss(table, rollout).total
     return torch.autograd.grad(loss, (table.logits, table.values), materialize_grads=True)
 
 
@@ -156,9 +154,9 @@ def test_first_entry_belongs_to_the_rollout_before():
     """reward[0], done[0] and truncated[0] follow no decision of this rollout, so the loss does not know them."""
     table = Table(6, 5)
     rollout = make_rollout(table)
-    loss, _ = Impala().loss(table, rollout)
+    loss = Impala().loss(table, rollout).total
     rollout.reward[0], rollout.done[0], rollout.truncated[0] = 100.0, ~rollout.done[0], True
-    again, _ = Impala().loss(table, rollout)
+    again = Impala().loss(table, rollout).total
     assert loss.item() == again.item()
 
 
@@ -200,7 +198,7 @@ def test_value_loss_is_half_the_squared_error():
         rollout = Rollout.empty(1, 1, SPEC, {}, ())
         rollout.reward[1], rollout.done[1] = 0.25 + error, True
         rollout.log_prob = Categorical(table.logits.detach()[0]).log_prob(torch.tensor([0])).view(1, 1)
-        _, sums = Impala(Impala.Options(reward="none")).loss(table, rollout)
+        sums = Impala(Impala.Options(reward="none")).loss(table, rollout).sums
         _, d_values = gradients_of(table, rollout, reward="none", entropy=0, baseline=0.5)
         assert float(sums["value_loss"]) == pytest.approx(0.5 * error**2, rel=1e-6)
         np.testing.assert_allclose(d_values[:, 0], [-0.5 * error, 0.0], rtol=1e-6)
@@ -220,7 +218,7 @@ def test_entropy_gradient():
 def test_every_parameter_gets_a_gradient():
     for memory in ("none", "lstm"):
         agent = make_agent(memory)
-        loss, _ = Impala().loss(agent, make_rollout(agent))
+        loss = Impala().loss(agent, make_rollout(agent)).total
         loss.backward()
         for name, parameter in agent.named_parameters():
             assert parameter.grad is not None, name
@@ -238,8 +236,10 @@ def test_groups_add_up_to_the_whole(group_size, memory):
     rollout.observation["vector"] = rollout.observation["vector"].double()
     if memory == "lstm":
         rollout.state = tuple(torch.randn_like(s) for s in rollout.state)
-    whole, sums = Learner(agent, Impala(), 1000, group_size=5).gradients(rollout)
-    parts, part_sums = Learner(agent, Impala(), 1000, group_size=group_size).gradients(rollout)
+    found = Learner(agent, Impala(), 1000, group_size=5).gradients(rollout)
+    whole, sums = found.parameters, found.sums
+    found = Learner(agent, Impala(), 1000, group_size=group_size).gradients(rollout)
+    parts, part_sums = found.parameters, found.sums
     for a, b in zip(whole, parts, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
     for name, value in sums.items():
@@ -254,8 +254,8 @@ def test_doubled_batch_has_doubled_gradient():
     for name in ("reward", "done", "truncated", "last_action", "log_prob", "bootstrap"):
         setattr(twice, name, torch.cat([getattr(rollout, name)] * 2, dim=1))
     twice.observation = {k: torch.cat([v, v], dim=1) for k, v in rollout.observation.items()}
-    once, _ = Learner(agent, Impala(), 1000, group_size=16).gradients(rollout)
-    double, _ = Learner(agent, Impala(), 1000, group_size=16).gradients(twice)
+    once = Learner(agent, Impala(), 1000, group_size=16).gradients(rollout).parameters
+    double = Learner(agent, Impala(), 1000, group_size=16).gradients(twice).parameters
     for a, b in zip(once, double, strict=True):
         torch.testing.assert_close(2 * a, b, rtol=1e-4, atol=1e-4)
 
@@ -267,6 +267,7 @@ def test_doubled_batch_has_doubled_gradient():
     ("mode", "expected"),
     [
         ("none", [-10.0, -0.5, 0.0, 0.5, 10.0]),
+        ("auto", [-1.0, -0.5, 0.0, 0.5, 1.0]),
         ("abs_one", [-1.0, -0.5, 0.0, 0.5, 1.0]),
         # 1.5 tanh(-2), 1.5 tanh(-0.1), 0, 5 tanh(0.1), 5 tanh(2)
         ("soft_asymmetric", [-1.446041, -0.149502, 0.0, 0.498340, 4.820138]),
@@ -303,7 +304,7 @@ def test_two_rmsprop_updates_by_hand():
     weights = snapshot(agent)
     for update, lr in enumerate((0.01, 0.01 * (1 - 30 / 300))):  # 6 x 5 decisions in an update
         rollout = make_rollout(agent, seed=update)
-        gradients, _ = learner.gradients(rollout)
+        gradients = learner.gradients(rollout).parameters
         square = [0.9 * s + 0.1 * g * g for s, g in zip(square, gradients, strict=True)]
         weights = [w - lr * g / (s.sqrt() + 0.05) for w, g, s in zip(weights, gradients, square, strict=True)]
         (metrics,) = learner.learn([rollout])
@@ -318,7 +319,7 @@ def test_first_adam_update_by_hand():
     agent = make_agent()
     learner = make_learner(agent, lr=0.01, eps=0.05, optimizer="adam", max_grad_norm=1e9)
     rollout, weights = make_rollout(agent), snapshot(agent)
-    gradients, _ = learner.gradients(rollout)
+    gradients = learner.gradients(rollout).parameters
     learner.update(rollout)
     for before, g, parameter in zip(weights, gradients, agent.parameters(), strict=True):
         torch.testing.assert_close(parameter.detach(), before - 0.01 * g / (g.abs() + 0.05), rtol=1e-5, atol=1e-7)
@@ -332,7 +333,7 @@ def test_gradients_are_clipped_by_global_norm(max_grad_norm):
     learner = make_learner(agent, lr=scale, alpha=0.0, eps=scale, max_grad_norm=max_grad_norm, reward="none")
     rollout = make_rollout(agent)
     rollout.reward *= 30  # so that the norm is well above 40
-    gradients, _ = learner.gradients(rollout)
+    gradients = learner.gradients(rollout).parameters
     norm = float(torch.cat([g.flatten() for g in gradients]).double().norm())
     assert 40 < norm < 1e6
     before = snapshot(agent)
@@ -366,7 +367,7 @@ def test_metrics_are_means_over_decisions():
     rollout.version[:] = 0
     learner = make_learner(agent)
     learner.version = 3
-    _, sums = learner.gradients(rollout)
+    sums = learner.gradients(rollout).sums
     metrics = learner.update(rollout)
     for name, value in sums.items():
         assert metrics[name] == pytest.approx(value / 30), name

@@ -127,7 +127,7 @@ def test_a_time_limit_is_bootstrapped_and_an_end_is_not():
 def test_one_epoch_and_one_batch_is_a2c():
     _, learner, rollouts = played(**{"algo.epochs": 1, "algo.minibatches": 1, "algo.normalize": False})
     whole = learner.algorithm.prepare(learner.agent, rollouts)
-    loss, _ = learner.algorithm.loss(learner.agent, whole, 0.0)
+    loss = learner.algorithm.loss(learner.agent, whole, 0.0).total
     output, _ = learner.agent(whole.inputs()[: whole.length], whole.state)
     advantage, target = whole.extras["advantage"], whole.extras["target"]
     a2c = (
@@ -151,7 +151,8 @@ def loss_of(ratio: float, advantage: float, progress: float = 0.0, value_shift: 
     rollout.value = output.value - value_shift
     batch = rollout.with_extras(target=output.value.clone(), advantage=torch.full_like(output.value, advantage))
     with torch.no_grad():
-        loss, sums = algorithm.loss(learner.agent, batch, progress)
+        found = algorithm.loss(learner.agent, batch, progress)
+        loss, sums = found.total, found.sums
     return float(loss) / rollout.log_prob.numel(), {k: float(v) / rollout.log_prob.numel() for k, v in sums.items()}
 
 

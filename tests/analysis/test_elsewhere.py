@@ -73,7 +73,7 @@ def test_options_come_in_any_order(attentive: Run, words: str, capsys: pytest.Ca
     [
         ("eval {run} --spwan 1", "unknown option --spwan; did you mean --spawn"),
         ("eval {run} --spawn 2", "--spawn 2: must be at most 1"),
-        ("eval {run} --env warehouse", "a run's agent plays the environment of its training"),
+        ("eval {run} --env atari/Pong", "another family"),
         ("eval", "which run?"),
         ("eval --spawn 1", "1: there is no such run"),
         ("eval scripted:nearest", "scripted:nearest: which environment does it play?"),

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import bestiary
-from bestiary.analysis.evaluate import evaluate, summarise
+from bestiary.analysis.evaluate import evaluate
+from bestiary.analysis.evaluation import summarise
 from bestiary.errors import RunError, UserError
 from bestiary.runs.folder import Run
 
@@ -95,3 +96,73 @@ def test_a_run_without_checkpoint_cannot_be_evaluated(catch_runs: list[Run], tmp
     (tmp_path / "empty" / "config.toml").write_text((catch_runs[0].path / "config.toml").read_text())
     with pytest.raises(UserError, match="has no checkpoint yet"):
         bestiary.load(str(tmp_path / "empty")).evaluate(1)
+
+
+@pytest.fixture(scope="module")
+def mazes(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """An agent of two ProcGen games, hardly trained."""
+    return bestiary.train(
+        "procgen/{maze,leaper}:easy",
+        run_dir=str(tmp_path_factory.mktemp("procgen") / "two"),
+        steps=640,
+        save_every=320,
+        levels="0:4",
+        num_envs=8,
+        batch_size=4,
+        torso={"name": "mlp", "width": 16},
+        popart=True,
+    )
+
+
+def test_a_part_for_each_task_and_range_of_levels(mazes: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    result = evaluate(mazes, episodes=6, num_envs=3, levels=("0:4", "10:12", "20:23"))
+    assert [(p.task, p.levels, p.role) for p in result.parts[:3]] == [
+        ("procgen/maze:easy", "0:4", "train"),
+        ("procgen/maze:easy", "10:12", "test"),
+        ("procgen/maze:easy", "20:23", "test"),
+    ]
+    assert len(result.parts) == 6
+    for part in result.parts:
+        levels = [int(e.measures["level"]) for e in part.episodes]
+        first, last = map(int, str(part.levels).split(":"))
+        counts = np.bincount(np.array(levels) - first, minlength=last - first)
+        assert counts.sum() == 6
+        assert counts.max() - counts.min() <= 1  # each level equally often
+    maze, leaper, both = result.over_splits()
+    tests = [p.mean for p in result.parts[1:3]]
+    assert maze["test"] == pytest.approx(np.mean(tests))
+    assert maze["test_sd"] == pytest.approx(np.std(tests, ddof=1))
+    assert maze["normalised_test"] == pytest.approx((np.mean(tests) - 5) / 5)
+    assert both["normalised_test"] == pytest.approx((maze["normalised_test"] + leaper["normalised_test"]) / 2)
+    assert result.path is not None
+    written = json.loads(result.path.read_text())
+    assert written["over_splits"][2]["task"] == "all"
+    assert written["parts"][1]["statistics"]["normalised"]["n"] == 6
+    result.show()
+    assert "over the splits" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="no common mean"):
+        _ = result.mean
+
+
+def test_every_checkpoint_in_one_table(mazes: Run) -> None:
+    result = evaluate(mazes, episodes=2, num_envs=2, every_checkpoint=True)
+    assert [(p.checkpoint, p.task) for p in result.parts] == [
+        (steps, f"procgen/{game}:easy") for steps in (320, 640) for game in ("maze", "leaper")
+    ]
+    assert result.path is not None
+    with result.path.with_suffix(".csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert {row["checkpoint"] for row in rows} == {"320", "640"}
+    assert len(rows) == 8
+
+
+def test_another_game(mazes: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    (part,) = evaluate(mazes, episodes=2, num_envs=2, env=("procgen/miner:easy",), max_steps=1_000).parts
+    assert part.task == "procgen/miner:easy"
+    assert "the critic has no value for procgen/miner:easy" in capsys.readouterr().err
+    with pytest.raises(UserError, match="another family"):
+        evaluate(mazes, env=("atari/Pong",))
+    with pytest.raises(UserError, match="upside down"):
+        evaluate(mazes, levels=("9:2",))
+    evaluate(mazes, episodes=2, num_envs=2, levels=("2:6",))
+    assert "--levels 2:6 overlaps the levels of the training" in capsys.readouterr().err

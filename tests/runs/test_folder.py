@@ -93,7 +93,7 @@ def test_opening_what_is_no_run() -> None:
 def test_weights_of_another_agent_are_refused_by_name(catch_runs: list[Run]) -> None:
     config = resolve({"env": "toy/catch", "torso.width": 7})
     pool = config.make_pool(1, 0)
-    agent = config.make_agent(pool.observation_spec, pool.action_spec)
+    agent = config.make_agent(pool)
     with pytest.raises(
         UserError, match=r"torso.layers.0.weight: \(128, 50\) in the checkpoint, \(7, 50\) in the agent"
     ):

@@ -38,11 +38,13 @@ def test_gradients_from_worker_threads_are_the_serial_ones_bit_for_bit(env: str,
     actor.start()
     rollout = actor.collect()
     actor.pool.close()
-    alone, sums = learner.gradients(rollout)
+    found = learner.gradients(rollout)
+    alone, sums = found.parameters, found.sums
     with ThreadPoolExecutor(3, initializer=local._settle_worker) as workers:
         learner.map = workers.map
         for _ in range(3):
-            together, together_sums = learner.gradients(rollout)
+            found = learner.gradients(rollout)
+            together, together_sums = found.parameters, found.sums
             assert all(torch.equal(a, b) for a, b in zip(alone, together, strict=True))
             assert all(torch.equal(sums[name], together_sums[name]) for name in sums)
 

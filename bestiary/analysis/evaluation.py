@@ -1,0 +1,207 @@
+"""What an evaluation found: the games of each part (a task, a checkpoint, a range of levels), in numbers, files and tables."""
+
+import csv
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy.stats
+from rich.table import Table
+
+from bestiary.console import note, stdout
+from bestiary.envs.procgen import normalised
+from bestiary.rollout import Episode
+
+Statistics = dict[str, dict[str, float]]
+
+
+@dataclass
+class Part:
+    """The games of one task, at one checkpoint, on one range of levels."""
+
+    task: str
+    episodes: list[Episode]  # every life of every game that counts; lives of a game follow each other
+    checkpoint: int | None = None
+    levels: str | None = None
+    role: str = ""  # of the levels: train or test
+    given_up: int = 0  # games
+    statistics: Statistics = field(init=False)
+
+    def __post_init__(self) -> None:
+        games = [e for e in self.episodes if e.game_over]
+        self.statistics = {
+            "game": summarise([e.game_return for e in games]),
+            "game_length": summarise([e.game_length for e in games]),
+        }
+        if len(games) < len(self.episodes):
+            self.statistics["life"] = summarise([e.ret for e in self.episodes])
+        if self.task.startswith("procgen/") and normalised(self.task, 0) is not None:
+            self.statistics["normalised"] = summarise([normalised(self.task, e.game_return) or 0.0 for e in games])
+
+    @property
+    def mean(self) -> float:
+        return self.statistics["game"]["mean"]
+
+    @property
+    def label(self) -> dict[str, Any]:
+        named = {"checkpoint": self.checkpoint, "task": self.task, "levels": self.levels, "role": self.role or None}
+        return {key: value for key, value in named.items() if value is not None}
+
+
+@dataclass
+class Evaluation:
+    protocol: dict[str, Any]
+    parts: list[Part]
+    path: Path | None = None  # of the JSON file; the CSV is beside it
+
+    @property
+    def statistics(self) -> Statistics:
+        """Of all games, where there is one part; each part has its own."""
+        if len(self.parts) > 1:
+            raise ValueError("tasks and levels have no common mean: see `parts`")
+        return self.parts[0].statistics
+
+    @property
+    def episodes(self) -> list[Episode]:
+        return [episode for part in self.parts for episode in part.episodes]
+
+    @property
+    def mean(self) -> float:
+        """Mean return of whole games."""
+        return self.statistics["game"]["mean"]
+
+    def over_splits(self) -> list[dict[str, Any]]:
+        """For each task, and for all together, the means on its training levels and on the others: mean and deviation over
+        those splits. Normalised where there are constants; together only then."""
+        rows = []
+        for task in dict.fromkeys(part.task for part in self.parts):
+            own = [part for part in self.parts if part.task == task]
+            rows.append({"task": task, **_split_means(own, [[part.mean] for part in own], "")})
+            if all("normalised" in part.statistics for part in own):
+                means = [[part.statistics["normalised"]["mean"]] for part in own]
+                rows[-1] |= _split_means(own, means, "normalised_")
+        if len(rows) > 1 and all("normalised" in part.statistics for part in self.parts):
+            columns = [[p for p in self.parts if p.levels == one.levels] for one in self._splits()]
+            means = [[part.statistics["normalised"]["mean"] for part in column] for column in columns]
+            rows.append({"task": "all", **_split_means([column[0] for column in columns], means, "normalised_")})
+        return rows
+
+    def _splits(self) -> list[Part]:
+        return list({part.levels: part for part in reversed(self.parts)}.values())[::-1]
+
+    def save(self, path: Path) -> None:
+        self.path = path
+        found: dict[str, Any] = {"protocol": self.protocol}
+        if len(self.parts) == 1:
+            found = {"statistics": self.statistics, **found}
+        else:
+            found = {"parts": [{**part.label, "statistics": part.statistics} for part in self.parts], **found}
+            if len(self._splits()) > 1:
+                found = {"over_splits": self.over_splits(), **found}
+        path.write_text(json.dumps(found, indent=1) + "\n")
+        with path.with_suffix(".csv").open("w", newline="") as file:
+            writer = csv.writer(file)
+            names = ["checkpoint", "task", "levels", "game", "env", "level"]
+            writer.writerow([*names, "return", "length", "game_return", "game_length", "game_over"])
+            for part in self.parts:
+                game = 0
+                for e in part.episodes:
+                    level = int(e.measures["level"]) if "level" in e.measures else ""
+                    where = [part.checkpoint, part.task, part.levels, game, e.env, level]
+                    writer.writerow([*where, e.ret, e.length, e.game_return, e.game_length, int(e.game_over)])
+                    game += e.game_over
+
+    def show(self) -> None:
+        p = self.protocol
+        at = f" at step {p['checkpoint_steps']:,}" if "checkpoint_steps" in p else ""
+        title = f"{p['run']}{at}, {p['policy']}"
+        stdout.print(self._one(title) if len(self.parts) == 1 else self._many(title))
+        if len(self._splits()) > 1:
+            stdout.print(self._summary())
+        if self.path is not None:
+            note(f"written: {self.path} and .csv")
+
+    def _one(self, title: str) -> Table:
+        table = _table(title, "", "n", *COLUMNS)
+        for name, s in self.statistics.items():
+            table.add_row(NAMES[name], f"{s['n']:.0f}", *_cells(s))
+        return table
+
+    def _many(self, title: str) -> Table:
+        keys = [key for key in ("checkpoint", "task", "levels", "role") if any(key in p.label for p in self.parts)]
+        scaled = any("normalised" in part.statistics for part in self.parts)
+        table = _table(title, *keys, "games", *COLUMNS, *(["normalised"] if scaled else []))
+        for part in self.parts:
+            label = [f"{part.label.get(key, '')}" for key in keys]
+            s, share = part.statistics["game"], part.statistics.get("normalised")
+            more = [f"{share['mean']:.3f}" if share else ""] if scaled else []
+            table.add_row(*label, f"{s['n']:.0f}", *_cells(s), *more)
+        return table
+
+    def _summary(self) -> Table:
+        rows = self.over_splits()
+        keys = [key for key in ("train", "test", "normalised_train", "normalised_test") if any(key in r for r in rows)]
+        table = _table("over the splits: mean, and its deviation from split to split", "task", *keys)
+        for row in rows:
+            cells = [f"{row[key]:.3f}" if key in row else "" for key in keys]
+            spread = [f" ± {row[f'{key}_sd']:.3f}" if f"{key}_sd" in row else "" for key in keys]
+            table.add_row(row["task"], *(cell + more for cell, more in zip(cells, spread, strict=True)))
+        return table
+
+
+COLUMNS = ("mean", "95% interval", "sd", "median", "min", "max")
+NAMES = {
+    "game": "return of a game",
+    "life": "return of a life",
+    "game_length": "steps of a game",
+    "normalised": "normalised return",
+}
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title)
+    for column in columns:
+        table.add_column(column, justify="left" if column in ("", "task", "levels", "role") else "right")
+    return table
+
+
+def _cells(s: dict[str, float]) -> list[str]:
+    mean, sd, median, low, high = (f"{s[key]:.2f}" for key in ("mean", "sd", "median", "min", "max"))
+    return [mean, f"{s['ci_low']:.2f} to {s['ci_high']:.2f}", sd, median, low, high]
+
+
+def _split_means(parts: Sequence[Part], means: Sequence[Sequence[float]], prefix: str) -> dict[str, float]:
+    """Of each role, the mean over its splits, each the mean of some numbers; with a deviation where it has several."""
+    found: dict[str, float] = {}
+    for role in ("train", "test"):
+        own = [float(np.mean(m)) for part, m in zip(parts, means, strict=True) if part.role == role]
+        if own:
+            found[prefix + role] = float(np.mean(own))
+        if len(own) > 1:
+            found[f"{prefix}{role}_sd"] = float(np.std(own, ddof=1))
+    return found
+
+
+def summarise(values: Sequence[float] | Sequence[int]) -> dict[str, float]:
+    """Mean with a 95 % bootstrap interval, spread and extremes."""
+    array = np.asarray(values, np.float64)
+    low = high = float(array.mean())
+    if len(array) > 1 and array.std() > 0:
+        interval = scipy.stats.bootstrap(
+            (array,), np.mean, n_resamples=2000, method="percentile", rng=np.random.default_rng(0)
+        ).confidence_interval
+        low, high = float(interval.low), float(interval.high)
+    return {
+        "n": len(array),
+        "mean": float(array.mean()),
+        "ci_low": low,
+        "ci_high": high,
+        "sd": float(array.std(ddof=1)) if len(array) > 1 else 0.0,
+        "median": float(np.median(array)),
+        "min": float(array.min()),
+        "max": float(array.max()),
+        "distinct": len(np.unique(array)),
+    }

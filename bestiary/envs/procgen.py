@@ -1,0 +1,232 @@
+"""ProcGen: sixteen games whose levels are generated, `procgen/starpilot:easy` (Cobbe et al. 2020).
+
+Every episode is one level, drawn from `--levels`, half open: `0:200` are the two hundred that an agent may be trained on, and
+what it is worth on others says what it has learnt. A mode (easy, hard, ...) says how levels are made; not every game has all.
+
+EnvPool's game draws its next level within the step that ends one, and EnvPool then resets it once more. The pool does that at
+once and for exactly the rows that ended, so the level in between is never seen, played or counted.
+"""
+
+import ctypes
+import importlib.util
+import os
+import sys
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from bestiary.envs.pool import check_actions, first_step, spawn_seeds
+from bestiary.errors import UserError
+from bestiary.options import option, suggest
+from bestiary.rollout import ActionSpec, Arrays, ArraySpec, Step
+
+ACTIONS = "LEFTDOWN LEFT LEFTUP DOWN NOOP UP RIGHTDOWN RIGHT RIGHTUP D A W S Q E".split()
+LEVELS = 2**31 - 1  # that there are, of each game and mode
+
+
+class Game(NamedTuple):
+    modes: str
+    easy: tuple[float, float]  # return that counts as 0, and as 1
+    hard: tuple[float, float]
+
+
+GAMES = {  # the constants are those of the appendix of Cobbe et al. 2020; there are none for the other modes
+    "bigfish": Game("easy hard", (1, 40), (0, 40)),
+    "bossfight": Game("easy hard", (0.5, 13), (0.5, 13)),
+    "caveflyer": Game("easy hard memory exploration", (3.5, 12), (2, 13.4)),
+    "chaser": Game("easy hard extreme", (0.5, 13), (0.5, 14.2)),
+    "climber": Game("easy hard exploration", (2, 12.6), (1, 12.6)),
+    "coinrun": Game("easy hard exploration", (5, 10), (5, 10)),
+    "dodgeball": Game("easy hard extreme memory", (1.5, 19), (1.5, 19)),
+    "fruitbot": Game("easy hard", (-1.5, 32.4), (-0.5, 27.2)),
+    "heist": Game("easy hard memory exploration", (3.5, 10), (2, 10)),
+    "jumper": Game("easy hard memory exploration", (3, 10), (1, 10)),
+    "leaper": Game("easy hard extreme exploration", (3, 10), (1.5, 10)),
+    "maze": Game("easy hard memory exploration", (5, 10), (4, 10)),
+    "miner": Game("easy hard memory", (1.5, 13), (1.5, 20)),
+    "ninja": Game("easy hard exploration", (3.5, 10), (2, 10)),
+    "plunder": Game("easy hard", (4.5, 30), (3, 30)),
+    "starpilot": Game("easy hard extreme", (2.5, 64), (1.5, 35)),
+}
+DEFAULT_MODE = "hard"  # ProcGen's own
+
+
+def split(name: str) -> tuple[str, str]:
+    """`starpilot:easy` -> game and mode, or what is wrong with it."""
+    game, _, mode = name.partition(":")
+    if game not in GAMES:
+        raise UserError(f"procgen/{game}: there is no such game{suggest(game, GAMES)} (bestiary list envs procgen)")
+    mode, modes = mode or DEFAULT_MODE, GAMES[game].modes.split()
+    if mode not in modes:
+        raise UserError(f"procgen/{name}: {game} has the modes {', '.join(modes)}{suggest(mode, modes)}")
+    return game, mode
+
+
+def normalised(task: str, value: float) -> float | None:
+    """A return as a share of the way from a trivial agent's to a perfect one's; None where no such constants are known."""
+    game, mode = split(task.removeprefix("procgen/"))
+    if mode not in ("easy", "hard"):
+        return None
+    low, high = getattr(GAMES[game], mode)
+    return (value - low) / (high - low)
+
+
+def parse_levels(text: str) -> tuple[int, int]:
+    """`0:200` -> (0, 200); `all` -> (0, LEVELS)."""
+    if text == "all":
+        return 0, LEVELS
+    start, colon, stop = (word.strip() for word in text.partition(":"))
+    if not (colon and start.isdecimal() and stop.isdecimal()):
+        raise ValueError(f"--levels {text}: expected a range such as 0:200 (200 is not in it), or all")
+    first, last = int(start), int(stop)
+    if last > LEVELS:
+        raise ValueError(f"--levels {text}: levels are numbered 0 to {LEVELS - 1}")
+    if first == last:
+        raise ValueError(f"--levels {text}: that is no level; 0:{max(1, last)} has {max(1, last)}")
+    if first > last:
+        raise ValueError(f"--levels {text}: upside down; did you mean {last}:{first}?")
+    return first, last
+
+
+class ProcgenPool:
+    """N environments of one game; the last frame of an episode is not to be had, so that its ends are all true ends."""
+
+    @dataclass(frozen=True)
+    class Options:
+        levels: str = option("all", "levels to play, such as 0:200 (200 is not in it), or all")
+        backgrounds: bool = option(True, "pictures behind the game, not black")
+        monochrome: bool = option(False, "plain rectangles instead of drawn assets")
+        centered: bool = option(True, "the view follows the agent, where the game has such a view")
+
+        def __post_init__(self) -> None:
+            parse_levels(self.levels)
+
+    default_steps: ClassVar[int] = 25_000_000
+
+    def __init__(
+        self, name: str, num_envs: int, seed: int | np.random.SeedSequence, options: Options, render: bool = False
+    ):
+        game, mode = split(name)
+        self.num_envs, self.options = num_envs, options
+        self.tasks: tuple[str, ...] = (f"procgen/{game}:{mode}",)
+        self.frames_per_step = 1
+        self.action_spec = ActionSpec(tuple(ACTIONS))
+        self.observation_spec = {"image": ArraySpec((3, 64, 64), "uint8")}
+        self.measures_spec: dict[str, ArraySpec] = {}
+        self.saveable = False
+        self.level = np.zeros(num_envs, np.int64)  # that each environment plays
+        self.owed: dict[int, int] | None = None
+        self.counts = np.ones(num_envs, bool)  # whether its running episode is one that was owed
+        start, stop = parse_levels(options.levels)
+        if mode == "exploration" and options.levels != "all":
+            raise UserError(f"procgen/{name}: exploration is one level; leave --levels out")
+        load_qt()
+        import envpool
+
+        self.ids = np.arange(num_envs, dtype=np.int32)
+        self.env = envpool.make(
+            f"{game.capitalize()}{mode.capitalize()}-v0",
+            env_type="gymnasium",
+            num_envs=num_envs,
+            num_threads=min(num_envs, os.cpu_count() or 1),
+            seed=spawn_seeds(seed, num_envs),
+            start_level=start,
+            num_levels=0 if options.levels == "all" else stop - start,
+            use_backgrounds=options.backgrounds,
+            use_monochrome_assets=options.monochrome,
+            center_agent=options.centered,
+            **({"render_mode": "rgb_array"} if render else {}),
+        )
+
+    def reset(self) -> Step:
+        return first_step({"image": self._start(self.ids)}, {})
+
+    def send(self, actions: np.ndarray) -> None:
+        self.env.send(check_actions(actions, self.action_spec, self.num_envs).astype(np.int32), self.ids)
+
+    def recv(self) -> Step:
+        image, reward, terminated, truncated, _ = self.env.recv()
+        done = terminated | truncated  # a time limit of the game's own looks like any other end, and counts as one
+        if done.any():
+            rows = self.ids[done]
+            image[rows] = self._start(rows)
+        return Step(
+            observation={"image": image},
+            reward=reward.astype(np.float32),
+            done=done,
+            truncated=np.zeros(self.num_envs, bool),
+            game_over=done.copy(),
+            task=np.zeros(self.num_envs, np.int64),
+        )
+
+    def _start(self, rows: np.ndarray) -> np.ndarray:
+        """A new level for some rows: their first frames. Where levels are owed, one of those, for as long as there are any."""
+        image, info = self.env.reset(rows)
+        level = info["level_seed"].astype(np.int64)
+        if self.owed is not None:
+            counted = self._pay(level)
+            while self.owed and not counted.all():
+                again = np.flatnonzero(~counted)
+                image[again], info = self.env.reset(rows[again])
+                level[again] = info["level_seed"]
+                counted[again] = self._pay(level[again])
+            self.counts[rows] = counted
+        self.level[rows] = level
+        return image
+
+    def owe(self, episodes: int) -> bool:
+        """From the next reset on, play every level of a finite range equally often, `episodes` in all; False where there are
+        more levels than anybody could play. `counts` then says which environments play one that was owed."""
+        start, stop = parse_levels(self.options.levels)
+        if stop - start == LEVELS:
+            return False
+        each, more = divmod(episodes, stop - start)
+        owed = {level: each + (level - start < more) for level in range(start, stop)}
+        self.owed = {level: times for level, times in owed.items() if times}
+        return True
+
+    def _pay(self, levels: np.ndarray) -> np.ndarray:
+        """Which of these levels are owed; they are from now on owed once less."""
+        assert self.owed is not None
+        paid = np.zeros(len(levels), bool)
+        for k, level in enumerate(levels.tolist()):
+            if level in self.owed:
+                paid[k] = True
+                self.owed[level] -= 1
+                if not self.owed[level]:
+                    del self.owed[level]
+        return paid
+
+    def render(self) -> list[np.ndarray]:
+        return [self.env.render(env_ids=np.array([i]))[0] for i in self.ids]
+
+    def save(self) -> Arrays:
+        return {}
+
+    def load(self, state: Arrays) -> None:
+        raise NotImplementedError("ProcGen's games cannot be saved")
+
+    def close(self) -> None:
+        self.env.close()
+
+
+@cache
+def load_qt() -> None:
+    """EnvPool's ProcGen draws with Qt 5, which on Linux is not in its wheel; the wheel PyQt5-Qt5 has the libraries alone."""
+    if sys.platform != "linux":
+        return
+    found = importlib.util.find_spec("PyQt5")
+    folders = [Path(place) / "Qt5" / "lib" for place in (found.submodule_search_locations or ())] if found else []
+    for name in ("libQt5Core.so.5", "libQt5Gui.so.5"):
+        places: list[Any] = [folder / name for folder in folders if (folder / name).exists()] or [name]
+        try:
+            ctypes.CDLL(str(places[0]), mode=ctypes.RTLD_GLOBAL)
+        except OSError as error:
+            raise UserError(f"ProcGen needs {name}: run pip install PyQt5-Qt5 ({error})") from error
+    module = sys.modules.get("envpool.procgen")
+    if getattr(module, "_PROCGEN_IMPORT_ERROR", None) is not None:  # EnvPool was imported, for others, before
+        assert module is not None
+        importlib.reload(module)

@@ -1,0 +1,51 @@
+"""Beginning with what another run has learnt: `--init-from RUN`.
+
+Torso and memory are taken over as they are. The policy's outputs go by the names of the actions, the critic's by the names of
+the tasks: what the other agent knew is taken over, what it did not begins afresh.
+"""
+
+import torch
+from torch import Tensor
+
+from bestiary.agents.agent import Agent
+from bestiary.envs.pool import Pool
+from bestiary.errors import UserError
+from bestiary.runs import checkpoints
+from bestiary.runs.folder import Run
+
+
+@torch.no_grad()
+def take_over(agent: Agent, pool: Pool, source: Run) -> str:
+    """Put the newest weights of another run into a fresh agent of this pool's; returns what was taken over, in words."""
+    saved, mine = checkpoints.choose(source.path).model(), agent.state_dict()
+    theirs = source.config.make_pool(1, 0)
+    theirs.close()
+    known = {"policy": theirs.action_spec.names, "critic": theirs.tasks}
+    wanted = {"policy": pool.action_spec.names, "critic": pool.tasks}
+    problems, fresh = list[str](), dict[str, list[str]]()
+    for name, tensor in mine.items():
+        head = name.split(".")[0]
+        if name not in saved:
+            problems.append(f"{name}: not in {source.path}")
+        elif head in known and len(known[head]) == len(saved[name]) and len(wanted[head]) == len(tensor):
+            if saved[name].shape[1:] != tensor.shape[1:]:
+                problems.append(_differ(name, saved[name], tensor))
+                continue
+            for row, key in enumerate(wanted[head]):
+                if key in known[head]:
+                    tensor[row] = saved[name][known[head].index(key)]
+                elif key not in fresh.setdefault(head, []):
+                    fresh[head].append(key)
+        elif saved[name].shape == tensor.shape:
+            tensor.copy_(saved[name])
+        else:
+            problems.append(_differ(name, saved[name], tensor))
+    if problems:
+        raise UserError(f"--init-from {source.path}: its agent is another one than this:", *problems[:4])
+    agent.load_state_dict(mine)
+    new = "; ".join(f"{head} begins afresh for {', '.join(keys)}" for head, keys in fresh.items())
+    return f"weights of {source.path} at step {source.steps}{f'; {new}' if new else ''}"
+
+
+def _differ(name: str, saved: Tensor, mine: Tensor) -> str:
+    return f"{name}: {list(saved.shape)} there, {list(mine.shape)} here"

@@ -1,0 +1,121 @@
+"""Validation: now and then during a training, how good is the agent where it does not learn?
+
+A copy of the agent plays whole games in pools of its own, on levels of its own, with the same seeds every time; nothing of the
+training is touched but the clock. Rows go to validation.csv, and the checkpoint with the best score so far is kept as `best`.
+"""
+
+import copy
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from bestiary.agents.agent import Agent
+from bestiary.analysis.evaluate import play_games
+from bestiary.analysis.evaluation import Part
+from bestiary.config import Config, make_pool
+from bestiary.console import warn
+from bestiary.envs.mixture import task_name
+from bestiary.envs.procgen import parse_levels
+from bestiary.errors import UserError
+
+USUAL = 1_000_000  # steps between validations, where only their levels were given
+MAX_STEPS = 27_000
+
+
+@dataclass
+class Validator:
+    names: tuple[str, ...]
+    options: Any  # of the environments
+    every: int
+    episodes: int
+    greedy: bool
+    seed: int
+
+    def validate(self, agent: Agent, steps: int) -> tuple[list[dict[str, Any]], float | None]:
+        """A row for each task, and the score: the mean over the tasks where returns can be compared, else None."""
+        frozen = copy.deepcopy(agent).to(torch.device("cpu"))
+        parts = []
+        for task, name in enumerate(self.names):
+            streams = np.random.SeedSequence([self.seed, 3, task]).spawn(2)
+            pool = make_pool([name], self.options, min(32, self.episodes), streams[0])
+            draws = int(streams[1].generate_state(1)[0])
+            played, given_up = play_games(
+                frozen, pool, self.episodes, MAX_STEPS, greedy=self.greedy, seed=draws, task=task
+            )
+            parts.append(Part(task_name(name), played, steps, getattr(self.options, "levels", None), given_up=given_up))
+        return [_row(steps, part) for part in parts], _score(parts)
+
+
+def make_validator(config: Config) -> Validator | None:
+    training = config.training
+    wanted = training.valid_levels is not None or training.valid_mode is not None
+    every = training.valid_every or (USUAL if wanted else 0)
+    if not every:
+        return None
+    return Validator(
+        tuple(_with_mode(name, training.valid_mode) for name in config.envs),
+        _with_levels(config),
+        every,
+        training.valid_episodes,
+        training.valid_greedy,
+        training.seed,
+    )
+
+
+def check_validation(config: Config) -> None:
+    """Refuse what cannot be validated, and warn of levels that are also trained on, before any work starts."""
+    validator = make_validator(config)
+    if validator is None:
+        return
+    for name in validator.names:
+        make_pool([name], validator.options, 1, 0).close()
+    if config.training.valid_levels is None:
+        return
+    trained, asked = parse_levels(config.env_options.levels), parse_levels(validator.options.levels)
+    if max(trained[0], asked[0]) < min(trained[1], asked[1]):
+        warn(
+            f"--valid-levels {validator.options.levels} overlaps the levels of the training, {config.env_options.levels}: "
+            "it will flatter the agent"
+        )
+
+
+def _with_levels(config: Config) -> Any:
+    levels = config.training.valid_levels
+    if levels is None:
+        return config.env_options
+    if not hasattr(config.env_options, "levels"):
+        raise UserError(f"--valid-levels {levels}: {config.envs[0]} has no levels")
+    try:
+        return replace(config.env_options, levels=levels)
+    except ValueError as error:
+        raise UserError(str(error).replace("--levels", "--valid-levels")) from error
+
+
+def _with_mode(name: str, mode: str | None) -> str:
+    if mode is None:
+        return name
+    if not name.startswith("procgen/"):
+        raise UserError(f"--valid-mode {mode}: {name} has no modes")
+    return f"{name.partition(':')[0]}:{mode}"
+
+
+def _row(steps: int, part: Part) -> dict[str, Any]:
+    game, share = part.statistics["game"], part.statistics.get("normalised")
+    return {
+        "step": steps,
+        "task": part.task,
+        "levels": part.levels or "",
+        "games": int(game["n"]),
+        "return": game["mean"],
+        "ci_low": game["ci_low"],
+        "ci_high": game["ci_high"],
+        "normalised": share["mean"] if share else "",
+    }
+
+
+def _score(parts: list[Part]) -> float | None:
+    if all("normalised" in part.statistics for part in parts):
+        return float(np.mean([part.statistics["normalised"]["mean"] for part in parts]))
+    return parts[0].mean if len(parts) == 1 else None

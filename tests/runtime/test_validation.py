@@ -1,0 +1,116 @@
+"""Validation while training: by steps, on levels of its own, touching nothing; the best checkpoint; transfer."""
+
+import csv
+from typing import Any
+
+import pytest
+import torch
+
+import bestiary
+from bestiary.errors import UserError
+from bestiary.runs import checkpoints
+
+SMALL: dict[str, Any] = {
+    "runtime": "serial",
+    "num_envs": 8,
+    "batch_size": 8,
+    "torso": "mlp",
+    "torso.width": 16,
+    "save_every": 0,
+}
+
+
+def rows_of(run):
+    with (run.path / "validation.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_it_changes_nothing_of_the_training():
+    plain = bestiary.train("toy/catch", run_dir="plain", steps=3_200, **SMALL)
+    watched = bestiary.train("toy/catch", run_dir="watched", steps=3_200, valid_every=1_000, valid_episodes=8, **SMALL)
+    one, two = (checkpoints.choose(run.path).model() for run in (plain, watched))
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    assert [int(row["step"]) for row in rows_of(watched)] == [1_120, 2_080, 3_040, 3_200]
+    assert not (plain.path / "validation.csv").exists()
+
+
+def test_the_best_checkpoint_is_kept_even_where_returns_are_negative():
+    run = bestiary.train(
+        "toy/catch", run_dir="r", steps=6_400, valid_every=800, valid_episodes=40, save_minutes=1e-9, lr=3e-3, **SMALL
+    )
+    rows = rows_of(run)
+    best = max(rows, key=lambda row: float(row["return"]))
+    assert float(rows[0]["return"]) < 0  # and yet the first was the best for a while
+    assert checkpoints.best(run.path / "checkpoints") == int(best["step"])
+    assert (run.path / "checkpoints" / "best" / "model.safetensors").exists()
+
+
+def test_resumed_it_remembers_the_best():
+    options: dict[str, Any] = {"valid_every": 800, "valid_episodes": 10, **SMALL}
+    run = bestiary.train("toy/catch", run_dir="r", steps=1_600, **options)
+    before = run.checkpoints[-1].state()["best"]
+    run = bestiary.runtime.train.resume(run, steps=3_200)
+    after = run.checkpoints[-1].state()["best"]
+    assert after >= before
+    assert [int(row["step"]) for row in rows_of(run)] == [800, 1_600, 2_400, 3_200]
+
+
+def test_the_checkpoint_at_a_step_is_kept():
+    run = bestiary.train("toy/catch", run_dir="r", steps=3_200, keep=(1_000, 1_900), save_minutes=1e-9, **SMALL)
+    assert [c.steps for c in run.checkpoints][:2] == [1_120, 1_920]
+    assert len(run.checkpoints) == 4  # and the two newest
+
+
+def test_levels_and_modes_of_its_own(capsys):
+    run = bestiary.train(
+        "procgen/maze:easy",
+        run_dir="r",
+        steps=320,
+        levels="0:5",
+        valid_levels="3:9",
+        valid_mode="memory",
+        valid_every=320,
+        valid_episodes=2,
+        **SMALL,
+    )
+    (row,) = rows_of(run)
+    assert (row["task"], row["levels"], row["games"]) == ("procgen/maze:memory", "3:9", "2")
+    assert "--valid-levels 3:9 overlaps the levels of the training, 0:5" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"env": "toy/catch", "valid_levels": "0:5"}, "toy/catch has no levels"),
+        ({"env": "toy/catch", "valid_mode": "hard"}, "toy/catch has no modes"),
+        ({"env": "procgen/maze:easy", "valid_levels": "9:3"}, "--valid-levels 9:3: upside down"),
+        ({"env": "procgen/bigfish:easy", "valid_mode": "memory"}, "bigfish has the modes easy, hard"),
+    ],
+)
+def test_what_cannot_be_validated_is_refused_before_any_work(options, said):
+    with pytest.raises(UserError) as caught:
+        bestiary.train(options.pop("env"), run_dir="r", **options)
+    assert said in str(caught.value)
+
+
+def test_transfer_takes_over_what_fits():
+    options: dict[str, Any] = {"runtime": "serial", "num_envs": 4, "batch_size": 4, "torso.width": 16, "steps": 80}
+    first = bestiary.train("atari/{Pong,Carnival}", run_dir="first", popart=True, **options)
+    second = bestiary.train(
+        "atari/{Carnival,SpaceInvaders}", run_dir="second", popart=True, init_from="first", **{**options, "lr": 1e-30}
+    )
+    old, new = (checkpoints.choose(run.path).model() for run in (first, second))
+    for name in old:
+        if name.startswith(("torso", "policy")):
+            torch.testing.assert_close(new[name], old[name])
+    torch.testing.assert_close(new["critic.nu"][0], old["critic.nu"][1], rtol=0.1, atol=0.1)  # Carnival's, gone on from
+
+
+def test_another_agent_is_refused():
+    bestiary.train("toy/catch", run_dir="small", steps=80, **SMALL)
+    with pytest.raises(UserError) as caught:
+        bestiary.train("toy/catch", run_dir="large", init_from="small", **{**SMALL, "torso.width": 32})
+    assert "its agent is another one" in caught.value.problems[0]
+    assert "torso.layers.0.weight: [16, 50] there, [32, 50] here" in caught.value.problems[1]
+    with pytest.raises(UserError, match="there is no such run"):
+        bestiary.train("toy/catch", run_dir="large", init_from="smal", **SMALL)
