@@ -194,3 +194,12 @@ def test_layers_and_units(kind, parts):
     output, after = memory(x, done, state)
     assert output.shape == (T, B, 5)
     assert [tuple(s.shape) for s in after] == [(B, 3, 5)] * parts
+
+
+@torch.no_grad()
+def test_lstm_without_resets_is_pytorchs():
+    memory = make("lstm")
+    x, done = random_inputs()
+    expected, _ = memory.core(x)
+    output, _ = memory(x, torch.zeros_like(done), memory.initial_state(B))
+    assert torch.equal(output, expected)

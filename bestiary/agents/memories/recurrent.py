@@ -1,13 +1,16 @@
-"""LSTM and GRU, with resets inside the sequence. The weights are PyTorch's own layers'; `recurrences.py` runs them."""
+"""LSTM and GRU, with resets inside the sequence.
 
+PyTorch's recurrent layers run fastest over many steps at once but know no resets. So the sequence is cut where any row of
+the batch starts a new episode, and the rows that do have their state zeroed there: the same as one step at a time.
+"""
+
+import itertools
 from dataclasses import dataclass
 
 import torch
 import torch.nn as nn
-import torch.nn.functional as F
 from torch import Tensor
 
-from bestiary.agents.memories.recurrences import GRUSequence, LSTMSequence
 from bestiary.options import option
 
 State = tuple[Tensor, ...]
@@ -34,18 +37,20 @@ class Recurrent(nn.Module):
         return tuple(weight.new_zeros(shape) for _ in range(self.parts))
 
     def forward(self, x: Tensor, done: Tensor, state: State) -> tuple[Tensor, State]:
-        weights = self.core.all_weights  # of each layer: for the input, for the state, and a bias for each
-        with torch.autocast(x.device.type, enabled=False):  # what is carried from step to step keeps all its digits
-            x, resets = x.to(weights[0][0].dtype), done.unsqueeze(-1)
-            after = []
-            for layer, (w, u, b, b_u) in enumerate(weights):
-                x, carried = self.through(x, resets, tuple(s[:, layer] for s in state), (w, u, b, b_u))
-                after.append(carried)
-        return x, tuple(torch.stack(parts, dim=1) for parts in zip(*after, strict=True))
+        length = x.shape[0]
+        opened = done.any(dim=1).tolist() if length > 1 else []
+        cuts = [0, *(t for t in range(1, length) if opened[t]), length]
+        outputs = []
+        for start, stop in itertools.pairwise(cuts):
+            keep = (~done[start]).view(-1, 1, 1)  # [B,1,1]
+            output, state = self._run(x[start:stop], tuple(torch.where(keep, s, 0.0) for s in state))
+            outputs.append(output)
+        return torch.cat(outputs) if len(outputs) > 1 else outputs[0], state
 
-    def through(self, x: Tensor, resets: Tensor, state: State, weights: tuple[Tensor, ...]) -> tuple[Tensor, State]:
-        """One layer over the whole sequence."""
-        raise NotImplementedError
+    def _run(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        layered = tuple(s.transpose(0, 1).contiguous() for s in state)  # [B,L,H] -> [L,B,H], as PyTorch has it
+        output, after = self.core(x, layered if self.parts > 1 else layered[0])
+        return output, tuple(s.transpose(0, 1) for s in (after if self.parts > 1 else (after,)))
 
 
 class LSTM(Recurrent):
@@ -56,11 +61,6 @@ class LSTM(Recurrent):
     def __init__(self, input_size: int, options: Recurrent.Options = Recurrent.Options()):
         super().__init__(nn.LSTM(input_size, options.hidden, options.layers))
 
-    def through(self, x: Tensor, resets: Tensor, state: State, weights: tuple[Tensor, ...]) -> tuple[Tensor, State]:
-        w, u, b, b_u = weights
-        y, c = LSTMSequence.apply(F.linear(x, w, b + b_u), resets, *state, u)
-        return y, (y[-1], c)
-
 
 class GRU(Recurrent):
     """Gated recurrent unit; its state is (h,)."""
@@ -69,8 +69,3 @@ class GRU(Recurrent):
 
     def __init__(self, input_size: int, options: Recurrent.Options = Recurrent.Options()):
         super().__init__(nn.GRU(input_size, options.hidden, options.layers))
-
-    def through(self, x: Tensor, resets: Tensor, state: State, weights: tuple[Tensor, ...]) -> tuple[Tensor, State]:
-        w, u, b, b_u = weights
-        y = GRUSequence.apply(F.linear(x, w, b), resets, *state, u, b_u)
-        return y, (y[-1],)
