@@ -34,6 +34,7 @@ from bestiary.resolve import layers, resolve
 from bestiary.runs.folder import Place, create_run
 from bestiary.runtime import local
 from bestiary.runtime.actor import Actor
+from bestiary.runtime.interrupts import Interrupted
 from bestiary.runtime.probe import choose_group_size
 from bestiary.runtime.session import Session
 from bestiary.runtime.train import build, make_layout
@@ -242,17 +243,22 @@ def _whole(config: Config, seconds: float) -> dict[str, float]:
             def clock() -> None:
                 time.sleep(seconds / 3)
                 stop, last = time.perf_counter() + seconds, learner.steps
-                while time.perf_counter() < stop or len(marks) < 2:
+                while (time.perf_counter() < stop or len(marks) < 2) and not session.done:
                     time.sleep(0.002)
                     if learner.steps != last:
                         last = learner.steps
                         marks.append((time.perf_counter(), last))
-                session.interrupts.received = 2
+                session.enough = True
 
             threading.Thread(target=clock, daemon=True).start()
-            local.train(actors, learner, session, make_layout(config))
-        for actor in actors:
-            actor.pool.close()
+            try:
+                local.train(actors, learner, session, make_layout(config))
+            finally:
+                session.enough = True
+                for actor in actors:
+                    actor.pool.close()
+        if session.interrupts.received is not None:
+            raise Interrupted(session.interrupts.received)
         (start, before), (end, after) = marks[0], marks[-1]
         lag = max(run.metrics["max_lag"], default=float("nan"))
     return {"whole": (after - before) / (end - start), "max_lag": float(lag), "memory_mib": _resident_mib()}

@@ -1,5 +1,6 @@
 """The command line: parses (`arguments.py` knows how), calls one function a command, prints."""
 
+import faulthandler
 import os
 import sys
 from pathlib import Path
@@ -36,6 +37,7 @@ USAGE = """bestiary COMMAND ...
 
 def main(argv: list[str] | None = None) -> None:
     """Run a command and exit with its status: 0 done, 1 failed, 2 a mistake in the command, 130/143 interrupted."""
+    faulthandler.enable()  # a crash in C++ then says where
     sys.exit(run_command(list(sys.argv[1:] if argv is None else argv)))
 
 
@@ -283,6 +285,8 @@ def _bench(argv: list[str]) -> None:
     parser.add_argument("--json", metavar="FILE", help="also write the results here, one object a configuration")
     a = parser.parse_strictly(argv)
     repeats, seconds = number("--repeats", a.repeats, 1), number("--seconds", a.seconds, 1)
+    if a.json and (Path(a.json).is_dir() or not Path(a.json).resolve().parent.is_dir()):
+        raise UserError(f"--json {a.json}: not a file that can be written")
     bench(a.config or ["atari-shallow", "atari-resnet"], repeats, seconds, Path(a.json) if a.json else None)
 
 

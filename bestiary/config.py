@@ -76,7 +76,7 @@ class Training:
         0, "local: threads that play them (0: one; one a core where nobody learns meanwhile)", low=0
     )
     workers: int = option(0, "local: threads that compute gradients (0: one a core)", low=0)
-    max_lag: int = option(16, "local: updates that a decision may be old when it is learnt from", low=0)
+    max_lag: int = option(16, "local, without --lag: updates that a decision may be old when it is learnt from", low=0)
     lag: int | None = option(None, "local: exactly so many rollouts, which makes the run reproducible", low=0)
     log_every: int = option(5_000, "steps between two rows of metrics.csv", low=1)
     save_every: int = option(1_000_000, "steps between two checkpoints that are kept (0: only the newest are)", low=0)

@@ -235,6 +235,8 @@ def _check_batches(training: Training, algorithm: Algorithm, tasks: int, problem
         if training.actor_threads > pools:
             problems.append(f"--actor-threads {training.actor_threads}: each needs a pool, and there are {pools}")
         n //= pools
+    elif training.lag is not None:
+        problems.append(f"--lag {training.lag}: is for --runtime local; in serial the lag is what one thread makes it")
     problems += (found := algorithm.problems(n, pools))
     if found or training.runtime != "local":
         return

@@ -51,6 +51,35 @@ def test_a_signal_saves_and_names_the_command_that_goes_on(signum: int, status: 
     assert f"resuming r at step {newest.steps}" in resumed.stderr
 
 
+STUCK = """
+import time, gymnasium, numpy as np
+from gymnasium.spaces import Box, Discrete
+class Stuck(gymnasium.Env):
+    observation_space, action_space, steps = Box(-1, 1, (2,)), Discrete(2), 0
+    def reset(self, seed=None, options=None):
+        return np.zeros(2, np.float32), {}
+    def step(self, action):
+        self.steps += 1
+        if self.steps == 200:
+            open("stuck", "w").close()
+            time.sleep(1e5)
+        return np.zeros(2, np.float32), 0.0, self.steps % 10 == 0, False, {}
+"""
+
+
+def test_a_signal_stops_a_run_whose_environment_does_not_come_back() -> None:
+    Path("stuck.py").write_text(STUCK)
+    words = ["train", "stuck.py:Stuck", "--num-envs", "4", "--batch-size", "2", "--steps", "1M", "--run-dir", "r"]
+    process = subprocess.Popen([*BESTIARY, *words], stderr=subprocess.PIPE, text=True)
+    wait_until(lambda: Path("stuck").exists())
+    time.sleep(6)  # until it is past doubt
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 143
+    assert "bestiary resume r" in errors
+    assert open_run("r").checkpoints[-1].problem() is None
+
+
 KILL_IN_SAVE = """
 import os, signal, sys
 import bestiary

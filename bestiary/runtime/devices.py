@@ -20,7 +20,7 @@ def choose_device(name: str) -> torch.device:
         if (device.index or 0) >= count:
             raise UserError(f"--device {name}: this machine has {count or 'no'} CUDA device{'s' * (count != 1)}")
         return torch.device("cuda", device.index or 0)
-    if device.type not in ("cpu", "meta"):
+    if device.type != "cpu" or device.index:
         raise UserError(f"--device {name}: expected auto, cpu, cuda or cuda:0")
     return device
 

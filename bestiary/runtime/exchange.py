@@ -76,18 +76,29 @@ class Exchange:
 
     # --- for the learner ---
 
-    def take(self, ahead: int, stalled: Callable[[float], None], patience: float) -> Rollout:
+    def take(
+        self,
+        ahead: int,
+        stalled: Callable[[float], None],
+        patience: float,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> Rollout | None:
         """The next rollout in order, or the one `ahead` after it; it stays in flight until it is learnt from (`publish`).
 
-        Calls `stalled(seconds)` whenever none came for `patience` seconds."""
-        waiting_since = time.monotonic()
+        Calls `stalled(seconds)` whenever none came for `patience` seconds. None where `stop` says so, looked at often."""
+        began = said = time.monotonic()
         with self.changed:
             number = self.learnt + ahead
             while number not in self.ready:
                 if self.failure is not None:
                     raise self.failure
-                if not self.changed.wait(timeout=patience):
-                    stalled(time.monotonic() - waiting_since)
+                if stop():
+                    return None
+                self.changed.wait(timeout=min(patience, 0.5))
+                now = time.monotonic()
+                if number not in self.ready and now - said >= patience:
+                    said = now
+                    stalled(now - began)
             return self.ready[number]
 
     def publish(self, snapshot: Snapshot, rollouts: int = 1) -> None:

@@ -9,7 +9,7 @@ from bestiary.console import note
 
 
 class Interrupted(KeyboardInterrupt):
-    """A run that stopped because it was asked to, after saving itself."""
+    """A run stopped because it was asked to."""
 
     def __init__(self, signum: int):
         super().__init__(signal.Signals(signum).name)
@@ -31,7 +31,7 @@ class Interrupts:
 
     def _receive(self, signum: int, frame: FrameType | None) -> None:
         if self.received is not None:
-            raise KeyboardInterrupt
+            raise Interrupted(signum)
         self.received = signum
         note(f"{signal.Signals(signum).name}: saving after this update (once more to stop at once)")
 

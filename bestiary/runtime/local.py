@@ -28,6 +28,7 @@ from bestiary.runtime.session import Session
 from bestiary.runtime.snapshots import Snapshot
 
 PATIENCE = 30.0  # seconds without a rollout before the user is told what stalls
+STUCK = 5.0  # seconds in one step of an environment after which a run that ends does not wait for it any more
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,10 @@ def train(actors: list[Actor], learner: Learner, session: Session, layout: Layou
                 thread.start()
             while not session.done:
                 with load.learner_waits():
-                    rollouts = [exchange.take(k, load.stalled, PATIENCE) for k in range(joined)]
+                    taken = [exchange.take(k, load.stalled, PATIENCE, lambda: session.done) for k in range(joined)]
+                rollouts = [rollout for rollout in taken if rollout is not None]
+                if len(rollouts) < joined:
+                    break  # asked to stop while there was nothing to learn from
                 metrics = learner.learn(rollouts)
                 exchange.publish(Snapshot.of(learner.agent, learner.version), joined)
                 session.record(metrics, episodes_of(rollouts), load.shares())
@@ -63,7 +67,8 @@ def train(actors: list[Actor], learner: Learner, session: Session, layout: Layou
             learner.map = map
             exchange.close()
             for thread in crew:
-                thread.join(timeout=PATIENCE)
+                stuck = time.monotonic() - thread.since > STUCK  # it may never end; it dies with the process
+                thread.join(timeout=1 if stuck else PATIENCE)
 
 
 class ActorThread(threading.Thread):
@@ -125,4 +130,5 @@ def _settle_worker() -> None:
     """A gradient worker runs its operations alone, and lets actors go first when both want a core."""
     torch.set_num_threads(1)
     with suppress(OSError, AttributeError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 5)
+        mine = threading.get_native_id()
+        os.setpriority(os.PRIO_PROCESS, mine, min(19, os.getpriority(os.PRIO_PROCESS, mine) + 5))

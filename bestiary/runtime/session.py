@@ -83,6 +83,7 @@ class Session:
         self.interval: list[dict[str, float]] = past.get("interval", [])  # metrics of the updates since the last row
         self.loggers = make_loggers(config, run.path, learner.steps)
         self.interrupts = Interrupts()
+        self.enough = False  # set by whoever wants the training to end early, such as the bench
         self.progress = TrainingProgress(self.total, config.label())
         self.started = self.saved_at = time.monotonic()
         self.speed = deque([(self.started, learner.steps)], maxlen=50)
@@ -97,7 +98,7 @@ class Session:
 
     @property
     def done(self) -> bool:
-        return self.learner.steps >= self.total or self.interrupts.received is not None
+        return self.enough or self.learner.steps >= self.total or self.interrupts.received is not None
 
     @property
     def seconds(self) -> float:
