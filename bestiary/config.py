@@ -68,14 +68,17 @@ class Training:
     seed: int = option(1, "of everything random: environments, weights, decisions", low=0, high=2**63 - 1)
     num_envs: int = option(32, "environments that are played at once (N)", low=1, high=100_000)
     runtime: str = option("local", "all cores, or one deterministic thread", choices=("local", "serial"))
-    device: str = option("auto", "auto, cpu, cuda or cuda:1; where the agent acts and learns")
+    device: str = option("auto", "auto, cpu, cuda or cuda:1; where the agent learns")
+    actor_device: str = option("auto", "local: where it acts (auto: where it learns)")
     precision: str = option("float32", "of the network's operations", choices=("float32", "bfloat16"))
-    group_size: int | None = option(None, "trajectories whose gradient is computed at once (none: probed)", low=1)
+    group_size: int | None = option(
+        None, "trajectories whose gradient is computed at once (none: probed; on a GPU all)", low=1
+    )
     pools: int = option(2, "local: pools that the environments are spread over, played in turn", low=1)
     actor_threads: int = option(
         0, "local: threads that play them (0: one; one a core where nobody learns meanwhile)", low=0
     )
-    workers: int = option(0, "local: threads that compute gradients (0: one a core)", low=0)
+    workers: int = option(0, "local: threads that compute gradients (0: one a core; one for a GPU)", low=0)
     max_lag: int = option(16, "local, without --lag: updates that a decision may be old when it is learnt from", low=0)
     lag: int | None = option(None, "local: exactly so many rollouts, which makes the run reproducible", low=0)
     log_every: int = option(5_000, "steps between two rows of metrics.csv", low=1)

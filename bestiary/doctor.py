@@ -20,6 +20,7 @@ def examine() -> bool:
         ("packages", lambda: _versions("torch", "numpy", "envpool", "gymnasium", "safetensors"), True),
         ("optional", lambda: _optional("tensorboard", "wandb"), False),
         ("device", _device, True),
+        ("probe", _probe, False),
         ("disk", _disk, True),
         ("toy", lambda: _steps("toy/catch"), True),
         ("gymnasium", lambda: _steps("gymnasium/CartPole-v1"), True),
@@ -66,6 +67,15 @@ def _device() -> str:
     if not torch.cuda.is_available():
         return "CPU only"
     return ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
+
+
+def _probe() -> str:
+    from bestiary.runtime.probe import cache_file, read_cache
+
+    path = cache_file()
+    if not path.exists():
+        return f"no group size measured yet (they go to {path})"
+    return f"{len(read_cache(path))} group sizes measured, in {path} (remove it to measure them again)"
 
 
 def _disk() -> str:

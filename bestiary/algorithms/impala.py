@@ -24,6 +24,7 @@ class Impala:
 
     on_policy = False
     averages = False
+    larger_batches = "--batch-size"
 
     @dataclass(frozen=True)
     class Options:

@@ -26,6 +26,7 @@ from bestiary.rollout import Rollout, concatenate
 class PPO:
     on_policy = True
     averages = True
+    larger_batches = "fewer --algo.minibatches"
 
     @dataclass(frozen=True)
     class Options:

@@ -4,24 +4,39 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
+from bestiary.config import Training
 from bestiary.errors import UserError
 
 
-def choose_device(name: str) -> torch.device:
+def placement(training: Training) -> tuple[torch.device, torch.device]:
+    """Where actors act, and where the learner learns."""
+    learner = choose_device(training.device)
+    if training.actor_device == "auto":
+        return learner, learner
+    actors = choose_device(training.actor_device, "--actor-device")
+    if actors != learner and training.runtime == "serial":
+        raise UserError(
+            f"--actor-device {training.actor_device}: a serial run acts with the very agent that learns "
+            f"(--device {training.device}); --runtime local has agents of its own for actors"
+        )
+    return actors, learner
+
+
+def choose_device(name: str, flag: str = "--device") -> torch.device:
     """`auto` (a GPU where there is one), `cpu`, `cuda` or `cuda:1`."""
     if name == "auto":
         return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise UserError(f"--device {name}: expected auto, cpu, cuda or cuda:0") from error
+        raise UserError(f"{flag} {name}: expected auto, cpu, cuda or cuda:0") from error
     if device.type == "cuda":
         count = torch.cuda.device_count()
         if (device.index or 0) >= count:
-            raise UserError(f"--device {name}: this machine has {count or 'no'} CUDA device{'s' * (count != 1)}")
+            raise UserError(f"{flag} {name}: this machine has {count or 'no'} CUDA device{'s' * (count != 1)}")
         return torch.device("cuda", device.index or 0)
     if device.type != "cpu" or device.index:
-        raise UserError(f"--device {name}: expected auto, cpu, cuda or cuda:0")
+        raise UserError(f"{flag} {name}: expected auto, cpu, cuda or cuda:0")
     return device
 
 

@@ -57,10 +57,10 @@ class Load:
             )
 
 
-def bound_by(shares: dict[str, float]) -> tuple[str, str]:
-    """What limits the run, and what would help."""
+def bound_by(shares: dict[str, float], larger_batches: str) -> tuple[str, str]:
+    """What limits the run, and what would help; `larger_batches`: what makes an update's batches larger."""
     if shares["actor_wait"] > shares["learner_wait"]:
-        return "learner", "larger batches, a smaller net or a GPU (--device cuda) would help"
+        return "learner", f"larger batches ({larger_batches}), a smaller net or a GPU (--device cuda) would help"
     if shares["actor_environment"] > shares["actor_inference"]:
-        return "environment", "more cores would help"
+        return "environment", "more pools to step in turn (--pools) or more cores would help"
     return "inference", "more environments at once (--num-envs), a smaller net or a GPU (--device cuda) would help"

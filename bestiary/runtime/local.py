@@ -41,7 +41,8 @@ class Layout:
 
 def train(actors: list[Actor], learner: Learner, session: Session, layout: Layout) -> None:
     """Until the run is done or asked to stop: take the next rollouts, learn from them, publish the weights."""
-    first = Snapshot.of(learner.agent, learner.version)
+    device = actors[0].device
+    first = Snapshot.of(learner.agent, learner.version, device)
     joined = learner.algorithm.rollouts(actors[0].pool.num_envs, len(actors))  # rollouts that are learnt from at once
     block = joined if learner.algorithm.on_policy else 1
     exchange = Exchange(first, len(actors), layout.in_flight, layout.fixed_lag, block)
@@ -61,7 +62,7 @@ def train(actors: list[Actor], learner: Learner, session: Session, layout: Layou
                 if len(rollouts) < joined:
                     break  # asked to stop while there was nothing to learn from
                 metrics = learner.learn(rollouts)
-                exchange.publish(Snapshot.of(learner.agent, learner.version), joined)
+                exchange.publish(Snapshot.of(learner.agent, learner.version, device), joined)
                 session.record(metrics, episodes_of(rollouts), load.shares())
         finally:
             learner.map = map

@@ -1,8 +1,9 @@
 """A short look at the machine before a local run: how many trajectories at once a gradient worker learns fastest from.
 
 Small groups stay in a core's cache, large ones waste less time between operations; which is better depends on the net and on
-the machine. The answer is kept in a file of the user's cache, so that a machine is asked once for each kind of agent; and in
-the run's config.toml. Serial runs and runs of a fixed lag promise the same bytes every time: they are never probed.
+the machine. The answer is kept in a file of the user's cache, so that a machine is asked once for each kind of agent
+(`bestiary doctor` says where that file is), and in the run's config.toml. Serial runs and runs of a fixed lag promise the same
+bytes every time: they are never probed.
 """
 
 import hashlib
@@ -30,9 +31,12 @@ WORSE = (
 NEARLY = 0.8  # of the best rate is enough for large pictures: in training, others want their share of the cache
 
 
-def usual_group_size(observation: ObservationSpec) -> int:
-    """A fair choice on any machine: few large pictures, or many small vectors."""
-    return 4 if _large(observation) else 32
+def usual_group_size(config: Config, pool: Pool) -> int:
+    """A fair choice on any machine: few large pictures or many small vectors; and all at once for a GPU."""
+    if choose_device(config.training.device).type != "cpu":
+        pools = config.training.pools if config.training.runtime == "local" else 1
+        return config.make_algorithm().batch_size(config.training.num_envs // pools, pools)
+    return 4 if _large(pool.observation_spec) else 32
 
 
 def _large(observation: ObservationSpec) -> bool:
@@ -46,9 +50,9 @@ def choose_group_size(config: Config, pool: Pool) -> int:
         return training.group_size
     device = choose_device(training.device)
     if training.runtime == "serial" or training.lag is not None or device.type != "cpu":
-        return usual_group_size(pool.observation_spec)
+        return usual_group_size(config, pool)
     path, key = cache_file(), _key(config, pool)
-    known = _read(path)
+    known = read_cache(path)
     if key not in known:
         rates = probe(config, pool)
         enough = max(rates.values()) * (NEARLY if _large(pool.observation_spec) else 1)
@@ -58,7 +62,7 @@ def choose_group_size(config: Config, pool: Pool) -> int:
             + ", ".join(f"{size}: {rate:,.0f}" for size, rate in rates.items())
             + f" steps/s learnt; {known[key]} it is (--group-size sets it)"
         )
-        _write(path, {**_read(path), key: known[key]})  # others may have written meanwhile
+        _write(path, {**read_cache(path), key: known[key]})  # others may have written meanwhile
     return known[key]
 
 
@@ -130,7 +134,7 @@ def _processor() -> str:
         return platform.processor() or platform.machine()
 
 
-def _read(path: Path) -> dict[str, int]:
+def read_cache(path: Path) -> dict[str, int]:
     """What is known; nothing, where the file is not there or not ours."""
     try:
         found = json.loads(path.read_text())

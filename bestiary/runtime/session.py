@@ -123,7 +123,7 @@ class Session:
                 self._write_row()
         except OSError as error:
             self._complain("rows of metrics.csv and episodes.csv are waiting", error)
-        bound = "{}: {}".format(*bound_by(load)) if load else ""
+        bound = "{}: {}".format(*bound_by(load, self.learner.algorithm.larger_batches)) if load else ""
         self.progress.show(self.learner.steps, self.sps, self.earned(), bound)
         self._validate_if_due()
         self._save_if_due()

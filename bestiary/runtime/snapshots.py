@@ -7,6 +7,7 @@ two decisions. Nobody ever writes to a published tensor, so no actor can see hal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 import torch.nn as nn
 from torch import Tensor
 
@@ -19,8 +20,9 @@ class Snapshot:
     tensors: tuple[Tensor, ...]  # parameters, then buffers, in the module's order
 
     @classmethod
-    def of(cls, agent: nn.Module | Agent, version: int) -> "Snapshot":
-        return cls(version, tuple(tensor.detach().clone() for tensor in _tensors(agent)))
+    def of(cls, agent: nn.Module | Agent, version: int, device: torch.device | None = None) -> "Snapshot":
+        """The agent's weights now, on the device of those who will act with them."""
+        return cls(version, tuple(tensor.detach().to(device, copy=True) for tensor in _tensors(agent)))
 
     def put_into(self, agent: nn.Module | Agent) -> None:
         """From now on the agent acts with these weights: with these very tensors, so it must not be trained. Buffers are

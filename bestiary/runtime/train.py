@@ -19,7 +19,7 @@ from bestiary.runs.folder import Place, Run, amend, create_run, load_weights, op
 from bestiary.runs.loggers import check_loggers
 from bestiary.runtime import local, serial
 from bestiary.runtime.actor import Actor
-from bestiary.runtime.devices import choose_device
+from bestiary.runtime.devices import choose_device, placement
 from bestiary.runtime.interrupts import Interrupted
 from bestiary.runtime.learner import Learner
 from bestiary.runtime.probe import choose_group_size, usual_group_size
@@ -35,7 +35,7 @@ def start(config: Config, place: Place = Place()) -> Run:
     """Train a new run to its end."""
     check_loggers(config)
     check_validation(config)
-    choose_device(config.training.device)
+    placement(config.training)
     describe(config)  # builds everything once, so that what cannot be built is refused before a folder is made
     if config.training.init_from is not None:
         note(_check_source(config))
@@ -58,7 +58,7 @@ def start(config: Config, place: Place = Place()) -> Run:
 def resume(run: Run, steps: int | None = None, checkpoint: int | None = None) -> Run:
     """Go on with a run from its newest checkpoint (or an earlier one), to its total of steps or a new one."""
     check_loggers(run.config)
-    choose_device(run.config.training.device)
+    placement(run.config.training)
     with run.writing():
         for name in checkpoints.remove_unfinished(run.path / "checkpoints"):
             note(f"note: removed {name}, a save that was cut off")
@@ -136,7 +136,7 @@ def build(config: Config, at_step: int = 0) -> tuple[list[Actor], Learner]:
     pools, decisions, weights = np.random.SeedSequence(training.seed).spawn(3)
     count = training.pools if is_local else 1
     torch.set_num_threads(1)
-    device = choose_device(training.device)
+    acting, learning = placement(training)
     made = _make_pools(config, pools, count)
     if at_step and (is_local or not made[0].saveable):
         for pool in made:
@@ -147,15 +147,15 @@ def build(config: Config, at_step: int = 0) -> tuple[list[Actor], Learner]:
         take_over(agent, made[0], open_run(training.init_from))
     elif at_step == 0:
         acquaint(config, agent)
-    agent = agent.to(device)
+    agent = agent.to(learning)
     seeds = [int(child.generate_state(1)[0]) for child in decisions.spawn(count)]
     actors = [
         Actor(
-            copy.deepcopy(agent) if is_local else agent,
+            copy.deepcopy(agent).to(acting) if is_local else agent,
             pool,
             algorithm.unroll_length,
             seed + at_step,
-            device,
+            acting,
             training.precision,
         )
         for pool, seed in zip(made, seeds, strict=True)
@@ -165,9 +165,9 @@ def build(config: Config, at_step: int = 0) -> tuple[list[Actor], Learner]:
         agent,
         algorithm,
         training.steps,
-        training.group_size or usual_group_size(made[0].observation_spec),
+        training.group_size or usual_group_size(config, made[0]),
         training.max_bad_updates,
-        device,
+        learning,
         training.precision,
         training.seed,
     )
@@ -206,7 +206,7 @@ def make_layout(config: Config) -> local.Layout:
     on_policy = algorithm.on_policy  # then nobody learns while others play: play on all cores
     return local.Layout(
         threads=training.actor_threads or (min(cores, training.pools) if on_policy else 1),
-        workers=training.workers or cores,
+        workers=training.workers or (cores if choose_device(training.device).type == "cpu" else 1),
         in_flight=rollouts_in_flight(algorithm, training),
         fixed_lag=0 if on_policy else training.lag,
     )

@@ -1,15 +1,18 @@
 """Devices: what can be tested of GPUs without one."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 from bestiary.errors import UserError
 from bestiary.resolve import resolve
-from bestiary.runtime.devices import choose_device
+from bestiary.runtime.devices import choose_device, placement
 from bestiary.runtime.learner import Learner
-from bestiary.runtime.train import build
+from bestiary.runtime.probe import choose_group_size
+from bestiary.runtime.snapshots import Snapshot
+from bestiary.runtime.train import build, make_layout
 
 META = torch.device("meta")
 OPTIONS = {
@@ -38,6 +41,45 @@ def test_devices_are_chosen_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     for nonsense in ("gpu", "cuda:x", "vulkan", ""):
         with pytest.raises(UserError, match="expected auto, cpu, cuda"):
             choose_device(nonsense)
+
+
+def test_actors_may_act_elsewhere_than_the_learner_learns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+
+    def placed(**options: str) -> tuple[str, str]:
+        acting, learning = placement(replace(resolve({**OPTIONS, "runtime": "local"}).training, **options))  # type: ignore[arg-type]
+        return str(acting), str(learning)
+
+    assert placed(device="auto") == ("cuda:0", "cuda:0")
+    assert placed(device="cuda:1") == ("cuda:1", "cuda:1")
+    assert placed(device="cuda:1", actor_device="cpu") == ("cpu", "cuda:1")
+    assert placed(device="auto", actor_device="cuda:1") == ("cuda:1", "cuda:0")
+    with pytest.raises(UserError, match="--actor-device cuda:2: this machine has 2 CUDA devices"):
+        placed(actor_device="cuda:2")
+    with pytest.raises(UserError, match="--actor-device cuda: a serial run acts with the very agent that learns"):
+        placed(runtime="serial", device="cpu", actor_device="cuda")
+    assert placed(runtime="serial", device="cpu", actor_device="cpu") == ("cpu", "cpu")
+
+
+def test_a_gpu_learns_a_whole_batch_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = resolve({**OPTIONS, "runtime": "local", "num_envs": 8})
+    pool = config.make_pool(1, 0)
+    pool.close()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    on_gpu = replace(config, training=replace(config.training, device="cuda"))
+    assert choose_group_size(on_gpu, pool) == 4
+    assert make_layout(on_gpu).workers == 1
+    chosen = replace(on_gpu, training=replace(on_gpu.training, group_size=2, workers=3))
+    assert (choose_group_size(chosen, pool), make_layout(chosen).workers) == (2, 3)
+
+
+def test_weights_are_published_where_the_actors_are() -> None:
+    agent = torch.nn.Linear(2, 2)
+    assert {tensor.device.type for tensor in Snapshot.of(agent, 0, META).tensors} == {"meta"}
+    here = Snapshot.of(agent, 0)
+    assert all(a is not b and a.equal(b) for a, b in zip(here.tensors, agent.parameters(), strict=True))
 
 
 @pytest.mark.parametrize("torso", ["shallow", "resnet", "mlp"])

@@ -1,9 +1,11 @@
 """The local runtime: the same mathematics as serial, bounded lag, reproducible where asked, clean in every end."""
 
 import gc
+import hashlib
 import os
 import threading
 import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,10 +17,13 @@ import torch
 import bestiary
 from bestiary.errors import RunError
 from bestiary.resolve import resolve
+from bestiary.rollout import Rollout
 from bestiary.runtime import local
+from bestiary.runtime.actor import Actor
 from bestiary.runtime.learner import Learner
 from bestiary.runtime.load import bound_by
 from bestiary.runtime.session import Session
+from bestiary.runtime.snapshots import Snapshot
 from bestiary.runtime.train import build, rollouts_in_flight
 
 LOCAL: dict[str, Any] = {"runtime": "local", "num_envs": 8, "batch_size": 4, "unroll_length": 5, "log_every": 100}
@@ -91,6 +96,37 @@ def test_a_fixed_lag_is_reproducible_on_atari_too_and_differs_by_seed() -> None:
     assert weights_of(one) == weights_of(two) != weights_of(other)
 
 
+def test_every_decision_is_made_with_one_published_version_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The learner updates its weights in place all the time; two actor threads decide meanwhile, each with weights that are
+    bit for bit those of the version that they write into their rollouts, before and after the decision."""
+    published: dict[int, bytes] = {}
+    of, act = Snapshot.of.__func__, Actor.act  # type: ignore[attr-defined]
+
+    def digest(tensors: Any) -> bytes:
+        return hashlib.sha256(b"".join(tensor.detach().numpy().tobytes() for tensor in tensors)).digest()
+
+    def publish(cls: type[Snapshot], *args: Any) -> Snapshot:
+        snapshot: Snapshot = of(cls, *args)
+        published[snapshot.version] = digest(snapshot.tensors)
+        return snapshot
+
+    decided: list[int] = []
+
+    def watched(self: Actor) -> None:
+        assert digest(self.agent.state_dict().values()) == published[self.version]
+        act(self)
+        assert digest(self.agent.state_dict().values()) == published[self.version]
+        decided.append(self.version)
+
+    monkeypatch.setattr(Snapshot, "of", classmethod(publish))
+    monkeypatch.setattr(Actor, "act", watched)
+    options = {**LOCAL, "num_envs": 16, "pools": 4, "actor_threads": 2, "steps": 4_000}
+    run = bestiary.train("toy/catch", run_dir="r", **options)
+    assert len(set(published.values())) == len(published) > 100
+    assert len(set(decided)) > 50
+    assert run.steps >= 4_000
+
+
 @pytest.mark.parametrize("slow", ["learner", "environment"])
 def test_a_slow_side_neither_deadlocks_nor_piles_up(slow: str, monkeypatch: pytest.MonkeyPatch) -> None:
     config = resolve({"env": "toy/catch", "steps": 1_200, **LOCAL})
@@ -111,9 +147,23 @@ def test_a_slow_side_neither_deadlocks_nor_piles_up(slow: str, monkeypatch: pyte
         publish(self, *args)
 
     monkeypatch.setattr(local.Exchange, "publish", counted)
+    made: list[weakref.ref[Rollout]] = []
+    alive: list[int] = []
+    empty = Rollout.empty.__func__  # type: ignore[attr-defined]
+
+    def tracked(cls: type[Rollout], *args: Any) -> Rollout:
+        rollout: Rollout = empty(cls, *args)
+        made.append(weakref.ref(rollout))
+        alive.append(sum(ref() is not None for ref in made))
+        return rollout
+
+    monkeypatch.setattr(Rollout, "empty", classmethod(tracked))
     run = bestiary.train("toy/catch", run_dir="r", steps=1_200, **LOCAL)
     assert run.steps >= 1_200
-    assert max(waiting) <= rollouts_in_flight(config.make_algorithm(), config.training)
+    in_flight = rollouts_in_flight(config.make_algorithm(), config.training)
+    assert max(waiting) <= in_flight
+    assert len(made) > 10 * in_flight
+    assert max(alive) <= in_flight + 2 * config.training.pools + 1  # being written, in flight, just learnt from
     shares = run.metrics
     if slow == "learner":
         assert shares["actor_wait"].mean() > shares["learner_wait"].mean()
@@ -174,7 +224,6 @@ def test_a_resumed_local_run_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatc
 
 def test_a_resumed_local_run_acts_with_the_weights_it_learnt(monkeypatch: pytest.MonkeyPatch) -> None:
     bestiary.train("toy/catch", run_dir="r", steps=1_000, **LOCAL)
-    from bestiary.runtime.actor import Actor
     from bestiary.runtime.train import resume
 
     learnt = {name: tensor for name, tensor in bestiary.load("r").checkpoints[-1].model().items()}
@@ -201,14 +250,20 @@ def test_the_rows_say_who_waits() -> None:
 
 @pytest.mark.parametrize(
     ("environment", "inference", "wait", "learner_wait", "expected"),
-    [(0.1, 0.2, 0.6, 0.0, "learner"), (0.6, 0.3, 0.0, 0.5, "environment"), (0.2, 0.7, 0.0, 0.5, "inference")],
+    [
+        (0.1, 0.2, 0.6, 0.0, ("learner", "--batch-size")),
+        (0.6, 0.3, 0.0, 0.5, ("environment", "--pools")),
+        (0.2, 0.7, 0.0, 0.5, ("inference", "--num-envs")),
+    ],
 )
 def test_what_a_run_is_bound_by(
-    environment: float, inference: float, wait: float, learner_wait: float, expected: str
+    environment: float, inference: float, wait: float, learner_wait: float, expected: tuple[str, str]
 ) -> None:
     names = ("actor_environment", "actor_inference", "actor_wait", "learner_wait")
     shares = dict(zip(names, (environment, inference, wait, learner_wait), strict=True))
-    assert bound_by(shares)[0] == expected
+    what, hint = bound_by(shares, "--batch-size")
+    assert what == expected[0]
+    assert expected[1] in hint
 
 
 def test_replay_learns_from_each_rollout_twice_but_counts_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
