@@ -6,7 +6,7 @@ instead would favour short ones. Where levels are finite, each is played equally
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from bestiary.console import interactive, note, stderr, warn
 from bestiary.envs import lookup
 from bestiary.envs.mixture import check_alike, task_name
 from bestiary.envs.pool import Pool
-from bestiary.envs.procgen import parse_levels
+from bestiary.envs.procgen import ProcgenPool, overlap, parse_levels, with_levels
 from bestiary.errors import RunError, UserError
 from bestiary.options import same_options
 from bestiary.rollout import Episode, Step
@@ -49,7 +49,7 @@ def evaluate(
     `env` names other environments than the training's, `levels` ranges of levels to play one after the other. A game is given
     up after `max_steps` decisions: some environments never end. Those do not count, and are reported."""
     config, names = run.config, tuple(env) or run.config.envs
-    splits = [_with_levels(config, split) for split in levels] or [config]
+    splits = [with_levels(config.envs[0], config.env_options, split) for split in levels] or [config.env_options]
     _check_envs(config, names)
     if every_checkpoint:
         chosen = run.checkpoints
@@ -68,11 +68,11 @@ def evaluate(
         for name in names:
             for split in splits:
                 streams = np.random.SeedSequence([config.training.seed, 1, seed]).spawn(2)
-                pool = make_pool([name], split.env_options, min(num_envs, episodes), streams[0])
+                pool = make_pool([name], split, min(num_envs, episodes), streams[0])
                 task = config.envs.index(name) if name in config.envs else 0
                 draws = int(streams[1].generate_state(1)[0])
                 played, unfinished = play_games(agent, pool, episodes, max_steps, greedy=greedy, seed=draws, task=task)
-                finite = getattr(split.env_options, "levels", None) if levels else None
+                finite = split.levels if levels else None
                 role = _role(config, finite) if finite is not None else ""
                 at = point.steps if every_checkpoint else None
                 parts.append(Part(task_name(name), played, at, finite, role, unfinished))
@@ -91,22 +91,13 @@ def evaluate(
     return evaluation
 
 
-def _with_levels(config: Config, levels: str) -> Config:
-    if not hasattr(config.env_options, "levels"):
-        raise UserError(f"--levels {levels}: {config.envs[0]} has no levels")
-    try:
-        return replace(config, env_options=replace(config.env_options, levels=levels))
-    except ValueError as error:
-        raise UserError(str(error)) from error
-
-
 def _role(config: Config, levels: str) -> str:
     """train, where the levels are those of the training; test, where none is; and a warning in between."""
-    trained, asked = parse_levels(config.env_options.levels), parse_levels(levels)
-    if asked == trained:
+    trained = config.env_options.levels
+    if parse_levels(levels) == parse_levels(trained):
         return "train"
-    if max(trained[0], asked[0]) < min(trained[1], asked[1]):
-        warn(f"--levels {levels} overlaps the levels of the training, {config.env_options.levels}: it is no fair test")
+    if overlap(levels, trained):
+        warn(f"--levels {levels} overlaps the levels of the training, {trained}: it is no fair test")
         return ""
     return "test"
 
@@ -188,7 +179,8 @@ def play_games(
 
 def _count_games(steps: Iterator[Step], pool: Pool, episodes: int, max_steps: int) -> tuple[list[Episode], int]:
     n = pool.num_envs
-    by_level = hasattr(pool, "owe") and pool.owe(episodes)
+    levels = pool if isinstance(pool, ProcgenPool) else None
+    by_level = levels is not None and levels.owe(episodes)
     quota = np.full(n, episodes // n) + (np.arange(n) < episodes % n)  # games that environment i owes
     counter = EpisodeCounter(n, pool.tasks, pool.measures_spec)
     played = np.zeros(n, np.int64)
@@ -198,16 +190,16 @@ def _count_games(steps: Iterator[Step], pool: Pool, episodes: int, max_steps: in
         with Progress(console=stderr, disable=not interactive(), transient=True) as progress:
             bar, age, said = progress.add_task("evaluating", total=episodes), np.zeros(n, np.int64), time.monotonic()
             while True:
-                owing = pool.counts if by_level else played < quota  # type: ignore[attr-defined]
+                owing = levels.counts.copy() if levels and by_level else played < quota
                 if not (owing & (age < max_steps)).any():
                     break
-                owing, level = owing.copy(), getattr(pool, "level", np.zeros(n)).copy()
+                level = levels.level.copy() if levels else None
                 step = next(steps)
                 # of the running game; once given up, for good
                 age = np.where(step.game_over & (age < max_steps), 0, age + 1)
                 for episode in counter.add(step, 0):
                     if owing[episode.env] and age[episode.env] < max_steps:
-                        if hasattr(pool, "level"):
+                        if level is not None:
                             episode.measures["level"] = float(level[episode.env])
                         result.append(episode)
                         played[episode.env] += episode.game_over

@@ -11,7 +11,7 @@ import ctypes
 import importlib.util
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -89,6 +89,22 @@ def parse_levels(text: str) -> tuple[int, int]:
     if first > last:
         raise ValueError(f"--levels {text}: upside down; did you mean {last}:{first}?")
     return first, last
+
+
+def with_levels(env: str, options: Any, levels: str, flag: str = "--levels") -> Any:
+    """The options of an environment, with other levels."""
+    if not hasattr(options, "levels"):
+        raise UserError(f"{flag} {levels}: {env} has no levels")
+    try:
+        return replace(options, levels=levels)
+    except ValueError as error:
+        raise UserError(str(error).replace("--levels", flag)) from error
+
+
+def overlap(one: str, other: str) -> bool:
+    """Whether two ranges have a level in common."""
+    (start, stop), (first, last) = parse_levels(one), parse_levels(other)
+    return max(start, first) < min(stop, last)
 
 
 class ProcgenPool:

@@ -1,5 +1,8 @@
 """Keeping count of what every environment earns, life by life and game by game."""
 
+from collections import deque
+from collections.abc import Iterable, Sequence
+
 import numpy as np
 
 from bestiary.rollout import Arrays, ArraySpec, Episode, Step
@@ -42,3 +45,31 @@ class EpisodeCounter:
             env=int(row),
             measures={name: sums[f"measure.{name}"] for name in self.measures},
         )
+
+
+class Played:
+    """Games of one task so far, and return and length of the last hundred."""
+
+    def __init__(self, games: int = 0, recent: Iterable[Sequence[float]] = ()):
+        self.games = games
+        self.recent: deque[Sequence[float]] = deque(recent, maxlen=100)
+
+    def add(self, episode: Episode) -> None:
+        self.games += 1
+        self.recent.append((episode.game_return, episode.game_length))
+
+    @property
+    def mean_return(self) -> float:
+        return self._mean(0)
+
+    @property
+    def mean_length(self) -> float:
+        return self._mean(1)
+
+    def _mean(self, which: int) -> float:
+        return float(np.mean([game[which] for game in self.recent])) if self.recent else float("nan")
+
+
+def short_name(task: str) -> str:
+    """atari/Pong -> Pong"""
+    return task.rsplit("/", 1)[-1]

@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict
 from types import TracebackType
 from typing import Any
@@ -19,6 +19,7 @@ from bestiary.runs import checkpoints
 from bestiary.runs.folder import Run
 from bestiary.runs.loggers import make_loggers
 from bestiary.runs.tables import Table
+from bestiary.runtime.episodes import Played, short_name
 from bestiary.runtime.interrupts import Interrupts
 from bestiary.runtime.learner import Learner
 from bestiary.runtime.load import bound_by
@@ -26,34 +27,6 @@ from bestiary.runtime.progress import TrainingProgress
 from bestiary.runtime.validation import Validator
 
 FAILED_SAVES = 3  # in a row, before a run whose disk refuses to write stops
-
-
-class Played:
-    """Games of one task so far, and return and length of the last hundred."""
-
-    def __init__(self, games: int = 0, recent: Iterable[Sequence[float]] = ()):
-        self.games = games
-        self.recent: deque[Sequence[float]] = deque(recent, maxlen=100)
-
-    def add(self, episode: Episode) -> None:
-        self.games += 1
-        self.recent.append((episode.game_return, episode.game_length))
-
-    @property
-    def mean_return(self) -> float:
-        return self._mean(0)
-
-    @property
-    def mean_length(self) -> float:
-        return self._mean(1)
-
-    def _mean(self, which: int) -> float:
-        return float(np.mean([game[which] for game in self.recent])) if self.recent else float("nan")
-
-
-def short_name(task: str) -> str:
-    """atari/Pong -> Pong"""
-    return task.rsplit("/", 1)[-1]
 
 
 class Session:

@@ -5,7 +5,7 @@ training is touched but the clock. Rows go to validation.csv, and the checkpoint
 """
 
 import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from bestiary.analysis.evaluation import Part
 from bestiary.config import Config, make_pool
 from bestiary.console import warn
 from bestiary.envs.mixture import task_name
-from bestiary.envs.procgen import parse_levels
+from bestiary.envs.procgen import overlap, with_levels
 from bestiary.errors import UserError
 
 USUAL = 1_000_000  # steps between validations, where only their levels were given
@@ -54,9 +54,10 @@ def make_validator(config: Config) -> Validator | None:
     every = training.valid_every or (USUAL if wanted else 0)
     if not every:
         return None
+    options, levels = config.env_options, training.valid_levels
     return Validator(
         tuple(_with_mode(name, training.valid_mode) for name in config.envs),
-        _with_levels(config),
+        options if levels is None else with_levels(config.envs[0], options, levels, "--valid-levels"),
         every,
         training.valid_episodes,
         training.valid_greedy,
@@ -73,24 +74,11 @@ def check_validation(config: Config) -> None:
         make_pool([name], validator.options, 1, 0).close()
     if config.training.valid_levels is None:
         return
-    trained, asked = parse_levels(config.env_options.levels), parse_levels(validator.options.levels)
-    if max(trained[0], asked[0]) < min(trained[1], asked[1]):
+    if overlap(config.env_options.levels, validator.options.levels):
         warn(
             f"--valid-levels {validator.options.levels} overlaps the levels of the training, {config.env_options.levels}: "
             "it will flatter the agent"
         )
-
-
-def _with_levels(config: Config) -> Any:
-    levels = config.training.valid_levels
-    if levels is None:
-        return config.env_options
-    if not hasattr(config.env_options, "levels"):
-        raise UserError(f"--valid-levels {levels}: {config.envs[0]} has no levels")
-    try:
-        return replace(config.env_options, levels=levels)
-    except ValueError as error:
-        raise UserError(str(error).replace("--levels", "--valid-levels")) from error
 
 
 def _with_mode(name: str, mode: str | None) -> str:
