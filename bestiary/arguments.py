@@ -214,6 +214,15 @@ def number(parser_name: str, text: str, low: int = 0) -> int:
     return number
 
 
+def part_of_axis(flag: str, text: str) -> tuple[float, float]:
+    from bestiary.options import span
+
+    try:
+        return span(text)
+    except ValueError as error:
+        raise UserError(f"{flag} {text}: {error}") from error
+
+
 def frame_rate(text: str) -> float:
     from bestiary.options import convert
 

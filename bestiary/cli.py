@@ -15,6 +15,7 @@ from bestiary.arguments import (
     number,
     parse_train,
     parse_with_env,
+    part_of_axis,
     which_checkpoint,
 )
 from bestiary.errors import RunError, UserError
@@ -209,10 +210,12 @@ def _compare(argv: list[str]) -> None:
     parser.add_argument(
         "--by", choices=("task",), help="a panel for each task, against steps of that task; always so for several tasks"
     )
+    parser.add_argument("--zoom", metavar="A:B", help="a second panel with a part of the x axis, such as 2M:4M")
     parser.add_argument("--overwrite", action="store_true", help="replace existing files")
     a = parser.parse_strictly(argv)
+    zoom = part_of_axis("--zoom", a.zoom) if a.zoom is not None else None
     runs = [open_run(r, a.trust_code) for r in a.run]
-    compare(runs, Path(a.out), axis=a.axis, by_task=a.by == "task", overwrite=a.overwrite)
+    compare(runs, Path(a.out), axis=a.axis, by_task=a.by == "task", zoom=zoom, overwrite=a.overwrite)
 
 
 def _study(argv: list[str]) -> None:

@@ -190,3 +190,15 @@ def suggest(wrong: str, right: Iterable[str], *, count: int = 3) -> str:
     near += [lowered[hit] for hit in difflib.get_close_matches(wrong.lower(), lowered, n=count, cutoff=0.5)]
     names = list(dict.fromkeys(near))[:count]
     return f"; did you mean {' or '.join(names)}?" if names else ""
+
+
+def span(text: str) -> tuple[float, float]:
+    """`2M:4M`, a part of an axis -> (2e6, 4e6)."""
+    low, colon, high = str(text).partition(":")
+    try:
+        first, last = float(convert(low, float)), float(convert(high, float))
+    except ValueError:
+        first, last = 0.0, 0.0
+    if not colon or not 0 <= first < last:
+        raise ValueError("expected a part of the x axis, from less to more, such as 2M:4M")
+    return first, last

@@ -157,7 +157,7 @@ def test_no_environment():
 
 def test_tasks_that_one_agent_cannot_learn():
     (problem,) = problems_of({"env": ["toy/catch", "toy/chain"]})
-    assert "toy/catch and toy/chain cannot be learnt by one agent: it would see image uint8[1, 10, 5]" in problem
+    assert "toy/catch and toy/chain cannot be played by one agent: it would see image uint8[1, 10, 5]" in problem
 
 
 def test_unknown_option_names_the_nearest():

@@ -26,7 +26,7 @@ from torch import Tensor
 from bestiary.agents.agent import Output, State, decide, merge, orthogonal, whole
 from bestiary.agents.critics import Shared
 from bestiary.agents.memories import GRU
-from bestiary.agents.torsos import MLP, Convolutional, flatten_all
+from bestiary.agents.torsos import MLP, flatten_all
 from bestiary.errors import UserError
 from bestiary.options import option, suggest
 from bestiary.rollout import ActionSpec, Inputs, ObservationSpec
@@ -45,11 +45,13 @@ class InfluenceAgent(nn.Module):
         dset: str = option(
             "auto",
             "what the memory sees: static, all, attention, a list of inputs such as 49:73, or a name the environment gives "
-            "to one (auto: the environment's own list; attention for pictures; else all)",
+            "to one (auto: the environment's own list; attention where there are convolutions; else all)",
         )
-        predictors: int = option(16, "static: outputs of the linear layer (of each cell, for pictures)", low=1)
-        heads: int = option(1, "attention: how many look at once", low=1, high=64)
-        units: int = option(128, "attention: units of a head", low=1)
+        predictors: int | None = option(
+            None, "static: outputs of the linear layer, for pictures of each cell (none: 16)", low=1
+        )
+        heads: int | None = option(None, "attention: how many look at once (none: 1)", low=1, high=64)
+        units: int | None = option(None, "attention: units of a head (none: 128)", low=1)
 
     def __init__(
         self,
@@ -190,24 +192,28 @@ class Attention(nn.Module):
 
 
 def make_dset(observation: ObservationSpec, torso: Any, options: InfluenceAgent.Options) -> Any:
-    chosen = _default(observation) if options.dset == "auto" else options.dset
-    if isinstance(torso, Convolutional):
-        channels, cells = torso.map_shape[0], torso.map_shape[1] * torso.map_shape[2]
+    map_shape = getattr(torso, "map_shape", None)  # [C,h,w] of what `torso.look` sees
+    chosen = _default(observation, map_shape is not None) if options.dset == "auto" else options.dset
+    for name, flavour in (("predictors", "static"), ("heads", "attention"), ("units", "attention")):
+        if getattr(options, name) is not None and chosen != flavour:
+            raise UserError(f"--agent.{name} is for --agent.dset {flavour}; here it is {chosen}")
+    if map_shape is not None:
+        channels, cells = map_shape[0], map_shape[1] * map_shape[2]
         if chosen not in FLAVOURS:
             raise UserError(f"--agent.dset {chosen}: of a picture, the memory sees {', '.join(FLAVOURS)}")
     else:
         channels, cells = sum(torch.Size(spec.shape).numel() for spec in observation.values()), 0
     if chosen == "attention":
-        return Attention(channels, cells, options.heads, options.units)
+        return Attention(channels, cells, options.heads or 1, options.units or 128)
     if chosen == "static":
-        return Static(channels, max(1, cells), options.predictors)
+        return Static(channels, max(1, cells), options.predictors or 16)
     if chosen == "all":
         return Everything(channels * max(1, cells))
     return Select(_indices(chosen, observation, channels))
 
 
-def _default(observation: ObservationSpec) -> str:
-    if "image" in observation:
+def _default(observation: ObservationSpec, has_map: bool) -> str:
+    if has_map:
         return "attention"
     named = [name for spec in observation.values() for name, _ in spec.sets]
     return named[0] if named else "all"
@@ -230,7 +236,10 @@ def _indices(text: str, observation: ObservationSpec, size: int) -> tuple[int, .
             raise UserError(
                 f"--agent.dset {text}: expected {', '.join(known)}, or a list of inputs such as 49:73{suggest(text, known)}"
             )
-        found += range(int(start), int(stop)) if colon else [int(start)]
-    if not found or max(found) >= size:
-        raise UserError(f"--agent.dset {text}: this environment has inputs 0 to {size - 1}")
+        first, end = int(start), int(stop) if colon else int(start) + 1
+        if first >= end:
+            raise UserError(f"--agent.dset {text}: there is nothing in {piece.strip()} (49:73 are the inputs 49 to 72)")
+        if end > size:
+            raise UserError(f"--agent.dset {text}: this environment has inputs 0 to {size - 1}")
+        found += range(first, end)
     return tuple(dict.fromkeys(found))

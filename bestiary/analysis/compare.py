@@ -78,7 +78,13 @@ def tasks_of(run: Run) -> list[str]:
 
 
 def compare(
-    runs: list[Run], out: Path, *, axis: str = "steps", by_task: bool = False, overwrite: bool = False
+    runs: list[Run],
+    out: Path,
+    *,
+    axis: str = "steps",
+    by_task: bool = False,
+    zoom: tuple[float, float] | None = None,
+    overwrite: bool = False,
 ) -> dict[str, list[Group]]:
     """Draw the curves to `out`, write them as CSV beside it, and print a table. Returns the groups of each panel."""
     if out.suffix not in (".png", ".svg", ".pdf"):
@@ -92,7 +98,7 @@ def compare(
         raise UserError(f"{' and '.join(taken)} exist; choose another --out or add --overwrite")
     by_task = by_task or any(len(tasks_of(run)) > 1 for run in runs)
     panels = panels_by_task(runs, axis=axis) if by_task else {"": group_runs(runs, axis=axis)}
-    draw(panels, out, axis)
+    draw(panels, out, axis, zoom=zoom)
     _write_curves(panels, table_path, axis)
     if scales is not None:
         draw_scales(runs, scales)
@@ -209,19 +215,34 @@ def _name(settings: dict[str, Any], keys: list[str]) -> str:
 # --- figures and tables ---
 
 
-def draw(panels: dict[str, list[Group]], out: Path, axis: str = "steps") -> None:
-    """A panel for each task, in it a line and a band for each group."""
+def draw(
+    panels: dict[str, list[Group]],
+    out: Path,
+    axis: str = "steps",
+    flat: Sequence[str] = (),
+    zoom: tuple[float, float] | None = None,
+) -> None:
+    """A panel for each task, in it a line and a band for each group.
+
+    Groups whose labels are in `flat` are dashed lines at what they came to in the end. `zoom` adds a look at a part of the x
+    axis to each panel, as high as what is there needs."""
     plt = _pyplot()
-    figure, places = _panels(plt, list(panels))
+    parts = [(task, groups, part) for task, groups in panels.items() for part in ([None, zoom] if zoom else [None])]
+    figure, places = _panels(plt, parts)
     labels = dict.fromkeys(group.label for groups in panels.values() for group in groups)
     colors = {label: f"C{k}" for k, label in enumerate(labels)}
     lines: dict[str, Any] = {}
-    for axes, (task, groups) in zip(places, panels.items(), strict=True):
+    for axes, (task, groups, part) in zip(places, parts, strict=True):
         for group in groups:
             seeds = f" ({len(group.runs)} seeds)" if len(group.runs) > 1 else ""
-            color = colors[group.label]
-            (line,) = axes.plot(group.x, group.mean, color=color, label=f"{group.label}{seeds}", linewidth=1.6)
-            axes.fill_between(group.x, group.low, group.high, color=color, alpha=0.2, linewidth=0)
+            color, label = colors[group.label], f"{group.label}{seeds}"
+            if group.label in flat:
+                line = axes.axhline(np.mean(group.final()), color=color, label=label, linewidth=1.4, linestyle="--")
+                lines.setdefault(group.label, line)
+                continue
+            shown = slice(None) if part is None else (group.x >= part[0]) & (group.x <= part[1])
+            (line,) = axes.plot(group.x[shown], group.mean[shown], color=color, label=label, linewidth=1.6)
+            axes.fill_between(group.x[shown], group.low[shown], group.high[shown], color=color, alpha=0.2, linewidth=0)
             lines.setdefault(group.label, line)
         of_task = " of the task" if task else ""
         _finish(axes, task, f"steps (agent decisions){of_task}" if axis == "steps" else "minutes", axis == "steps")
@@ -268,7 +289,7 @@ def _pyplot() -> Any:
     return plt
 
 
-def _panels(plt: Any, tasks: Sequence[str]) -> tuple[Any, list[Any]]:
+def _panels(plt: Any, tasks: Sequence[Any]) -> tuple[Any, list[Any]]:
     """One panel, or as many as there are tasks, three in a row."""
     if len(tasks) == 1:
         figure, axes = plt.subplots(figsize=(7, 4.2), dpi=150)

@@ -184,6 +184,7 @@ def _count_games(steps: Iterator[Step], pool: Pool, episodes: int, max_steps: in
     quota = np.full(n, episodes // n) + (np.arange(n) < episodes % n)  # games that environment i owes
     counter = EpisodeCounter(n, pool.tasks, pool.measures_spec)
     played = np.zeros(n, np.int64)
+    lives: list[list[Episode]] = [[] for _ in range(n)]  # of the running games: they count once the game does
     result: list[Episode] = []
     try:
         next(steps)
@@ -201,8 +202,11 @@ def _count_games(steps: Iterator[Step], pool: Pool, episodes: int, max_steps: in
                     if owing[episode.env] and age[episode.env] < max_steps:
                         if level is not None:
                             episode.measures["level"] = float(level[episode.env])
-                        result.append(episode)
-                        played[episode.env] += episode.game_over
+                        lives[episode.env].append(episode)
+                        if episode.game_over:
+                            result += lives[episode.env]
+                            lives[episode.env] = []
+                            played[episode.env] += 1
                 progress.update(bar, completed=int(played.sum()))
                 if not interactive() and time.monotonic() - said > 10:
                     said = time.monotonic()

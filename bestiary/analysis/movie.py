@@ -5,6 +5,7 @@ from typing import Any
 
 import imageio.v3 as imageio
 import numpy as np
+import torch.nn as nn
 from PIL import Image
 
 from bestiary.analysis.play import play
@@ -35,7 +36,8 @@ def film(
 ) -> Path:
     """Film one game, or its first `length` steps (of very short games, several); returns the file.
 
-    With `attention`, where the agent looks is drawn over the picture. `env` is one of the run's tasks, else the first."""
+    With `attention`, where the agent looks is drawn over the picture. Where a flickering game is blank to the agent, it is
+    drawn dark. `env` is one of the run's tasks, else the first."""
     config = run.config
     if env is not None and env not in config.envs:
         raise UserError(f"--env {env}: the run's tasks are {', '.join(config.envs)}{suggest(env, config.envs)}")
@@ -58,9 +60,11 @@ def film(
             if step.game_over[0]:
                 earned.append(0.0)
             picture = pool.render()[0]
+            if "blank" in step.measures and step.measures["blank"][0]:
+                picture = picture // 4  # a flickering game, and the agent sees nothing of this
             if attention:
                 weights = output.extras["attention"][0, 0].numpy()  # [heads,R]
-                picture = overlay(picture, attention_map(weights, agent, pool))
+                picture = overlay(picture, *attention_map(weights, agent, pool))
             pictures.append(picture)
     finally:
         pool.close()
@@ -69,26 +73,54 @@ def film(
     return path
 
 
-def attention_map(weights: np.ndarray, agent: Any, pool: Pool) -> np.ndarray:
-    """Weights of all heads over cells or inputs, [heads,R], as one map [h,w] of the whole screen, 1 where most of it is."""
-    total = weights.sum(axis=0)
+Box = tuple[float, float, float, float]  # left, top, right, bottom, as shares of a picture
+EVERYWHERE: Box = (0, 0, 1, 1)
+SATURATED = 5  # times its even share of the attention: a cell with that much is as red as it gets
+
+
+def attention_map(weights: np.ndarray, agent: Any, pool: Pool) -> tuple[np.ndarray, Box]:
+    """Weights of all heads over cells or inputs, [heads,R], as one map [h,w], and the part of the screen that it covers.
+
+    0 is an even share or less, 1 is SATURATED times that or more: the same in every picture, so that pictures compare."""
+    shares = weights.mean(axis=0) * weights.shape[1]  # 1 where attention is even
     shape = getattr(agent.torso, "map_shape", None)
     if shape is not None:
-        cells = total.reshape(shape[1:])
+        cells, box = shares.reshape(shape[1:]), _seen_by_cells(agent.torso, pool.observation_spec["image"].shape)
     else:
         places = getattr(pool, "input_cells", None)  # [D,2]: row and column that an input is about
         if places is None:
             raise UserError(f"{pool.tasks[0]}: its inputs have no place in the picture, so attention cannot be drawn")
-        cells = np.zeros(places.max(axis=0) + 1)
-        np.add.at(cells, tuple(places.T), total)
-    return cells / cells.max()
+        cells, box = np.zeros(places.max(axis=0) + 1), EVERYWHERE
+        np.maximum.at(cells, tuple(places.T), shares)
+    return np.clip((cells - 1) / (SATURATED - 1), 0, 1), box
 
 
-def overlay(picture: np.ndarray, cells: np.ndarray, strength: float = 0.6) -> np.ndarray:
-    """A picture [H,W,3] with a map [h,w] of values in [0,1] laid over it: dimmed, and red where the map is high."""
+def _seen_by_cells(torso: Any, image: tuple[int, ...]) -> Box:
+    """The part of a picture in which the cells of the torso's map have their middles, half a cell around them included."""
+    first, stride = 0.0, 1  # the middle of the first cell, and from one to the next, in pixels
+    for layer in torso.convolutions.modules():
+        if isinstance(layer, nn.Conv2d | nn.MaxPool2d):
+            kernel, step, padding = (v[0] if isinstance(v, tuple) else v for v in _geometry(layer))
+            first, stride = first + ((kernel - 1) / 2 - padding) * stride, stride * step
+    low = [(first + 0.5 - stride / 2) / size for size in image[1:]]
+    high = [
+        (first + 0.5 + stride * (cells - 0.5)) / size
+        for cells, size in zip(torso.map_shape[1:], image[1:], strict=True)
+    ]
+    return max(0, low[1]), max(0, low[0]), min(1, high[1]), min(1, high[0])
+
+
+def _geometry(layer: nn.Conv2d | nn.MaxPool2d) -> tuple[Any, Any, Any]:
+    return layer.kernel_size, layer.stride, layer.padding
+
+
+def overlay(picture: np.ndarray, cells: np.ndarray, box: Box = EVERYWHERE, strength: float = 0.6) -> np.ndarray:
+    """A picture [H,W,3] with a map [h,w] of values in [0,1] laid over a part of it: dimmed, and red where the map is high."""
     height, width = picture.shape[:2]
-    smooth = Image.fromarray(np.uint8(255 * cells)).resize((width, height), Image.Resampling.BICUBIC)
-    heat = np.asarray(smooth, np.float32)[..., None] / 255
+    left, top, right, bottom = (round(share * size) for share, size in zip(box, (width, height) * 2, strict=True))
+    smooth = Image.fromarray(np.uint8(255 * cells)).resize((right - left, bottom - top), Image.Resampling.BICUBIC)
+    heat = np.zeros((height, width, 1), np.float32)
+    heat[top:bottom, left:right] = np.asarray(smooth, np.float32)[..., None] / 255
     red = np.array([255, 40, 0], np.float32)
     return (picture * (1 - strength * heat) + red * strength * heat).astype(np.uint8)
 

@@ -110,17 +110,18 @@ def check_alike(tasks: Sequence[str], pools: Sequence[Pool]) -> None:
     for name, pool in zip(tasks[1:], pools[1:], strict=False):
         if pool.observation_spec != first.observation_spec:
             raise UserError(
-                f"{tasks[0]} and {name} cannot be learnt by one agent: it would see {_shapes(first)} in the one and "
-                f"{_shapes(pool)} in the other"
+                f"{tasks[0]} and {name} cannot be played by one agent: it would see {shapes(first)} in the one and "
+                f"{shapes(pool)} in the other"
             )
         if pool.action_spec != first.action_spec:
             raise UserError(
-                f"{tasks[0]} and {name} cannot be learnt by one agent: the one has the actions "
+                f"{tasks[0]} and {name} cannot be played by one agent: the one has the actions "
                 f"{' '.join(first.action_spec.names)}, the other {' '.join(pool.action_spec.names)}"
             )
         if pool.frames_per_step != first.frames_per_step or pool.measures_spec != first.measures_spec:
             raise UserError(f"{tasks[0]} and {name} count frames or measures differently: they cannot be one run")
 
 
-def _shapes(pool: Pool) -> str:
+def shapes(pool: Pool) -> str:
+    """What an agent sees there, in a few words."""
     return ", ".join(f"{kind} {spec.dtype}{list(spec.shape)}" for kind, spec in pool.observation_spec.items())

@@ -20,6 +20,7 @@ from bestiary import plugins, zoo
 from bestiary.agents.agent import Agent
 from bestiary.config import Config
 from bestiary.console import note
+from bestiary.envs.mixture import shapes
 from bestiary.errors import UserError
 from bestiary.options import option, parse_options, suggest
 from bestiary.resolve import resolve
@@ -135,6 +136,15 @@ class Run:
             raise UserError(*problems)
         other = Run(self.path, self.trust_code)
         other.config = replace(self.config, env_options=parsed)
+        before, after = (config.make_pool(1, 0) for config in (self.config, other.config))
+        before.close()
+        after.close()
+        if before.observation_spec != after.observation_spec or before.action_spec != after.action_spec:
+            flags = ", ".join(f"--{name.replace('_', '-')}" for name in options)
+            raise UserError(
+                f"{flags}: the agent of {self.path} sees {shapes(before)} and has {before.action_spec.n} actions; with "
+                f"this it would see {shapes(after)} and have {after.action_spec.n}"
+            )
         return other
 
     def new_path(self, folder: str, stem: str, suffix: str) -> Path:

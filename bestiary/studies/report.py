@@ -40,7 +40,7 @@ def _draw(study: Study, trials: list[Trial], folder: Path) -> dict[str, bytes]:
     for env, members in groups.items():
         name = "curves.png" if len(groups) == 1 else f"curves-{re.sub('[^A-Za-z0-9]+', '-', env)}.png"
         temporary = folder / f".{name}"
-        draw({"": members}, temporary)
+        draw({"": members}, temporary, flat=study.dashed, zoom=study.zoom)
         temporary.replace(folder / name)
         figures[env] = (folder / name).read_bytes()
     return figures

@@ -3,6 +3,8 @@
     name = "recall-memories"
     seeds = [1, 2, 3]
     evaluate = 200                      # games that each agent plays when its training is done
+    dashed = ["stack8"]                 # variants drawn as a line at their final return, not as a curve
+    zoom = "200k:300k"                  # a second panel with this part of the x axis
 
     [base]                              # what all runs have in common: whatever a config file may say
     preset = "recall"
@@ -30,14 +32,14 @@ from bestiary import plugins
 from bestiary.agents.agent import count_parameters
 from bestiary.config import Config
 from bestiary.errors import UserError
-from bestiary.options import suggest
+from bestiary.options import span, suggest
 from bestiary.resolve import layers, over, resolve
 from bestiary.runs.loggers import check_loggers
 from bestiary.runtime.devices import placement
 from bestiary.studies.lines import Lines, key_lines
 from bestiary.textconfig import flatten
 
-KEYS = ("name", "seeds", "evaluate", "base", "grid", "variant", "normalise")
+KEYS = ("name", "seeds", "evaluate", "dashed", "zoom", "base", "grid", "variant", "normalise")
 FOLDER_NAME = re.compile(r"[\w+=-][\w.,+=-]*")
 
 
@@ -65,6 +67,8 @@ class Study:
     evaluate: int
     variants: list[Variant]
     normalise: dict[str, tuple[float, float]]  # environment -> the returns that count as 0 and as 1
+    dashed: tuple[str, ...] = ()  # variants whose final return is drawn, not their curve
+    zoom: tuple[float, float] | None = None  # a part of the x axis to look at closely
 
 
 @dataclass(frozen=True)
@@ -114,11 +118,12 @@ def read_study(path: Path) -> Study:
     seeds = _seeds(source, problems)
     normalise = _normalise(source, problems)
     sketches = _sketches(source, problems)
+    dashed, zoom = _figure(source, [sketch.name for sketch in sketches], problems)
     if problems:
         raise UserError(*problems)
     variants = _resolve_all(source, sketches, seeds[0])
     _check_normalise(source, variants, normalise)
-    return Study(path, source.text, name, seeds, evaluate, variants, normalise)
+    return Study(path, source.text, name, seeds, evaluate, variants, normalise, dashed, zoom)
 
 
 _FOLDERS = "it names folders, so it is made of letters, digits and - _ = + , ."
@@ -292,6 +297,28 @@ def _which(names: list[str], of: int) -> str:
         return ""
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return f" (variant {', '.join(names[:3])}{more})"
+
+
+# --- how the curves are drawn ---
+
+
+def _figure(
+    source: Source, variants: list[str], problems: list[str]
+) -> tuple[tuple[str, ...], tuple[float, float] | None]:
+    dashed, zoom = source.tables.get("dashed", []), source.tables.get("zoom")
+    if not isinstance(dashed, list):
+        problems.append(f'{source.at("", "dashed")}: dashed = {dashed!r}: expected a list of variants, such as ["a"]')
+        dashed = []
+    for name in dashed:
+        if name not in variants:
+            problems.append(f"{source.at('', 'dashed')}: there is no variant {name}{suggest(str(name), variants)}")
+    part = None
+    if zoom is not None:
+        try:
+            part = span(zoom)
+        except ValueError as error:
+            problems.append(f"{source.at('', 'zoom')}: zoom = {zoom!r}: {error}")
+    return tuple(dashed), part
 
 
 # --- scores across environments ---

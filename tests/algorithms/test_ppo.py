@@ -75,9 +75,13 @@ def test_every_decision_is_learnt_from_once_an_epoch():
     assert sizes == [6] * 6
 
 
-def test_advantages_are_those_of_the_whole_rollout():
-    """Cut into sequences and dealt over two pools, as over one stream of decisions."""
-    algorithm = PPO(PPO.Options(rollout_length=12, sequence=4, minibatches=1, normalize=False, lam=0.9, discount=0.8))
+@pytest.mark.parametrize("horizon", [None, 6, 3])
+def test_advantages_are_those_of_the_whole_rollout(horizon):
+    """Cut into sequences and dealt over two pools, as over one stream of decisions; also where a horizon cuts elsewhere."""
+    options = PPO.Options(
+        rollout_length=12, sequence=4, minibatches=1, normalize=False, lam=0.9, discount=0.8, horizon=horizon
+    )
+    algorithm = PPO(options)
     actors, learner = build(resolve({**SMALL, "runtime": "local", "pools": 2, "num_envs": 4, "algo.minibatches": 1}))
     for actor in actors:
         actor.start()
@@ -94,6 +98,7 @@ def test_advantages_are_those_of_the_whole_rollout():
             torch.cat([r.value for r in chain]),
             output.value[-1],
             lam=0.9,
+            horizon=horizon,
         )
         for k in range(3):
             start = (pool + 2 * k) * 2
@@ -235,3 +240,17 @@ def test_learns_catch():
     run = bestiary.train("toy/catch", algo="ppo", run_dir="r", steps="40k", **options)
     assert run.metrics["return"][-5:].mean() > 0.8
     assert run.evaluate(episodes=100, greedy=True).mean > 0.9
+
+
+def test_an_influence_aware_memory_learns_to_recall():
+    """Four signs through four dark steps: 0.25 without a memory, and the agent's other path has none."""
+    options: dict[str, Any] = {"runtime": "serial", "num_envs": 32, "rollout_length": 30, "lr": 3e-3, "seed": 1}
+    parts: dict[str, Any] = {
+        "agent": "iam",
+        "agent.dset": "static",
+        "memory.hidden": 32,
+        "torso.sizes": (32,),
+        "algo.sequence": 10,
+    }
+    run = bestiary.train("toy/recall", algo="ppo", run_dir="r", steps="50k", size=4, delay=4, **options, **parts)
+    assert run.metrics["return"][-3:].mean() > 0.9

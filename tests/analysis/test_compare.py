@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 import bestiary
-from bestiary.analysis.compare import _binned, _labels, compare, games_of, group_runs
+from bestiary.analysis.compare import _binned, _labels, compare, draw, games_of, group_runs
 from bestiary.errors import UserError
+from bestiary.options import span
 from bestiary.runs.folder import Run
 
 
@@ -82,6 +83,18 @@ def test_users_parts_are_compared_by_content_and_without_running_them(tmp_path: 
         (folder / "net.py").unlink()
     same, other = group_runs([bestiary.load(str(run.path)) for run in runs])
     assert (len(same.runs), len(other.runs)) == (2, 1)
+
+
+def test_a_closer_look_and_dashed_lines(catch_runs: list[Run]) -> None:
+    groups = group_runs(catch_runs)
+    draw({"": groups}, Path("plain.png"))
+    draw({"": groups}, Path("close.png"), flat=[groups[0].label], zoom=(1_000, 2_000))
+    plain, close = (imageio.imread(f"{name}.png") for name in ("plain", "close"))
+    assert close.shape[1] > 1.1 * plain.shape[1]  # two panels
+    assert span("2M:4M") == (2e6, 4e6)
+    for wrong in ("4M:2M", "2M", "a:b", ":", "-1:2"):
+        with pytest.raises(ValueError, match="such as 2M:4M"):
+            span(wrong)
 
 
 def test_what_cannot_be_drawn(catch_runs: list[Run]) -> None:

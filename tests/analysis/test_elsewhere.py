@@ -4,10 +4,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import imageio.v3 as imageio
 import numpy as np
 import pytest
+import torch
 
 import bestiary
+from bestiary.agents.influence import InfluenceAgent
+from bestiary.agents.torsos import TORSOS
 from bestiary.analysis.evaluate import evaluate, evaluate_player
 from bestiary.analysis.movie import attention_map, film, overlay
 from bestiary.cli import run_command
@@ -127,9 +131,50 @@ def test_every_input_of_a_warehouse_has_a_place(options: dict[str, Any]) -> None
     class Torso:
         torso = None
 
-    cells = attention_map(weights, Torso, pool)
+    cells, box = attention_map(weights, Torso, pool)
     assert cells[tuple(places[-1])] == 1
     assert cells.sum() == 1
+    assert box == (0, 0, 1, 1)
+    even, _ = attention_map(np.full_like(weights, 1 / len(places)), Torso, pool)
+    assert not even.any()  # who looks everywhere alike looks nowhere in particular
+
+
+@pytest.mark.parametrize("torso", ["shallow", "resnet"])
+def test_cells_of_a_map_lie_over_the_pixels_that_they_see(torso: str) -> None:
+    """The gradient of one cell is centred where the overlay is red when all attention is on that cell."""
+    pool: Any = make("atari/Breakout", num_envs=1)
+    pool.close()
+    agent: Any = InfluenceAgent(pool.observation_spec, pool.action_spec, torso=TORSOS[torso])
+    _, height, width = agent.torso.map_shape
+    for row, column in ((0, 0), (height // 2, width // 2), (height - 1, width - 1)):
+        image = torch.rand(1, *pool.observation_spec["image"].shape, requires_grad=True)
+        agent.torso.convolutions(image)[0, :, row, column].sum().backward()
+        assert image.grad is not None
+        seen = image.grad[0].abs().sum(0).nonzero().float()  # [pixels,2]
+        middle = (seen.amax(0) + seen.amin(0)) / 2 + 0.5
+        inside = ((seen.amin(0) > 0) & (seen.amax(0) < 83)).tolist()  # else the picture's edge cuts it off
+        weights = np.zeros((1, height * width))
+        weights[0, row * width + column] = 1
+        drawn = overlay(np.zeros((84, 84, 3), np.uint8), *attention_map(weights, agent, pool))[..., 0].astype(float)
+        for axis, profile in enumerate((drawn.sum(1), drawn.sum(0))):
+            if inside[axis]:
+                centre = (profile * (np.arange(84) + 0.5)).sum() / profile.sum()
+                assert centre == pytest.approx(float(middle[axis]), abs=3)
+
+
+def test_blank_moments_of_a_flickering_game_are_drawn_dark() -> None:
+    options: dict[str, Any] = {"steps": 100, "num_envs": 2, "batch_size": 2, "unroll_length": 5, "runtime": "serial"}
+    run = bestiary.train("atari/Breakout", run_dir="r", flicker=0.5, **options)
+    frames = imageio.imread(film(run, out="f.gif", length=40))
+    light = frames.reshape(len(frames), -1).mean(1)
+    assert 8 < (light < light.max() / 2).sum() < 32
+    whole = imageio.imread(film(run.with_env({"flicker": 0.0}), out="w.gif", length=40))
+    assert whole.reshape(len(whole), -1).mean(1).min() > light.max() / 2
+
+
+def test_an_agent_is_not_shown_what_it_cannot_see(attentive: Run) -> None:
+    with pytest.raises(UserError, match=r"--frame-stack: the agent of .* sees vector float32\[73\].*would see .*146"):
+        attentive.with_env({"frame_stack": "2"})
 
 
 def test_an_overlay_is_red_where_the_map_is_high() -> None:

@@ -96,6 +96,8 @@ def test_seeds_alone_are_a_study() -> None:
 
 HEAD = 'seeds = [1]\n[base]\nenv = "toy/chain"\n'
 MISTAKES: list[tuple[str, tuple[str, ...]]] = [
+    ('zoom = "4M:2M"\n' + HEAD, ("s.toml, line 1: zoom = '4M:2M': expected a part of the x axis",)),
+    ('dashed = ["bas"]\n' + HEAD, ("s.toml, line 1: there is no variant bas; did you mean base?",)),
     (HEAD + "lerning_rate = 3\nlr = 0.1", ("s.toml, line 4: unknown option --lerning-rate",)),
     (HEAD + "unroll_lenght = 3", ("s.toml, line 4: unknown option --unroll-lenght; did you mean --unroll-length",)),
     (HEAD + '\n[base.memory]\nname = "gru"\nhiden = 3', ("line 7: unknown option --memory.hiden; did you mean",)),
