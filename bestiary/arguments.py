@@ -259,7 +259,10 @@ def which_checkpoint(text: str | None, run: Any) -> int | None:
     if text != "best":
         return number("--checkpoint", text) if text else None
     if (steps := best(run.path / "checkpoints")) is None:
-        raise UserError(f"--checkpoint best: {run.path} was not validated while it was trained (--valid-every)")
+        training = run.config.training
+        validated = training.valid_every or training.valid_levels or training.valid_mode
+        why = "its tasks' returns have no common scale, so none was the best" if validated else "it was not validated"
+        raise UserError(f"--checkpoint best: {run.path} has none: {why} (docs/procgen.md)")
     return steps
 
 

@@ -129,17 +129,21 @@ def _eval(argv: list[str]) -> None:
         "--levels", nargs="+", metavar="RANGE", help="ProcGen: ranges of levels, a part each: 0:200 1000:1200"
     )
     parser.add_argument("--checkpoints", choices=("all",), metavar="all", help="every checkpoint, into one table")
-    parser.add_argument("--episodes", metavar="INT", default="100", help="whole games to play (default 100)")
+    parser.add_argument(
+        "--episodes",
+        metavar="INT",
+        help="whole games of each part (default 100; with --levels one a level, up to 1,000 levels)",
+    )
     parser.add_argument("--num-envs", metavar="INT", default="32", help="environments at once (default 32)")
     parser.add_argument("--max-steps", metavar="INT", default="27k", help="give a game up after so many (default 27k)")
     add_player(parser)
     a, run, options = parse_with_env(parser, argv)
     numbers = {
-        "episodes": number("--episodes", a.episodes, 1),
         "seed": number("--seed", a.seed),
         "num_envs": number("--num-envs", a.num_envs, 1),
         "max_steps": number("--max-steps", a.max_steps, 1),
     }
+    episodes = number("--episodes", a.episodes, 1) if a.episodes is not None else None
     if run is None:
         if a.greedy or a.sample or a.checkpoint or a.checkpoints or a.levels or a.trust_code:
             raise UserError(
@@ -147,7 +151,7 @@ def _eval(argv: list[str]) -> None:
             )
         if len(a.env) > 1:
             raise UserError(f"--env {' '.join(a.env)}: a scripted player plays one environment at a time")
-        evaluate_player(a.run.removeprefix("scripted:"), a.env[0], options, **numbers).show()
+        evaluate_player(a.run.removeprefix("scripted:"), a.env[0], options, episodes=episodes or 100, **numbers).show()
         return
     if a.checkpoint and a.checkpoints:
         raise UserError("--checkpoint names one and --checkpoints all takes every one: choose")
@@ -159,6 +163,7 @@ def _eval(argv: list[str]) -> None:
         env=env_names(a.env or ()),
         levels=a.levels or (),
         greedy=a.greedy,
+        episodes=episodes,
         **numbers,
     ).show()
 

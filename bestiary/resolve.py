@@ -15,7 +15,7 @@ from bestiary import envs, plugins
 from bestiary.agents.torsos import suitable
 from bestiary.algorithms.algorithm import Algorithm, updates
 from bestiary.config import DEFAULTS, REGISTRIES, Config, Part, Training, lookup_part
-from bestiary.envs.mixture import check_alike
+from bestiary.envs.mixture import check_alike, task_name
 from bestiary.envs.pool import Pool
 from bestiary.errors import UserError
 from bestiary.options import construct, convert, field_types, options_of, parse_options, same_options, suggest
@@ -61,9 +61,9 @@ def resolve(given: Mapping[str, Any], origin: Mapping[str, str] | None = None) -
 
     used = [n for n in (*names, *choice.values()) if plugins.is_plugin(n)]
     hashes = {str(plugins.split(plugins.absolute(n))[0]): plugins.digest(plugins.split(n)[0]) for n in used}
-    absolute = {n: plugins.absolute(n) if plugins.is_plugin(n) else n for n in (*names, *choice.values())}
+    absolute = {n: plugins.absolute(n) if plugins.is_plugin(n) else n for n in choice.values()}
     return Config(
-        envs=tuple(absolute[n] for n in names),
+        envs=tuple(envs.canonical(n) for n in names),
         env_options=env_options,
         parts={kind: Part(absolute[choice[kind]], parsed[kind]) for kind in chosen},
         training=training,
@@ -87,13 +87,18 @@ def _expand(name: str) -> list[str]:
 def _find_family(names: tuple[str, ...]) -> envs.Family:
     if not names:
         raise UserError("which environment? For example: bestiary train atari/Pong (bestiary list envs shows all)")
-    twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
-    if twice:
-        raise UserError(f"{twice[0]} is there {names.count(twice[0])} times: the tasks of a run are different ones")
-    first = envs.lookup(names[0])
-    for name in names[1:]:
-        if not same_options(envs.lookup(name).options, first.options):
+    first, *others = (envs.lookup(name) for name in names)
+    for name, other in zip(names[1:], others, strict=True):
+        if not same_options(other.options, first.options):
             raise UserError(f"{names[0]} and {name} have different options: the tasks of a run are of one family")
+    whole = [envs.canonical(name) for name in names]
+    for name, one in zip(names, whole, strict=True):
+        if whole.count(one) > 1:
+            raise UserError(f"{name} is there {whole.count(one)} times: the tasks of a run are different ones")
+    called = [task_name(one) for one in whole]
+    for name, one in zip(names, called, strict=True):
+        if called.count(one) > 1:
+            raise UserError(f"{name}: two tasks would be called {one}; rename one of the files")
     return first
 
 
@@ -124,6 +129,9 @@ def layers(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     direct = flatten(options)
     given: dict[str, Any] = {}
     origin: dict[str, str] = {}
+    if direct.get("init_from") is not None:
+        given = _inherited(str(direct["init_from"]), "popart" in direct)
+        origin = dict.fromkeys(given, f"the run {direct['init_from']}")
     for source, read in (("preset", read_preset), ("config", lambda path: read_toml(Path(path)))):
         named = direct.pop(source, None)
         if named is not None:
@@ -132,6 +140,17 @@ def layers(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
             origin |= dict.fromkeys(layer, f"{source} {named}")
     given = over(given, direct)
     return given, {key: where for key, where in origin.items() if key not in direct}
+
+
+def _inherited(source: str, popart: bool) -> dict[str, Any]:
+    """What a run that begins with another's weights is made of, where nothing else is said: the agent and its parts; and in an
+    environment of the same family, how many frames it sees and which actions it has. `popart`: the critic was chosen."""
+    from bestiary.runs.folder import open_run  # here, because a run's folder needs us to read its config
+
+    settings = flatten(open_run(source).config.tables())
+    kinds = ("agent", "torso", "memory", *(() if popart else ("critic",)))
+    inherited = ("env", "env.frame_stack", "env.full_actions")
+    return {k: v for k, v in settings.items() if v is not None and (k in inherited or k.split(".")[0] in kinds)}
 
 
 def over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

@@ -389,6 +389,59 @@ def test_every_preset_is_valid(name):
     resolve({"env": "toy/catch", **given}, origin)
 
 
+IMPALA = {
+    "algo.discount": 0.99,
+    "algo.optimizer": "rmsprop",
+    "algo.eps": 0.01,
+    "algo.max_grad_norm": 40.0,
+    "algo.lam": 1.0,
+}
+SIX = {
+    **IMPALA,
+    "algo.unroll_length": 80,
+    "algo.batch_size": 8,
+    "algo.lr": 4.8e-4,
+    "algo.entropy": 6e-4,
+    "num_envs": 48,
+}
+PROCGEN = {
+    **IMPALA, "algo.unroll_length": 50, "algo.batch_size": 32, "algo.lr": 6e-4, "algo.entropy": 0.01, "steps": 300_000_000,
+    "keep": [150_000_000], "algo.reward": "abs_one", "torso": "resnet",
+}  # fmt: skip
+WAREHOUSE = {
+    "algo": "ppo", "algo.epochs": 3, "algo.lr": 2.5e-4, "algo.clip": 0.1, "algo.value_clip": True, "algo.entropy": 0.01,
+    "algo.discount": 0.99, "algo.lam": 0.95, "algo.sequence": 8,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "published"),
+    [
+        ("popart-six", {**SIX, "critic": "popart", "critic.beta": 3e-4, "algo.reward": "none", "steps": 300_000_000}),
+        ("multitask-six", {**SIX, "critic": "shared", "algo.reward": "abs_one", "steps": 300_000_000}),
+        ("single-task", {**SIX, "critic": "shared", "steps": 50_000_000}),
+        ("ff-procgen-easy6", {**PROCGEN, "memory": "none", "env.levels": "0:200", "valid_levels": "500:700"}),
+        ("lstm-procgen-easy6", {**PROCGEN, "memory": "lstm", "memory.hidden": 256, "env.levels": "0:200"}),
+        ("lstm-procgen-memory4", {**PROCGEN, "memory": "lstm", "env.levels": "0:500", "num_envs": 48}),
+        (
+            "iam-warehouse",
+            {**WAREHOUSE, "num_envs": 8, "algo.rollout_length": 128, "algo.horizon": 8, "algo.normalize": False,
+             "algo.clip_schedule": "linear", "steps": 32_000_000, "env.legacy": True, "memory": "lstm"},
+        ),
+        (
+            "iam-keijzer",
+            {**WAREHOUSE, "num_envs": 32, "algo.rollout_length": 8, "algo.minibatches": 32, "algo.schedule": "constant",
+             "algo.normalize": True, "steps": 4_000_000, "env.legacy": True, "agent.dset": "legacy", "memory": "gru"},
+        ),
+    ],
+)  # fmt: skip
+def test_published_settings(name, published):
+    """As the papers and their code have them; what differs on purpose, the preset's first lines say."""
+    given, origin = layers({"preset": name})
+    settings = flatten(resolve(given, origin).tables())
+    assert {key: settings[key] for key in published} == published
+
+
 # --- groups and labels ---
 
 

@@ -20,6 +20,7 @@ from bestiary.config import group_key
 from bestiary.console import note, stdout, warn
 from bestiary.errors import UserError
 from bestiary.runs.folder import Run
+from bestiary.runtime.episodes import short_name
 
 
 @dataclass
@@ -121,9 +122,10 @@ def group_runs(runs: list[Run], *, axis: str = "steps", points: int = 200) -> li
 def panels_by_task(runs: list[Run], *, axis: str = "steps", points: int = 200) -> dict[str, list[Group]]:
     """For each task, the groups of runs that played it: by config minus seed, tasks and total of steps."""
     settings = {}
+    sets = {run.path: tuple(run.settings["env"]) for run in runs}
     for run in runs:
         rest = {key: value for key, value in run.settings.items() if key not in ("env", "steps")}
-        settings[run.path] = {**rest, "env": [_tasks_in_words(run)]}
+        settings[run.path] = {**rest, "env": [_tasks_in_words(sets[run.path], set(sets.values()))]}
     groups = _grouped(runs, settings, warn_of_seeds=False)
     panels: dict[str, list[Group]] = {}
     for task in dict.fromkeys(task for run in runs for task in tasks_of(run)):
@@ -134,9 +136,12 @@ def panels_by_task(runs: list[Run], *, axis: str = "steps", points: int = 200) -
     return panels
 
 
-def _tasks_in_words(run: Run) -> str:
-    count = len(run.settings["env"])
-    return "one task" if count == 1 else f"{count} tasks"
+def _tasks_in_words(tasks: tuple[str, ...], others: set[tuple[str, ...]]) -> str:
+    """How many; and which, where others have as many other ones."""
+    if len(tasks) == 1:
+        return "one task"
+    alike = [each for each in others if len(each) == len(tasks)]
+    return f"{len(tasks)} tasks" if len(alike) == 1 else " + ".join(map(short_name, tasks))
 
 
 def _grouped(runs: list[Run], settings: dict[Path, dict[str, Any]], warn_of_seeds: bool = True) -> dict[str, list[Run]]:
@@ -260,16 +265,22 @@ def draw_scales(runs: list[Run], out: Path) -> None:
     plt = _pyplot()
     tasks = list(dict.fromkeys(task for run in runs for task in _scales_of(run)))
     figure, places = _panels(plt, tasks)
+    lines: dict[str, Any] = {}
     for axes, task in zip(places, tasks, strict=True):
-        for k, run in enumerate(run for run in runs if task in _scales_of(run)):
+        for k, run in enumerate(runs):
+            if task not in _scales_of(run):
+                continue
             metrics = run.metrics
             mu, sigma = metrics[f"{task}/mu"], metrics[f"{task}/sigma"]
             x = metrics["step"] / len(run.settings["env"])
-            axes.plot(x, mu, color=f"C{k}", label=run.name, linewidth=1.4)
+            (line,) = axes.plot(x, mu, f"C{k}{'o' if len(x) == 1 else '-'}", label=run.name, linewidth=1.4)
+            lines.setdefault(run.name, line)
             axes.fill_between(x, mu - sigma, mu + sigma, color=f"C{k}", alpha=0.2, linewidth=0)
         _finish(axes, task, "steps of the task", True)
         axes.set_ylabel("mu ± sigma")
-    places[0].legend(frameon=False, fontsize="x-small")
+    figure.legend(  # below, not over the curves
+        handles=list(lines.values()), frameon=False, fontsize="small", loc="upper left", bbox_to_anchor=(0.02, 0.02)
+    )
     figure.tight_layout()
     figure.savefig(out, bbox_inches="tight")
     plt.close(figure)

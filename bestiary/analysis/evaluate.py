@@ -1,11 +1,11 @@
 """How good is an agent? Whole games in pools of their own, with the whole protocol written down beside the result.
 
 Every environment plays the same number of games (or one more), and exactly those count: taking the first games to finish
-instead would favour short ones. Where levels are finite, each is played equally often instead, and all of those count.
+instead would favour short ones. Of a range with no more levels than games, each level is played equally often instead.
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,10 @@ from bestiary.analysis.evaluation import Evaluation, Part
 from bestiary.analysis.play import play
 from bestiary.config import Config, make_pool
 from bestiary.console import interactive, note, stderr, warn
-from bestiary.envs import lookup
+from bestiary.envs import canonical, lookup
 from bestiary.envs.mixture import check_alike, task_name
 from bestiary.envs.pool import Pool
-from bestiary.envs.procgen import ProcgenPool, overlap, parse_levels, with_levels
+from bestiary.envs.procgen import ProcgenPool, overlap, parse_levels, with_levels, with_mode
 from bestiary.errors import RunError, UserError
 from bestiary.options import same_options
 from bestiary.rollout import Episode, Step
@@ -34,7 +34,7 @@ from bestiary.runtime.episodes import EpisodeCounter
 def evaluate(
     run: Run,
     *,
-    episodes: int = 100,
+    episodes: int | None = None,
     checkpoint: int | None = None,
     every_checkpoint: bool = False,
     env: Sequence[str] = (),
@@ -46,10 +46,16 @@ def evaluate(
 ) -> Evaluation:
     """Play `episodes` whole games of each task with a run's agent and write the result into the run's folder.
 
-    `env` names other environments than the training's, `levels` ranges of levels to play one after the other. A game is given
-    up after `max_steps` decisions: some environments never end. Those do not count, and are reported."""
-    config, names = run.config, tuple(env) or run.config.envs
+    Without a number, 100, and of `levels` one game a level, where there are at most 1,000. `env` names other environments than
+    the training's, `levels` ranges of levels to play one after the other. A game is given up after `max_steps` decisions: some
+    environments never end. Those do not count, and are reported."""
+    config, names = run.config, tuple(map(canonical, env)) or run.config.envs
+    for flag, words in (("--env", names), ("--levels", levels)):
+        if twice := [word for word in words if words.count(word) > 1]:
+            raise UserError(f"{flag} {twice[0]} is there {words.count(twice[0])} times")
     splits = [with_levels(config.envs[0], config.env_options, split) for split in levels] or [config.env_options]
+    games = [episodes or (_usual_games(split.levels) if levels else 100) for split in splits]
+    roles = {(name, split): _role(config, name, split) for name in names for split in levels}
     _check_envs(config, names)
     if every_checkpoint:
         chosen = run.checkpoints
@@ -61,29 +67,30 @@ def evaluate(
             note(f"the checkpoint nearest to step {checkpoint} is at {chosen[0].steps}")
     policy = "greedy" if greedy else "sampled"
     stem = "all" if every_checkpoint else f"{chosen[0].steps:012d}"
-    path = run.new_path("evaluations", f"{stem}-{policy}-{episodes}", ".json")  # before any work
+    path = run.new_path("evaluations", f"{stem}-{policy}-{max(games)}", ".json")  # before any work
     parts = []
     for point in chosen:
         agent = run.agent(point.steps)
         for name in names:
-            for split in splits:
+            for split, count in zip(splits, games, strict=True):
                 streams = np.random.SeedSequence([config.training.seed, 1, seed]).spawn(2)
-                pool = make_pool([name], split, min(num_envs, episodes), streams[0])
+                pool = make_pool([name], split, min(num_envs, count), streams[0])
                 task = config.envs.index(name) if name in config.envs else 0
                 draws = int(streams[1].generate_state(1)[0])
-                played, unfinished = play_games(agent, pool, episodes, max_steps, greedy=greedy, seed=draws, task=task)
+                played, unfinished = play_games(agent, pool, count, max_steps, greedy=greedy, seed=draws, task=task)
                 finite = split.levels if levels else None
-                role = _role(config, finite) if finite is not None else ""
+                role = roles[name, finite] if finite is not None else ""
                 at = point.steps if every_checkpoint else None
                 parts.append(Part(task_name(name), played, at, finite, role, unfinished))
     protocol = {
         "run": run.name,
         "environment": list(names),
+        "trained_on": list(config.envs),
         "environment_options": config.tables()["env"],
         **({"levels": list(levels)} if levels else {}),
         **({"checkpoints": [c.steps for c in chosen]} if every_checkpoint else {"checkpoint_steps": chosen[0].steps}),
         "policy": policy,
-        **_protocol(min(num_envs, episodes), episodes, sum(part.given_up for part in parts), max_steps, seed),
+        **_protocol(min(num_envs, max(games)), max(games), sum(part.given_up for part in parts), max_steps, seed),
         "training_seed": config.training.seed,
     }
     evaluation = Evaluation(protocol, parts)
@@ -91,14 +98,27 @@ def evaluate(
     return evaluation
 
 
-def _role(config: Config, levels: str) -> str:
-    """train, where the levels are those of the training; test, where none is; and a warning in between."""
-    trained = config.env_options.levels
-    if parse_levels(levels) == parse_levels(trained):
-        return "train"
-    if overlap(levels, trained):
-        warn(f"--levels {levels} overlaps the levels of the training, {trained}: it is no fair test")
-        return ""
+def _usual_games(levels: str) -> int:
+    """One a level, where that is not too many."""
+    first, last = parse_levels(levels)
+    return last - first if last - first <= 1_000 else 100
+
+
+def _role(config: Config, task: str, levels: str) -> str:
+    """train or valid, where the levels are those of the training or of its validation; test, where none is; and a warning in
+    between. Another game, or another mode, has other levels of the same numbers."""
+    used = {"train": config.env_options.levels} if task in config.envs else {}
+    mode, valid = config.training.valid_mode, config.training.valid_levels
+    if valid is not None and task in (with_mode(name, mode) for name in config.envs):
+        used["valid"] = valid
+    for role, range_ in used.items():
+        if parse_levels(levels) == parse_levels(range_):
+            return role
+    for role, range_ in used.items():
+        if overlap(levels, range_):
+            what = "training" if role == "train" else "validation"
+            warn(f"--levels {levels} overlaps the levels of the {what}, {range_}: it is no fair test")
+            return ""
     return "test"
 
 
@@ -169,37 +189,61 @@ def _protocol(num_envs: int, episodes: int, unfinished: int, max_steps: int, see
 
 
 def play_games(
-    agent: Agent, pool: Pool, episodes: int, max_steps: int, *, greedy: bool, seed: int, task: int = 0
+    agent: Agent,
+    pool: Pool,
+    episodes: int,
+    max_steps: int,
+    *,
+    greedy: bool,
+    seed: int,
+    task: int = 0,
+    doing: str = "evaluating",
+    stop: Callable[[], bool] = lambda: False,
 ) -> tuple[list[Episode], int]:
     """The episodes of so many whole games of a pool of one task, the agent's how-manyeth `task` says; and how many games
-    were given up. Closes the pool."""
+    are missing. Closes the pool. Raises Stopped where `stop` says so."""
     moments = play(agent, pool, greedy=greedy, seed=seed, task=task)
-    return _count_games((step for step, _ in moments), pool, episodes, max_steps)
+    return _count_games((step for step, _ in moments), pool, episodes, max_steps, doing, stop)
 
 
-def _count_games(steps: Iterator[Step], pool: Pool, episodes: int, max_steps: int) -> tuple[list[Episode], int]:
+class Stopped(Exception):
+    """Games were cut off because somebody asked for it."""
+
+
+def _count_games(
+    steps: Iterator[Step],
+    pool: Pool,
+    episodes: int,
+    max_steps: int,
+    doing: str = "evaluating",
+    stop: Callable[[], bool] = lambda: False,
+) -> tuple[list[Episode], int]:
     n = pool.num_envs
     levels = pool if isinstance(pool, ProcgenPool) else None
     by_level = levels is not None and levels.owe(episodes)
     quota = np.full(n, episodes // n) + (np.arange(n) < episodes % n)  # games that environment i owes
     counter = EpisodeCounter(n, pool.tasks, pool.measures_spec)
-    played = np.zeros(n, np.int64)
+    played, given_up = np.zeros(n, np.int64), 0
     lives: list[list[Episode]] = [[] for _ in range(n)]  # of the running games: they count once the game does
     result: list[Episode] = []
     try:
         next(steps)
         with Progress(console=stderr, disable=not interactive(), transient=True) as progress:
-            bar, age, said = progress.add_task("evaluating", total=episodes), np.zeros(n, np.int64), time.monotonic()
+            bar, age, said = progress.add_task(doing, total=episodes), np.zeros(n, np.int64), time.monotonic()
             while True:
                 owing = levels.counts.copy() if levels and by_level else played < quota
-                if not (owing & (age < max_steps)).any():
+                more = np.full(n, bool(levels.owed)) if levels and by_level else owing
+                waiting = more & (age >= max_steps) & (age < 2 * max_steps)  # for the end of a game that was given up
+                owing &= age < max_steps  # else whatever comes of the game does not count
+                if not (owing | waiting).any():
                     break
+                if stop():
+                    raise Stopped
                 level = levels.level.copy() if levels else None
                 step = next(steps)
-                # of the running game; once given up, for good
-                age = np.where(step.game_over & (age < max_steps), 0, age + 1)
+                age = np.where(step.game_over, 0, age + 1)  # of the running game
                 for episode in counter.add(step, 0):
-                    if owing[episode.env] and age[episode.env] < max_steps:
+                    if owing[episode.env]:
                         if level is not None:
                             episode.measures["level"] = float(level[episode.env])
                         lives[episode.env].append(episode)
@@ -207,15 +251,21 @@ def _count_games(steps: Iterator[Step], pool: Pool, episodes: int, max_steps: in
                             result += lives[episode.env]
                             lives[episode.env] = []
                             played[episode.env] += 1
+                endless = owing & (age >= max_steps)
+                given_up += int(endless.sum())
+                quota[endless] -= 1
+                for row in np.flatnonzero(endless):
+                    lives[row] = []
                 progress.update(bar, completed=int(played.sum()))
                 if not interactive() and time.monotonic() - said > 10:
                     said = time.monotonic()
-                    note(f"evaluating: {played.sum()} of {episodes} games")
+                    note(f"{doing}: {played.sum()} of {episodes} games")
     finally:
         pool.close()
-    unfinished = episodes - int(played.sum())
-    if unfinished:
-        warn(f"{unfinished} of {episodes} games had not ended after {max_steps} steps and do not count")
-    if unfinished == episodes:
+    missing = episodes - int(played.sum())
+    if missing:
+        others = f"; {missing - given_up} more were not begun, behind one of those" if missing > given_up else ""
+        warn(f"{given_up} of {episodes} games had not ended after {max_steps} steps and do not count{others}")
+    if missing == episodes:
         raise RunError(f"no game ended within {max_steps} steps (--max-steps)")
-    return sorted(result, key=lambda e: e.env), unfinished
+    return sorted(result, key=lambda e: e.env), missing

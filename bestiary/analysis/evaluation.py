@@ -26,7 +26,7 @@ class Part:
     episodes: list[Episode]  # every life of every game that counts; lives of a game follow each other
     checkpoint: int | None = None
     levels: str | None = None
-    role: str = ""  # of the levels: train or test
+    role: str = ""  # of the levels: train, valid or test
     given_up: int = 0  # games
     statistics: Statistics = field(init=False)
 
@@ -74,19 +74,23 @@ class Evaluation:
         return self.statistics["game"]["mean"]
 
     def over_splits(self) -> list[dict[str, Any]]:
-        """For each task, and for all together, the means on its training levels and on the others: mean and deviation over
-        those splits. Normalised where there are constants; together only then."""
-        rows = []
-        for task in dict.fromkeys(part.task for part in self.parts):
-            own = [part for part in self.parts if part.task == task]
-            rows.append({"task": task, **_split_means(own, [[part.mean] for part in own], "")})
-            if all("normalised" in part.statistics for part in own):
-                means = [[part.statistics["normalised"]["mean"]] for part in own]
-                rows[-1] |= _split_means(own, means, "normalised_")
-        if len(rows) > 1 and all("normalised" in part.statistics for part in self.parts):
-            columns = [[p for p in self.parts if p.levels == one.levels] for one in self._splits()]
-            means = [[part.statistics["normalised"]["mean"] for part in column] for column in columns]
-            rows.append({"task": "all", **_split_means([column[0] for column in columns], means, "normalised_")})
+        """At each checkpoint, for each task and for all together, the means on its training levels and on the others: mean and
+        deviation over those splits. Normalised where there are constants; together only then."""
+        rows: list[dict[str, Any]] = []
+        for checkpoint in dict.fromkeys(part.checkpoint for part in self.parts):
+            at = {} if checkpoint is None else {"checkpoint": checkpoint}
+            parts = [part for part in self.parts if part.checkpoint == checkpoint]
+            tasks = dict.fromkeys(part.task for part in parts)
+            for task in tasks:
+                own = [part for part in parts if part.task == task]
+                rows.append({**at, "task": task, **_split_means(own, [[part.mean] for part in own], "")})
+                if all("normalised" in part.statistics for part in own):
+                    means = [[part.statistics["normalised"]["mean"]] for part in own]
+                    rows[-1] |= _split_means(own, means, "normalised_")
+            if len(tasks) > 1 and all("normalised" in part.statistics for part in parts):
+                columns = [[p for p in parts if p.levels == one.levels] for one in self._splits()]
+                means = [[part.statistics["normalised"]["mean"] for part in column] for column in columns]
+                rows.append({**at, "task": "all", **_split_means([c[0] for c in columns], means, "normalised_")})
         return rows
 
     def _splits(self) -> list[Part]:
@@ -96,7 +100,7 @@ class Evaluation:
         self.path = path
         found: dict[str, Any] = {"protocol": self.protocol}
         if len(self.parts) == 1:
-            found = {"statistics": self.statistics, **found}
+            found = {**self.parts[0].label, "statistics": self.statistics, **found}
         else:
             found = {"parts": [{**part.label, "statistics": part.statistics} for part in self.parts], **found}
             if len(self._splits()) > 1:
@@ -118,6 +122,10 @@ class Evaluation:
         p = self.protocol
         at = f" at step {p['checkpoint_steps']:,}" if "checkpoint_steps" in p else ""
         title = f"{p['run']}{at}, {p['policy']}"
+        if len(self.parts) == 1 and "trained_on" in p and p["environment"] != p["trained_on"]:
+            title += f", in {self.parts[0].task}"
+        if len(self.parts) == 1 and self.parts[0].levels is not None:
+            title += f", levels {self.parts[0].levels}{f' ({self.parts[0].role})' * bool(self.parts[0].role)}"
         stdout.print(self._one(title) if len(self.parts) == 1 else self._many(title))
         if len(self._splits()) > 1:
             stdout.print(self._summary())
@@ -144,11 +152,13 @@ class Evaluation:
     def _summary(self) -> Table:
         rows = self.over_splits()
         keys = [key for key in ("train", "test", "normalised_train", "normalised_test") if any(key in r for r in rows)]
-        table = _table("over the splits: mean, and its deviation from split to split", "task", *keys)
+        named = [key for key in ("checkpoint", "task") if key in rows[0]]
+        table = _table("over the splits: mean, and its deviation from split to split", *named, *keys)
         for row in rows:
+            label = [f"{row[key]}" for key in named]
             cells = [f"{row[key]:.3f}" if key in row else "" for key in keys]
             spread = [f" ± {row[f'{key}_sd']:.3f}" if f"{key}_sd" in row else "" for key in keys]
-            table.add_row(row["task"], *(cell + more for cell, more in zip(cells, spread, strict=True)))
+            table.add_row(*label, *(cell + more for cell, more in zip(cells, spread, strict=True)))
         return table
 
 

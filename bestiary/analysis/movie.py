@@ -11,6 +11,7 @@ from PIL import Image
 from bestiary.analysis.play import play
 from bestiary.config import make_pool
 from bestiary.console import note
+from bestiary.envs import canonical
 from bestiary.envs.pool import Pool
 from bestiary.errors import UserError
 from bestiary.options import suggest
@@ -39,6 +40,7 @@ def film(
     With `attention`, where the agent looks is drawn over the picture. Where a flickering game is blank to the agent, it is
     drawn dark. `env` is one of the run's tasks, else the first."""
     config = run.config
+    env = canonical(env) if env is not None else None
     if env is not None and env not in config.envs:
         raise UserError(f"--env {env}: the run's tasks are {', '.join(config.envs)}{suggest(env, config.envs)}")
     task = config.envs.index(env) if env is not None else 0

@@ -15,7 +15,7 @@ from bestiary.envs.pool import Pool
 from bestiary.errors import UserError
 from bestiary.options import construct, options_of, parse_options, suggest
 
-__all__ = ["FAMILIES", "WORLDS", "Family", "Pool", "lookup", "make"]
+__all__ = ["FAMILIES", "WORLDS", "Family", "Pool", "canonical", "lookup", "make"]
 
 
 @dataclass(frozen=True)
@@ -90,6 +90,15 @@ def lookup(name: str) -> Family:
         known = ", ".join([*(f"{family}/..." for family in FAMILIES), *WORLDS])
         raise UserError(f"unknown environment {name}: names are {known} or path/to/file.py:Name{hint}")
     return FAMILIES[family](rest)
+
+
+def canonical(name: str) -> str:
+    """One name for one environment: with its mode where it has modes, and a user's file by its whole path."""
+    if plugins.is_plugin(name):
+        return plugins.absolute(name)
+    if name.startswith("procgen/"):
+        return "procgen/{}:{}".format(*procgen.split(name.removeprefix("procgen/")))
+    return name
 
 
 def _plugin(name: str) -> Family:

@@ -101,6 +101,15 @@ def with_levels(env: str, options: Any, levels: str, flag: str = "--levels") -> 
         raise UserError(str(error).replace("--levels", flag)) from error
 
 
+def with_mode(name: str, mode: str | None, flag: str = "--valid-mode") -> str:
+    """The same game in another mode, where there is one."""
+    if mode is None:
+        return name
+    if not name.startswith("procgen/"):
+        raise UserError(f"{flag} {mode}: {name} has no modes")
+    return f"{name.partition(':')[0]}:{mode}"
+
+
 def overlap(one: str, other: str) -> bool:
     """Whether two ranges have a level in common."""
     (start, stop), (first, last) = parse_levels(one), parse_levels(other)
@@ -136,6 +145,7 @@ class ProcgenPool:
         self.level = np.zeros(num_envs, np.int64)  # that each environment plays
         self.owed: dict[int, int] | None = None
         self.counts = np.ones(num_envs, bool)  # whether its running episode is one that was owed
+        self.rng = np.random.default_rng(seed)
         start, stop = parse_levels(options.levels)
         if mode == "exploration" and options.levels != "all":
             raise UserError(f"procgen/{name}: exploration is one level; leave --levels out")
@@ -194,14 +204,15 @@ class ProcgenPool:
         return image
 
     def owe(self, episodes: int) -> bool:
-        """From the next reset on, play every level of a finite range equally often, `episodes` in all; False where there are
-        more levels than anybody could play. `counts` then says which environments play one that was owed."""
+        """From the next reset on, play every level of the range equally often, `episodes` in all (once more those that chance
+        picks, where that does not come out even). `counts` then says which environments play one that was owed. False where
+        there are more levels than episodes: then chance picks every level."""
         start, stop = parse_levels(self.options.levels)
-        if stop - start == LEVELS:
+        if stop - start > episodes:
             return False
         each, more = divmod(episodes, stop - start)
-        owed = {level: each + (level - start < more) for level in range(start, stop)}
-        self.owed = {level: times for level, times in owed.items() if times}
+        lucky = set(self.rng.choice(np.arange(start, stop), more, replace=False).tolist())
+        self.owed = {level: each + (level in lucky) for level in range(start, stop)}
         return True
 
     def _pay(self, levels: np.ndarray) -> np.ndarray:

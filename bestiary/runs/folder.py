@@ -119,7 +119,7 @@ class Run:
         load_weights(agent, checkpoints.choose(self.path, checkpoint))
         return agent
 
-    def evaluate(self, episodes: int = 100, **options: Any) -> Any:
+    def evaluate(self, episodes: int | None = None, **options: Any) -> Any:
         """Play whole games and return their statistics: see `bestiary.analysis.evaluate`."""
         from bestiary.analysis.evaluate import evaluate
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from bestiary.analysis.evaluate import Stopped
 from bestiary.config import Config
 from bestiary.console import note, warn
 from bestiary.envs.pool import Pool
@@ -50,7 +51,7 @@ class Session:
             Table(run.path / f"{name}.csv", past["rows"].get(name, 0)) for name in ("metrics", "episodes", "validation")
         )
         self.validator, self.best = validator, past.get("best")  # the best score so far
-        self.validated_at = learner.steps
+        self.validated_at = past.get("validated_at", learner.steps)
         self.tasks = {name: Played(**past["tasks"].get(name, {})) for name in pool.tasks}
         self.logged, self.seconds_before = past["logged"], past["seconds"]
         self.interval: list[dict[str, float]] = past.get("interval", [])  # metrics of the updates since the last row
@@ -158,8 +159,14 @@ class Session:
         now, before = self.learner.steps, self.validated_at
         if now // validator.every == before // validator.every and not (before < self.total <= now):
             return
+        try:
+            rows, score = validator.validate(self.learner.agent, now, lambda: self.interrupts.received is not None)
+        except Stopped:
+            return note("validation cut off; the resumed run makes up for it")
+        finally:
+            self.speed.clear()  # the time that it took was not training's
+            self.speed.append((time.monotonic(), now))
         self.validated_at = now
-        rows, score = validator.validate(self.learner.agent, now)
         try:
             self.validations.write(rows)
         except OSError as error:
@@ -197,6 +204,7 @@ class Session:
                     "validation": self.validations.rows,
                 },
                 "best": self.best,
+                "validated_at": self.validated_at,
                 "tasks": {
                     name: {"games": task.games, "recent": list(task.recent)} for name, task in self.tasks.items()
                 },

@@ -39,6 +39,8 @@ def start(config: Config, place: Place = Place()) -> Run:
     describe(config)  # builds everything once, so that what cannot be built is refused before a folder is made
     if config.training.init_from is not None:
         note(_check_source(config))
+    if "critic" in config.parts and config.parts["critic"].name == "popart" and len(config.envs) == 1:
+        note("note: PopArt with one task: nothing shares the network with it, but its returns may have any scale")
     run, exists = create_run(config, place)
     if exists:
         mine, theirs = config.training, run.config.training

@@ -1,7 +1,8 @@
 """Beginning with what another run has learnt: `--init-from RUN`.
 
-Torso and memory are taken over as they are. The policy's outputs go by the names of the actions, the critic's by the names of
-the tasks: what the other agent knew is taken over, what it did not begins afresh.
+The agent is made of the same parts unless others are asked for (`resolve`); torso and memory are taken over as they are. The
+policy's outputs go by the names of the actions, the critic's by the names of the tasks: what the other agent knew is taken
+over, what it did not begins afresh. So does a critic of another kind, whose numbers would mean something else.
 """
 
 import torch
@@ -23,9 +24,14 @@ def take_over(agent: Agent, pool: Pool, source: Run) -> str:
     known = {"policy": theirs.action_spec.names, "critic": theirs.tasks}
     wanted = {"policy": pool.action_spec.names, "critic": pool.tasks}
     problems, fresh = list[str](), dict[str, list[str]]()
+    same_critic = type(getattr(agent, "critic", None)) is type(
+        getattr(source.config.make_agent(theirs), "critic", None)
+    )
     for name, tensor in mine.items():
         head = name.split(".")[0]
-        if name not in saved:
+        if head == "critic" and not same_critic:
+            fresh[head] = list(wanted[head])
+        elif name not in saved:
             problems.append(f"{name}: not in {source.path}")
         elif head in known and len(known[head]) == len(saved[name]) and len(wanted[head]) == len(tensor):
             if saved[name].shape[1:] != tensor.shape[1:]:
@@ -41,7 +47,12 @@ def take_over(agent: Agent, pool: Pool, source: Run) -> str:
         else:
             problems.append(_differ(name, saved[name], tensor))
     if problems:
-        raise UserError(f"--init-from {source.path}: its agent is another one than this:", *problems[:4])
+        if len(known["policy"]) != len(wanted["policy"]):
+            counts = f"{len(known['policy'])} actions there, {len(wanted['policy'])} here"
+            problems.insert(
+                0, f"{counts} (agents trained with --full-actions on have the same ones in every Atari game)"
+            )
+        raise UserError(f"--init-from {source.path}: its agent is another one than this: {problems[0]}")
     agent.load_state_dict(mine)
     new = "; ".join(f"{head} begins afresh for {', '.join(keys)}" for head, keys in fresh.items())
     return f"weights of {source.path} at step {source.steps}{f'; {new}' if new else ''}"

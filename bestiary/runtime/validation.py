@@ -5,6 +5,7 @@ training is touched but the clock. Rows go to validation.csv, and the checkpoint
 """
 
 import copy
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,10 +16,9 @@ from bestiary.agents.agent import Agent
 from bestiary.analysis.evaluate import play_games
 from bestiary.analysis.evaluation import Part
 from bestiary.config import Config, make_pool
-from bestiary.console import warn
+from bestiary.console import note, warn
 from bestiary.envs.mixture import task_name
-from bestiary.envs.procgen import overlap, with_levels
-from bestiary.errors import UserError
+from bestiary.envs.procgen import normalised, overlap, with_levels, with_mode
 
 USUAL = 1_000_000  # steps between validations, where only their levels were given
 MAX_STEPS = 27_000
@@ -33,8 +33,10 @@ class Validator:
     greedy: bool
     seed: int
 
-    def validate(self, agent: Agent, steps: int) -> tuple[list[dict[str, Any]], float | None]:
-        """A row for each task, and the score: the mean over the tasks where returns can be compared, else None."""
+    def validate(self, agent: Agent, steps: int, stop: Callable[[], bool]) -> tuple[list[dict[str, Any]], float | None]:
+        """A row for each task, and the score: the mean over the tasks where returns can be compared, else None.
+
+        Raises Stopped where `stop` says so."""
         frozen = copy.deepcopy(agent).to(torch.device("cpu"))
         parts = []
         for task, name in enumerate(self.names):
@@ -42,7 +44,15 @@ class Validator:
             pool = make_pool([name], self.options, min(32, self.episodes), streams[0])
             draws = int(streams[1].generate_state(1)[0])
             played, given_up = play_games(
-                frozen, pool, self.episodes, MAX_STEPS, greedy=self.greedy, seed=draws, task=task
+                frozen,
+                pool,
+                self.episodes,
+                MAX_STEPS,
+                greedy=self.greedy,
+                seed=draws,
+                task=task,
+                doing=f"validating on {task_name(name)}",
+                stop=stop,
             )
             parts.append(Part(task_name(name), played, steps, getattr(self.options, "levels", None), given_up=given_up))
         return [_row(steps, part) for part in parts], _score(parts)
@@ -56,7 +66,7 @@ def make_validator(config: Config) -> Validator | None:
         return None
     options, levels = config.env_options, training.valid_levels
     return Validator(
-        tuple(_with_mode(name, training.valid_mode) for name in config.envs),
+        tuple(with_mode(name, training.valid_mode) for name in config.envs),
         options if levels is None else with_levels(config.envs[0], options, levels, "--valid-levels"),
         every,
         training.valid_episodes,
@@ -66,27 +76,22 @@ def make_validator(config: Config) -> Validator | None:
 
 
 def check_validation(config: Config) -> None:
-    """Refuse what cannot be validated, and warn of levels that are also trained on, before any work starts."""
+    """Refuse what cannot be validated, and warn of levels that are also trained on, before any work starts. Another mode has
+    other levels of the same numbers."""
     validator = make_validator(config)
     if validator is None:
         return
     for name in validator.names:
         make_pool([name], validator.options, 1, 0).close()
-    if config.training.valid_levels is None:
+    if not has_score(validator.names):
+        note("note: these tasks' returns have no common scale, so validation keeps no checkpoint as `best`")
+    trained = getattr(config.env_options, "levels", "all")
+    if trained == "all" or set(validator.names).isdisjoint(config.envs):
         return
-    if overlap(config.env_options.levels, validator.options.levels):
-        warn(
-            f"--valid-levels {validator.options.levels} overlaps the levels of the training, {config.env_options.levels}: "
-            "it will flatter the agent"
-        )
-
-
-def _with_mode(name: str, mode: str | None) -> str:
-    if mode is None:
-        return name
-    if not name.startswith("procgen/"):
-        raise UserError(f"--valid-mode {mode}: {name} has no modes")
-    return f"{name.partition(':')[0]}:{mode}"
+    if overlap(trained, validator.options.levels):
+        chosen = config.training.valid_levels
+        what = f"--valid-levels {chosen} overlaps" if chosen else "without --valid-levels, validation plays"
+        warn(f"{what} the levels of the training, {trained}: it will flatter the agent")
 
 
 def _row(steps: int, part: Part) -> dict[str, Any]:
@@ -103,7 +108,13 @@ def _row(steps: int, part: Part) -> dict[str, Any]:
     }
 
 
+def has_score(names: Sequence[str]) -> bool:
+    """Whether returns of these tasks can be put on one scale: there is one task, or constants for all."""
+    return len(names) == 1 or all(n.startswith("procgen/") and normalised(n, 0) is not None for n in names)
+
+
 def _score(parts: list[Part]) -> float | None:
-    if all("normalised" in part.statistics for part in parts):
-        return float(np.mean([part.statistics["normalised"]["mean"] for part in parts]))
-    return parts[0].mean if len(parts) == 1 else None
+    if not has_score([part.task for part in parts]):
+        return None
+    means = [part.statistics.get("normalised", part.statistics["game"])["mean"] for part in parts]
+    return float(np.mean(means))

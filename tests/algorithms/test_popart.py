@@ -120,10 +120,33 @@ def test_an_update_that_is_not_finite_moves_nothing():
 
 def test_ppo_divides_advantages_by_the_tasks_deviation():
     agent, rollout = with_statistics(make_agent()), make_rollout()
-    plain = make_agent(PerTask)
-    plain.load_state_dict({k: v for k, v in agent.state_dict().items() if k in plain.state_dict()})
     options = PPO.Options(rollout_length=T, reward="none", normalize=False, lam=0.0)
     prepared = PPO(options).prepare(agent, [rollout])
     advantage, target = prepared.extras["advantage"], prepared.extras["target"]
     sigma = agent.critic.sigma.float()[rollout.task[:-1]]
     torch.testing.assert_close(advantage * sigma, target - rollout.value, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("value_clip", [False, True])
+def test_ppos_critic_errs_in_units_of_the_tasks_deviation(value_clip):
+    """One decision at a time, from what the network gives out: half the squared distance of n from (target - mu) / sigma;
+    where the value is clipped, the larger of that and of the distance from n kept near what it was."""
+    agent, rollout = with_statistics(make_agent()), make_rollout()
+    algorithm = PPO(PPO.Options(rollout_length=T, reward="none", value_clip=value_clip, clip=0.05))
+    batch = algorithm.prepare(agent, [rollout])
+    loss = algorithm.loss(agent, batch, 0.0)
+    with torch.no_grad():
+        output, _ = agent(batch.inputs()[:T], batch.state)
+    expected = 0.0
+    for t in range(T):
+        for b in range(batch.num_envs):
+            k = int(batch.task[t, b])
+            mu, sigma = float(agent.critic.mu[k]), float(agent.critic.sigma[k])
+            n, wanted = float(output.worth.normalised[t, b]), (float(batch.extras["target"][t, b]) - mu) / sigma
+            error = (wanted - n) ** 2
+            if value_clip:
+                before = (float(batch.value[t, b]) - mu) / sigma
+                near = before + min(max(n - before, -0.05), 0.05)
+                error = max(error, (wanted - near) ** 2)
+            expected += error / 2
+    assert float(loss.sums["value_loss"]) == pytest.approx(expected, rel=1e-4)

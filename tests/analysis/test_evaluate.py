@@ -2,13 +2,15 @@
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import bestiary
-from bestiary.analysis.evaluate import evaluate
+from bestiary.analysis.evaluate import _role, evaluate
 from bestiary.analysis.evaluation import summarise
 from bestiary.errors import RunError, UserError
 from bestiary.runs.folder import Run
@@ -77,7 +79,10 @@ def test_games_that_do_not_end_are_given_up_and_reported(tmp_path: Path, capsys:
     assert evaluate(late, episodes=3, max_steps=41).statistics["game"]["n"] == 3
     with pytest.raises(RunError, match="no game ended within 39 steps"):
         evaluate(late, episodes=3, max_steps=39)
-    assert "3 of 3 games had not ended" in capsys.readouterr().err
+    assert "3 of 3 games had not ended after 50 steps and do not count" in capsys.readouterr().err
+    with pytest.raises(RunError, match="no game ended"):
+        evaluate(never, episodes=3, num_envs=2, max_steps=50)
+    assert "2 of 3 games had not ended after 50 steps and do not count; 1 more" in capsys.readouterr().err
 
 
 def test_summary_statistics() -> None:
@@ -154,6 +159,53 @@ def test_every_checkpoint_in_one_table(mazes: Run) -> None:
         rows = list(csv.DictReader(file))
     assert {row["checkpoint"] for row in rows} == {"320", "640"}
     assert len(rows) == 8
+
+
+def test_splits_of_every_checkpoint_are_kept_apart(mazes: Run) -> None:
+    result = evaluate(mazes, num_envs=2, levels=("0:4", "10:12", "20:22"), every_checkpoint=True)
+    rows = result.over_splits()
+    assert [(row["checkpoint"], row["task"]) for row in rows] == [
+        (steps, task) for steps in (320, 640) for task in ("procgen/maze:easy", "procgen/leaper:easy", "all")
+    ]
+    for row in rows:
+        if row["task"] != "all":
+            own = [p for p in result.parts if (p.checkpoint, p.task) == (row["checkpoint"], row["task"])]
+            assert row["train"] == pytest.approx(own[0].mean)
+            assert row["test"] == pytest.approx((own[1].mean + own[2].mean) / 2)
+    assert [len([e for e in p.episodes if e.game_over]) for p in result.parts[:3]] == [4, 2, 2]  # one a level
+
+
+def test_what_levels_are_to_an_agent(mazes: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    """Numbers of levels mean something only together with game and mode."""
+    config = replace(mazes.config, training=replace(mazes.config.training, valid_levels="50:60", valid_mode="hard"))
+    assert _role(config, "procgen/maze:easy", "0:4") == "train"
+    assert _role(config, "procgen/maze:hard", "50:60") == "valid"
+    assert _role(config, "procgen/maze:hard", "0:4") == "test"
+    assert _role(config, "procgen/miner:easy", "0:4") == "test"
+    assert _role(config, "procgen/maze:easy", "50:60") == "test"
+    assert not capsys.readouterr().err
+    assert _role(config, "procgen/maze:hard", "55:65") == ""
+    assert "overlaps the levels of the validation, 50:60" in capsys.readouterr().err
+
+
+def test_the_same_part_twice_is_refused(mazes: Run) -> None:
+    with pytest.raises(UserError, match="--levels 0:4 is there 2 times"):
+        evaluate(mazes, levels=("0:4", "0:4"))
+    with pytest.raises(UserError, match=r"--env procgen/maze:hard is there 2 times"):
+        evaluate(mazes, env=("procgen/maze", "procgen/maze:hard"))
+
+
+def test_games_given_up_cost_no_others(mazes: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where an environment is past the limit, what it plays counts again once that game has ended."""
+    options: dict[str, Any] = {"episodes": 12, "num_envs": 2, "env": ("procgen/leaper:easy",), "levels": ("0:4",)}
+    limit = int(np.median([e.game_length for e in evaluate(mazes, **options).episodes]))
+    (part,) = evaluate(mazes, max_steps=limit, **options).parts
+    games = [e for e in part.episodes if e.game_over]
+    assert len(games) + part.given_up == 12
+    assert len(games) > 2
+    assert part.given_up > 2
+    assert all(e.game_length <= limit for e in games)
+    assert f"{part.given_up} of 12 games had not ended after {limit} steps" in capsys.readouterr().err
 
 
 def test_another_game(mazes: Run, capsys: pytest.CaptureFixture[str]) -> None:

@@ -93,10 +93,11 @@ def problems_of(**options) -> str:
 
 def test_what_cannot_be_one_run():
     assert "atari/Pong is there 2 times" in problems_of(env=["atari/Pong", "atari/Pong"])
+    assert "is there 2 times" in problems_of(env=["procgen/starpilot", "procgen/starpilot:hard"])
     assert "of one family" in problems_of(env=["atari/Pong", "warehouse"])
     text = problems_of(env=["toy/catch", "toy/chain"])
     assert "toy/catch and toy/chain cannot be played by one agent: it would see image" in text
-    assert "warehouse and warehouse:mini cannot be learnt" in problems_of(env=["warehouse", "warehouse:mini"])
+    assert "warehouse and warehouse:mini cannot be played" in problems_of(env=["warehouse", "warehouse:mini"])
     assert "--num-envs 32: 3 tasks in 2 pools need a multiple of 6; try 30" in problems_of(env=list(GAMES), num_envs=32)
 
 

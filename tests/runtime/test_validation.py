@@ -1,14 +1,21 @@
 """Validation while training: by steps, on levels of its own, touching nothing; the best checkpoint; transfer."""
 
 import csv
+import os
+import signal
 from typing import Any
 
 import pytest
 import torch
 
 import bestiary
+from bestiary.analysis.evaluation import Part
 from bestiary.errors import UserError
+from bestiary.resolve import resolve
+from bestiary.rollout import Episode
 from bestiary.runs import checkpoints
+from bestiary.runtime.interrupts import Interrupted
+from bestiary.runtime.validation import Validator, _score, check_validation
 
 SMALL: dict[str, Any] = {
     "runtime": "serial",
@@ -75,7 +82,56 @@ def test_levels_and_modes_of_its_own(capsys):
     )
     (row,) = rows_of(run)
     assert (row["task"], row["levels"], row["games"]) == ("procgen/maze:memory", "3:9", "2")
-    assert "--valid-levels 3:9 overlaps the levels of the training, 0:5" in capsys.readouterr().err
+    assert "overlaps" not in capsys.readouterr().err  # another mode has other levels of the same numbers
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"valid_levels": "3:9"}, "--valid-levels 3:9 overlaps the levels of the training, 0:5"),
+        ({"valid_every": 100}, "without --valid-levels, validation plays the levels of the training, 0:5"),
+        ({"valid_levels": "5:9"}, ""),
+    ],
+)
+def test_levels_that_are_trained_on_are_warned_about(options, said, capsys):
+    check_validation(resolve({"env": "procgen/maze:easy", "levels": "0:5", **options}))
+    errors = capsys.readouterr().err
+    assert said in errors if said else not errors
+
+
+def test_the_score_is_the_mean_of_normalised_returns(capsys):
+    """Of two games whose returns differ in scale, so that a mean of raw returns would choose otherwise."""
+
+    def part(task, *returns):
+        return Part(task, [Episode(0, task, r, 1, r, 1, True, 0, {}) for r in returns])
+
+    easy = [part("procgen/leaper:easy", 10, 3), part("procgen/starpilot:easy", 2.5, 64)]
+    assert _score(easy) == pytest.approx(0.5)
+    assert _score([part("procgen/leaper:easy", 10), part("procgen/starpilot:easy", 2.5)]) == pytest.approx(0.5)
+    assert _score([part("toy/catch", -1, 0)]) == -0.5
+    memory = [part("procgen/maze:memory", 1), part("procgen/heist:memory", 2)]
+    assert _score(memory) is None
+    check_validation(resolve({"env": "procgen/{maze,heist}:memory", "levels": "0:5", "valid_levels": "9:12"}))
+    assert "no common scale, so validation keeps no checkpoint as `best`" in capsys.readouterr().err
+
+
+def test_asked_to_stop_it_stops_and_is_made_up_for(monkeypatch):
+    options: dict[str, Any] = {"valid_every": 800, "valid_episodes": 10, **SMALL}
+    validate = Validator.validate
+
+    def interrupted(self, agent, steps, stop):
+        os.kill(os.getpid(), signal.SIGINT)
+        return validate(self, agent, steps, stop)
+
+    monkeypatch.setattr(Validator, "validate", interrupted)
+    with pytest.raises(Interrupted):
+        bestiary.train("toy/catch", run_dir="r", steps=1_600, **options)
+    run = bestiary.load("r")
+    assert run.steps == 800
+    assert not (run.path / "validation.csv").exists()
+    monkeypatch.setattr(Validator, "validate", validate)
+    run = bestiary.runtime.train.resume(run)
+    assert [int(row["step"]) for row in rows_of(run)] == [960, 1_600]  # the first at the first update
 
 
 @pytest.mark.parametrize(
@@ -106,11 +162,54 @@ def test_transfer_takes_over_what_fits():
     torch.testing.assert_close(new["critic.nu"][0], old["critic.nu"][1], rtol=0.1, atol=0.1)  # Carnival's, gone on from
 
 
+def test_transfer_takes_the_parts_of_the_agent_too():
+    """`train atari/Pong --init-from RUN`, with nothing else said: all 18 actions, no centring, the same net and critic."""
+    small: dict[str, Any] = {"runtime": "serial", "num_envs": 4, "batch_size": 4, "steps": 80}
+    parts: dict[str, Any] = {
+        "torso": "shallow",
+        "torso.width": 16,
+        "torso.center": False,
+        "memory": "gru",
+        "memory.hidden": 8,
+    }
+    first = bestiary.train("atari/{Pong,Breakout}", run_dir="first", popart=True, **small, **parts)
+    second = bestiary.train("atari/Pong", run_dir="second", init_from="first", **{**small, "lr": 1e-30})
+    assert second.config.parts["torso"] == first.config.parts["torso"]
+    assert second.config.parts["critic"].name == "popart"
+    assert second.config.env_options.full_actions
+    old, new = (checkpoints.choose(run.path).model() for run in (first, second))
+    for name in old:
+        if not name.startswith("critic"):
+            torch.testing.assert_close(new[name], old[name])
+
+
+def test_a_critic_of_another_kind_begins_afresh(capsys):
+    """A normalised value is no value: its weights would say something else to a critic that does not know the scale."""
+    small: dict[str, Any] = {"runtime": "serial", "num_envs": 4, "batch_size": 4, "steps": 80, "torso.width": 16}
+    bestiary.train("atari/Pong", run_dir="popart", popart=True, **small)
+    for critic, source in (("shared", "popart"), ("popart", "then-shared")):
+        capsys.readouterr()
+        bestiary.train(
+            "atari/Pong", run_dir=f"then-{critic}", init_from=source, critic=critic, **{**small, "lr": 1e-30}
+        )
+        assert "critic begins afresh for atari/Pong" in capsys.readouterr().err
+        old, new = (checkpoints.choose(bestiary.load(path).path).model() for path in (source, f"then-{critic}"))
+        assert torch.equal(old["policy.weight"], new["policy.weight"])
+        assert not torch.allclose(old["critic.weight"], new["critic.weight"], rtol=0.01)
+
+
+def test_other_actions_are_named():
+    small: dict[str, Any] = {"runtime": "serial", "num_envs": 4, "batch_size": 4, "steps": 80, "torso.width": 16}
+    bestiary.train("atari/Breakout", run_dir="four", **small)
+    with pytest.raises(UserError, match=r"4 actions there, 6 here \(agents trained with --full-actions"):
+        bestiary.train("atari/Pong", run_dir="six", init_from="four", **small)
+
+
 def test_another_agent_is_refused():
     bestiary.train("toy/catch", run_dir="small", steps=80, **SMALL)
     with pytest.raises(UserError) as caught:
         bestiary.train("toy/catch", run_dir="large", init_from="small", **{**SMALL, "torso.width": 32})
-    assert "its agent is another one" in caught.value.problems[0]
-    assert "torso.layers.0.weight: [16, 50] there, [32, 50] here" in caught.value.problems[1]
+    (problem,) = caught.value.problems
+    assert "its agent is another one than this: torso.layers.0.weight: [16, 50] there, [32, 50] here" in problem
     with pytest.raises(UserError, match="there is no such run"):
         bestiary.train("toy/catch", run_dir="large", init_from="smal", **SMALL)
