@@ -53,6 +53,8 @@ def resolve(given: Mapping[str, Any], origin: Mapping[str, str] | None = None) -
         parsed["algo"] = _settle_reward(parsed["algo"], choice.get("critic"))
     if training is not None and parsed.get("algo") is not None:
         algorithm = construct(chosen["algo"], options=parsed["algo"])
+        if parsed.get("memory") is not None:
+            parsed["memory"] = _settle_span(parsed["memory"], algorithm)
         if len(names) > 1 and "num_envs" not in values[""]:
             training = dataclasses.replace(training, num_envs=_enough_envs(training, algorithm, len(names)))
         _check_batches(training, algorithm, max(1, len(names)), problems)
@@ -122,6 +124,13 @@ def _settle_reward(options: Any, critic: str | None) -> Any:
     if getattr(options, "reward", None) != "auto":
         return options
     return dataclasses.replace(options, reward="none" if critic == "popart" else "abs_one")
+
+
+def _settle_span(options: Any, algorithm: Algorithm) -> Any:
+    """`--memory.span none`, of a memory that begins anew with every unroll: as long as the algorithm's unrolls."""
+    if getattr(options, "span", 0) is not None:
+        return options
+    return dataclasses.replace(options, span=algorithm.unroll_length)
 
 
 def layers(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:

@@ -1,5 +1,7 @@
-"""Everything composes: every torso with every memory on every kind of environment, with the real actor and learner."""
+"""Everything composes: torsos, memories, agents, critics and algorithms on every kind of environment, with the real actor and
+learner. By default each pair of parts meets at least once; `make test-slow` runs all other combinations."""
 
+import itertools
 import math
 
 import pytest
@@ -16,57 +18,76 @@ from bestiary.runtime.serial import play
 from bestiary.runtime.train import build
 
 ENVS = (
-    "toy/catch",  # a picture of 10x5
-    "toy/recall",  # a vector
     "warehouse",  # a vector, compiled
     "gymnasium/CartPole-v1",  # a vector, in Python
     "atari/Pong",  # pictures of 4x84x84, in C++
     "procgen/maze:easy",  # pictures of 3x64x64, in C++
+    "toy/catch",  # a picture of 10x5
+    "toy/recall",  # a vector
 )
-
-
-def refused(torso, env):
-    """What a torso says itself that it cannot read: pictures where there are none, and shallow small ones."""
-    large = env.startswith(("atari", "procgen"))
-    has_image = large or env == "toy/catch"
-    return (torso in ("shallow", "resnet") and not has_image) or (torso == "shallow" and not large)
-
-
 LENGTHS = {  # two updates, each of 4 environments x 5 decisions
     "impala": {"batch_size": 4, "unroll_length": 5},
     "ppo": {"rollout_length": 5, "algo.epochs": 1, "algo.minibatches": 1},
 }
 
 
-@pytest.mark.parametrize("algo", ALGORITHMS)
-@pytest.mark.parametrize("agent", AGENTS)
-@pytest.mark.parametrize("memory", MEMORIES)
-@pytest.mark.parametrize("torso", TORSOS)
-@pytest.mark.parametrize("env", ENVS)
-def test_composes(env, torso, memory, agent, algo):
-    """The critics take turns, lest there be three times as many."""
-    if env.startswith(("atari", "procgen")) and (agent == "iam") != (algo == "ppo"):
-        pytest.skip("seconds each; both agents and both algorithms have been there")
-    turn = list(MEMORIES).index(memory) + list(TORSOS).index(torso) + list(ALGORITHMS).index(algo) + ENVS.index(env)
-    config = resolve(
-        {
-            "env": env,
-            "torso": torso,
-            "memory": memory,
-            "agent": agent,
-            "algo": algo,
-            "critic": list(CRITICS)[turn % len(CRITICS)],
-            "runtime": "serial",
-            "num_envs": 4,
-            "steps": 40,
-            **LENGTHS[algo],
-        }
-    )
-    if refused(torso, env):
-        with pytest.raises(UserError, match=f"torso {torso} needs"):
-            build(config)
-        return
-    (actor,), learner = build(config)
+def readable(torso, env):
+    """Not by a torso's own word: pictures where there are none, and shallow small ones."""
+    large = env.startswith(("atari", "procgen"))
+    return torso == "mlp" or large or (torso == "resnet" and env == "toy/catch")
+
+
+def cases():
+    """Every composition of a torso that reads the environment, an agent, an algorithm and a memory; `slow` where it is not this
+    memory's turn, or where Atari and ProcGen, seconds each, have had both agents and both algorithms."""
+    turns = itertools.count()
+    for env, torso, agent, algo in itertools.product(ENVS, TORSOS, AGENTS, ALGORITHMS):
+        if not readable(torso, env):
+            continue
+        turn = next(turns)
+        enough = env.startswith(("atari", "procgen")) and (agent == "iam") != (algo == "ppo")
+        for index, memory in enumerate(MEMORIES):
+            due = index == (turn + turn // 4) % len(MEMORIES) and not enough  # each with both agents, in time
+            critic = list(CRITICS)[(turn + index) % len(CRITICS)]
+            yield pytest.param(env, torso, memory, agent, algo, critic, marks=[] if due else pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("env", "torso", "memory", "agent", "algo", "critic"), list(cases()))
+def test_composes(env, torso, memory, agent, algo, critic):
+    two_updates(env=env, torso=torso, memory=memory, agent=agent, algo=algo, critic=critic)
+
+
+def meetings():
+    """Every memory on the first four environments with every algorithm, with and without PopArt; by default one of the four on
+    each environment, another one on the next."""
+    for (e, env), (m, memory) in itertools.product(enumerate(ENVS[:4]), enumerate(MEMORIES)):
+        for turn, (algo, critic) in enumerate(itertools.product(ALGORITHMS, ("shared", "popart"))):
+            due = turn == (e + m) % 4
+            yield pytest.param(env, memory, algo, critic, marks=[] if due else pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("env", "memory", "algo", "critic"), list(meetings()))
+def test_every_memory_learns_everywhere(env, memory, algo, critic):
+    two_updates(env=env, memory=memory, algo=algo, critic=critic)
+
+
+@pytest.mark.parametrize(("env", "torso"), [c for c in itertools.product(ENVS, TORSOS) if not readable(*reversed(c))])
+def test_what_a_torso_cannot_read_is_refused(env, torso):
+    with pytest.raises(UserError, match=f"torso {torso} needs"):
+        build(resolve({"env": env, "torso": torso, "num_envs": 4, "batch_size": 4, "runtime": "serial"}))
+
+
+def test_a_curious_torso_composes():
+    """The others do without the random play that it is shown before."""
+    two_updates(env="atari/Pong", algo="impala", **{"torso.center": True})
+
+
+def two_updates(**options):
+    given = {"runtime": "serial", "num_envs": 4, "steps": 40, **LENGTHS[options["algo"]], **options}
+    torso = given.get("torso", "shallow" if options["env"].startswith(("atari", "procgen")) else "mlp")
+    if torso != "mlp":
+        given.setdefault("torso.center", False)
+    (actor,), learner = build(resolve(given))
     try:
         actor.start()
         before = [p.detach().clone() for p in learner.parameters]

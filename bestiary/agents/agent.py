@@ -34,6 +34,9 @@ class Output:
     value: Tensor  # [T,B], in the units of the rewards
     extras: dict[str, Tensor] = field(default_factory=dict)  # what a lens may want to see
     scaled: Worth | None = None  # the value as the network gives it, where a critic normalises it
+    measures: dict[str, Tensor] = field(
+        default_factory=dict
+    )  # means that are worth logging, of parts that watch themselves
 
     @property
     def worth(self) -> Worth:
@@ -112,8 +115,18 @@ class BasicAgent(nn.Module):
             features.append(inputs.reward.clamp(-1, 1).unsqueeze(-1) * going_on)
         if self.sees_action:
             features.append(F.one_hot(inputs.last_action, self.num_actions) * going_on)
-        x, state = self.memory(torch.cat(features, dim=-1) if len(features) > 1 else features[0], inputs.done, state)
-        return decide(self.policy, self.critic, x, inputs.task), tuple(map(whole, state))
+        x = torch.cat(features, dim=-1) if len(features) > 1 else features[0]
+        x, state, measures = remember(self.memory, x, inputs.done, state)
+        output = decide(self.policy, self.critic, x, inputs.task)
+        output.measures = measures
+        return output, tuple(map(whole, state))
+
+
+def remember(memory: Any, x: Tensor, done: Tensor, state: State) -> tuple[Tensor, State, dict[str, Tensor]]:
+    """What a memory makes of x [T,B,D]; and, where it learns, what it has to tell of itself."""
+    if torch.is_grad_enabled() and hasattr(memory, "watch"):
+        return memory.watch(x, done, state)
+    return *memory(x, done, state), {}
 
 
 def decide(policy: nn.Module, critic: nn.Module, x: Tensor, task: Tensor, **extras: Tensor) -> Output:

@@ -23,7 +23,7 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
-from bestiary.agents.agent import Output, State, decide, merge, orthogonal, whole
+from bestiary.agents.agent import Output, State, decide, merge, orthogonal, remember, whole
 from bestiary.agents.critics import Shared
 from bestiary.agents.memories import GRU
 from bestiary.agents.torsos import MLP, flatten_all
@@ -94,13 +94,15 @@ class InfluenceAgent(nn.Module):
             features = self.torso.digest(seen, observation)  # [T*B,F]
         else:
             seen, features = flatten_all(observation), self.torso(observation)
-        extras: dict[str, Tensor] = {}
+        extras, measures = dict[str, Tensor](), dict[str, Tensor]()
         if isinstance(self.dset, Attention):
             remembered, state, extras["attention"] = self._attend(seen, inputs.done, state)
         else:
-            remembered, state = self.memory(self.dset(seen).view(T, B, -1), inputs.done, state)
+            remembered, state, measures = remember(self.memory, self.dset(seen).view(T, B, -1), inputs.done, state)
         x = torch.cat([features.view(T, B, -1), remembered], dim=-1)
-        return decide(self.policy, self.critic, x, inputs.task, **extras), tuple(map(whole, state))
+        output = decide(self.policy, self.critic, x, inputs.task, **extras)
+        output.measures = measures
+        return output, tuple(map(whole, state))
 
     def _attend(self, seen: Tensor, done: Tensor, state: State) -> tuple[Tensor, State, Tensor]:
         """The memory's outputs [T,B,H], the state after, and where each head looked [T,B,heads,cells]."""

@@ -66,6 +66,11 @@ class Algorithm(Protocol):
     def make_optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer: ...
 
 
+def watched(output: Output, decisions: int) -> dict[str, Tensor]:
+    """What parts of the agent tell of themselves, as sums over so many decisions, for `Loss.sums`."""
+    return {name: mean * decisions for name, mean in output.measures.items()}
+
+
 def updates(algorithm: Algorithm, num_envs: int, pools: int) -> int:
     """How many updates `learn` makes of what it takes at once, at most."""
     trajectories = algorithm.rollouts(num_envs, pools) * num_envs

@@ -11,7 +11,7 @@ import torch
 import torch.nn as nn
 
 from bestiary.agents.agent import Agent
-from bestiary.algorithms.algorithm import Loss, Metrics, Think, Update, make_adam
+from bestiary.algorithms.algorithm import Loss, Metrics, Think, Update, make_adam, watched
 from bestiary.algorithms.rewards import MODES, squash
 from bestiary.algorithms.vtrace import vtrace
 from bestiary.options import option
@@ -117,6 +117,7 @@ class Impala:
             "entropy": entropy,
             "value": values[:-1].sum(),
             "rho": (log_probs - rollout.log_prob).exp().sum(),
+            **watched(output, log_probs.numel()),
         }
         return Loss(loss, {name: value.detach() for name, value in sums.items()}, targets)
 

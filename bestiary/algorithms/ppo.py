@@ -16,7 +16,7 @@ import torch.nn as nn
 
 from bestiary.agents.agent import Agent
 from bestiary.agents.critics import Worth
-from bestiary.algorithms.algorithm import Loss, Metrics, Think, Update, make_adam
+from bestiary.algorithms.algorithm import Loss, Metrics, Think, Update, make_adam, watched
 from bestiary.algorithms.gae import gae
 from bestiary.algorithms.rewards import MODES, squash
 from bestiary.options import option
@@ -156,6 +156,7 @@ class PPO:
             "value": output.value.sum(),
             "kl": (ratio - 1 - log_ratio).sum(),  # of the old policy from the new; an estimate that is never negative
             "clipped": ((ratio - 1).abs() > clip).float().sum(),
+            **watched(output, log_probs.numel()),
         }
         return Loss(loss, {name: value.detach() for name, value in sums.items()}, target)
 

@@ -6,12 +6,14 @@ import torch
 from bestiary.agents.memories import GRU, LSTM, MEMORIES
 
 T, B, D = 9, 4, 6
-REMEMBERING = [name for name in MEMORIES if name != "none"]
 
 
 def make(name, seed=0, size=D):
     torch.manual_seed(seed)
     return MEMORIES[name](size).eval()
+
+
+REMEMBERING = [name for name in MEMORIES if make(name).initial_state(1)]
 
 
 def random_inputs(seed=0):
@@ -104,7 +106,8 @@ def test_initial_state_of_any_batch(name):
 @pytest.mark.parametrize("name", MEMORIES)
 @torch.no_grad()
 def test_reset_really_forgets(name):
-    """From a reset on, outputs and state are those of a new beginning, whatever came before."""
+    """From a reset on, outputs and state are those of a new beginning, whatever came before. (What counts the steps of an
+    unroll goes on: episodes are nothing to it.)"""
     memory = make(name)
     x, done = random_inputs()
     fresh, fresh_after = memory(x[4:], torch.zeros_like(done[4:]), memory.initial_state(B))
@@ -113,7 +116,8 @@ def test_reset_really_forgets(name):
     output, after = memory(x, done, used_state(memory))
     assert_same(output[4:], fresh)
     for a, b in zip(after, fresh_after, strict=True):
-        assert_same(a, b)
+        if a.is_floating_point():
+            assert_same(a, b)
 
 
 @pytest.mark.parametrize("name", REMEMBERING)

@@ -14,6 +14,10 @@ A mixer cuts h into heads of E numbers and gives each a matrix to write to:
 
 The recurrences are `bestiary.kernels`; here is what is around them. Gradients go back through the whole unroll, unless
 `truncate` cuts them after every step, as the published code did.
+
+Matrices that rewrite themselves can grow by a quarter a step (1 + b (q·k - |k|²) of it is an eigenvalue), so a learner
+watches how large they are, and how strongly they are written to. The numbers stay on the device until the one time an
+update that the learner reads all of its numbers, and leaves out the update where one of them is not finite.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,10 +29,11 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
 
-from bestiary.kernels import delta_seq, srwm_seq
+from bestiary.kernels import IMPLEMENTATIONS, delta_seq, srwm_seq
 from bestiary.options import option
 
 State = tuple[Tensor, ...]
+Measures = dict[str, list[Tensor]]  # what a learner wants to know, by name: a number a layer
 RATES = 4  # of a self-referential matrix: for its output, query, key and rate columns
 
 
@@ -41,8 +46,6 @@ class Sizes:
     heads: int = option(8, "matrices side by side in a layer", low=1)
     head_size: int | None = option(None, "numbers that a head sees (none: hidden / heads)", low=1)
     ff: int = option(512, "units of the layer after each mixer", low=1)
-    truncate: bool = option(False, "gradients go back one step only, as in the published code")
-    kernel: str = option("auto", "what computes it", choices=("auto", "reference", "numba", "triton"))
 
     def __post_init__(self) -> None:
         size = self.head_size or self.hidden // self.heads
@@ -60,6 +63,26 @@ class Sizes:
         return self.hidden // self.heads
 
 
+@dataclass(frozen=True)
+class Recurrence(Sizes):
+    """And what those have that go through time."""
+
+    truncate: str = option(
+        "none",
+        "where gradients end: at the unroll's beginning; or after each step, as published",
+        choices=("none", "step"),
+    )
+    kernel: str = option("auto", "what computes it (auto: numba on CPUs, triton on GPUs)", choices=IMPLEMENTATIONS)
+
+    def how(self, x: Tensor) -> dict[str, Any]:
+        """What to call a kernel with. An agent that was trained on a GPU is evaluated on a CPU, by what computes there."""
+        own = {"numba": "cpu", "triton": "cuda"}.get(self.kernel, x.device.type)
+        return {
+            "truncate": self.truncate == "step",
+            "implementation": self.kernel if own == x.device.type else "auto",
+        }
+
+
 class FastWeights(nn.Module):
     """Mixers and feed-forward layers by turns. Each mixer says what its state looks like for one environment (`shapes`)."""
 
@@ -74,15 +97,21 @@ class FastWeights(nn.Module):
         mixers: Any = self.mixers
         return tuple(self.input.weight.new_zeros(batch_size, *shape) for mixer in mixers for shape in mixer.shapes)
 
-    def forward(self, x: Tensor, done: Tensor, state: State) -> tuple[Tensor, State]:
+    def forward(self, x: Tensor, done: Tensor, state: State, measures: Measures | None = None) -> tuple[Tensor, State]:
         h, rest, after = self.input(x), list(state), list[Tensor]()
         mixer: Any
         for mixer, feedforward in zip(self.mixers, self.feedforwards, strict=True):
             own, rest = rest[: len(mixer.shapes)], rest[len(mixer.shapes) :]
-            mixed, own = mixer(h, done, tuple(own))
+            mixed, own = mixer(h, done, tuple(own), measures)
             h = feedforward(h + mixed)
             after += own
         return h, tuple(after)
+
+    def watch(self, x: Tensor, done: Tensor, state: State) -> tuple[Tensor, State, dict[str, Tensor]]:
+        """The same, and means over layers, heads and batch of what is worth logging."""
+        measures: Measures = {}
+        y, after = self.forward(x, done, state, measures)
+        return y, after, {name: torch.stack(numbers).mean() for name, numbers in measures.items()}
 
 
 class FeedForward(nn.Module):
@@ -93,6 +122,15 @@ class FeedForward(nn.Module):
 
     def forward(self, h: Tensor) -> Tensor:
         return h + self.layers(self.norm(h))
+
+
+@torch.no_grad()
+def measure(measures: Measures | None, name: str, matrices: State, rates: Tensor) -> None:
+    """How large the matrices [B,H,E,M] of each head are, all together, and the mean rate of writing to them."""
+    if measures is not None:
+        squares = torch.stack([matrix.square().sum((-2, -1)) for matrix in matrices])  # [parts,B,H]
+        measures.setdefault(f"{name}_norm", []).append(squares.sum(0).sqrt().mean())
+        measures.setdefault(f"{name}_beta", []).append(rates.float().mean())
 
 
 def into_heads(x: Tensor, heads: int) -> Tensor:
@@ -129,7 +167,7 @@ class Delta(FastWeights):
     """DeltaNet: a matrix that associates keys with values, and corrects what it had there before."""
 
     @dataclass(frozen=True)
-    class Options(Sizes):
+    class Options(Recurrence):
         features: str = option("elu", "of keys and queries", choices=tuple(FEATURES))
 
     def __init__(self, input_size: int, options: Options = Options()):
@@ -145,21 +183,27 @@ class DeltaMixer(nn.Module):
         self.project = nn.Linear(heads * size, options.hidden, bias=False)
         self.shapes = ((heads, size, size),)
 
-    def forward(self, h: Tensor, done: Tensor, state: State) -> tuple[Tensor, State]:
+    def forward(self, h: Tensor, done: Tensor, state: State, measures: Measures | None = None) -> tuple[Tensor, State]:
         o, feature = self.options, FEATURES[self.options.features]
         made = into_heads(self.slow(self.norm(h)), o.heads)
-        read, memory = delta_step(made, done, state[0], feature, o)
+        read, memory = delta_step(made, done, state[0], feature, o, measures)
         return self.project(out_of_heads(read)), (memory,)
 
 
 def delta_step(
-    made: Tensor, done: Tensor, memory: Tensor, feature: Callable[[Tensor], Tensor], o: Sizes
+    made: Tensor,
+    done: Tensor,
+    memory: Tensor,
+    feature: Callable[[Tensor], Tensor],
+    o: Recurrence,
+    measures: Measures | None,
 ) -> tuple[Tensor, Tensor]:
     """Query, key, value and rate side by side, [B,H,T,3E+1], through the delta rule."""
     q, k, v, rate = made.split((o.size, o.size, o.size, 1), dim=-1)
-    return delta_seq(
-        feature(q), feature(k), v, rate.sigmoid(), done, memory, truncate=o.truncate, implementation=o.kernel
-    )
+    beta = rate.sigmoid()
+    read, memory = delta_seq(feature(q), feature(k), v, beta, done, memory, **o.how(v))
+    measure(measures, "delta", (memory,), beta)
+    return read, memory
 
 
 # --- self-referential weight matrices ---
@@ -178,14 +222,20 @@ class SelfReferential(nn.Module):
             self.base[3].add_(rate)
         self.shapes = tuple((heads, size, width) for width in widths)
 
-    def forward(self, x: Tensor, done: Tensor, shift: State, o: Sizes) -> tuple[Tensor, State]:
+    def forward(
+        self, x: Tensor, done: Tensor, shift: State, o: Recurrence, measures: Measures | None
+    ) -> tuple[Tensor, State]:
         """x [B,H,T,E] -> [B,H,T,outputs]"""
         base = (self.base[0], self.base[1], self.base[2], self.base[3])
-        return srwm_seq(x, done, base, shift, truncate=o.truncate, implementation=o.kernel)
+        y, shift = srwm_seq(x, done, base, shift, **o.how(x))
+        if measures is not None:  # the rates at which the last input would be written next
+            scores = torch.einsum("bhe,bhez->bhz", x[:, :, -1].to(base[3].dtype), base[3] + shift[3])
+            measure(measures, "shift", shift, scores.sigmoid())
+        return y, shift
 
 
 @dataclass(frozen=True)
-class SelfReferentialOptions(Sizes):
+class SelfReferentialOptions(Recurrence):
     softmax: bool = option(True, "what a head sees is a softmax of its numbers")
     norm: bool = option(False, "normalise the layer's input first")
     rate: float = option(0.0, "mean of the first weights that make the rates")
@@ -209,8 +259,8 @@ class SRWMMixer(nn.Module):
         self.project = nn.Linear(options.hidden, options.hidden, bias=False)
         self.shapes = self.matrix.shapes
 
-    def forward(self, h: Tensor, done: Tensor, state: State) -> tuple[Tensor, State]:
-        y, state = self.matrix(seen(self.norm(h), self.options), done, state, self.options)
+    def forward(self, h: Tensor, done: Tensor, state: State, measures: Measures | None = None) -> tuple[Tensor, State]:
+        y, state = self.matrix(seen(self.norm(h), self.options), done, state, self.options, measures)
         return self.project(out_of_heads(y)), state
 
 
@@ -238,10 +288,10 @@ class SRDeltaMixer(nn.Module):
         self.project = nn.Linear(options.hidden, options.hidden, bias=False)
         self.shapes = (*self.matrix.shapes, (heads, size, size))
 
-    def forward(self, h: Tensor, done: Tensor, state: State) -> tuple[Tensor, State]:
+    def forward(self, h: Tensor, done: Tensor, state: State, measures: Measures | None = None) -> tuple[Tensor, State]:
         *shift, memory = state
-        made, moved = self.matrix(seen(self.norm(h), self.options), done, tuple(shift), self.options)
-        read, memory = delta_step(made, done, memory, FEATURES["softmax"], self.options)
+        made, moved = self.matrix(seen(self.norm(h), self.options), done, tuple(shift), self.options, measures)
+        read, memory = delta_step(made, done, memory, FEATURES["softmax"], self.options, measures)
         return self.project(out_of_heads(read)), (*moved, memory)
 
 
@@ -265,7 +315,7 @@ class FakeMixer(nn.Module):
         self.weight = nn.Parameter(torch.randn(options.heads, size, size) * size**-0.5)
         self.project = nn.Linear(options.hidden, options.hidden, bias=False)
 
-    def forward(self, h: Tensor, done: Tensor, state: State) -> tuple[Tensor, State]:
+    def forward(self, h: Tensor, done: Tensor, state: State, measures: Measures | None = None) -> tuple[Tensor, State]:
         x = h.unflatten(-1, (self.options.heads, -1))  # [T,B,H,E]
         x = x.softmax(-1) if self.options.softmax else x
         return self.project(torch.einsum("tbhe,hem->tbhm", x, self.weight).flatten(-2)), ()
@@ -286,11 +336,19 @@ class SRWMNoCarry(nn.Module):
 
     def initial_state(self, batch_size: int) -> State:
         """The matrices', and how many steps ago the unroll began."""
-        return *self.inner.initial_state(batch_size), self.inner.input.weight.new_zeros(batch_size)
+        age = torch.zeros(batch_size, dtype=torch.int64, device=self.inner.input.weight.device)
+        return *self.inner.initial_state(batch_size), age
 
     def forward(self, x: Tensor, done: Tensor, state: State) -> tuple[Tensor, State]:
         *inner, age = state
-        length = x.shape[0]
-        ages = age + torch.arange(length, device=age.device).unsqueeze(1)  # [T,B] of each entry's unroll
-        y, after = self.inner(x, done | (ages % self.span == 0), tuple(inner))
-        return y, (*after, (age + length) % self.span)
+        y, after = self.inner(x, done | self._begins(x, age), tuple(inner))
+        return y, (*after, (age + len(x)) % self.span)
+
+    def watch(self, x: Tensor, done: Tensor, state: State) -> tuple[Tensor, State, dict[str, Tensor]]:
+        *inner, age = state
+        y, after, measures = self.inner.watch(x, done | self._begins(x, age), tuple(inner))
+        return y, (*after, (age + len(x)) % self.span), measures
+
+    def _begins(self, x: Tensor, age: Tensor) -> Tensor:
+        """[T,B]: the entries that an unroll begins with. An actor's rollout begins there, and so does a learner's."""
+        return (age + torch.arange(len(x), device=age.device).unsqueeze(1)) % self.span == 0
