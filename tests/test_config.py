@@ -144,7 +144,7 @@ def test_all_problems_at_once():
     assert "toy/catsh" in text
     assert "did you mean catch?" in text
     assert "--memory lsmt" in text
-    assert "did you mean lstm?" in text
+    assert "did you mean lstm" in text
     assert "--steps many: expected a number" in text
     assert "--lr -1: must be above 0" in text
     assert "--num-envs 0: must be at least 1" in text

@@ -48,7 +48,7 @@ def delta_seq(
     _check("state", state, (batch, heads, rows, columns))
     q, k, v, beta, state = _one_type(q, k, v, beta, state)
     with _exact(k.device.type):
-        return _choose(implementation, k).delta_seq(q, k, v, beta, done, state, truncate)
+        return choose(implementation, k.device.type, k.dtype).delta_seq(q, k, v, beta, done, state, truncate)
 
 
 def srwm_seq(
@@ -73,7 +73,8 @@ def srwm_seq(
         _check(f"shift of {part}", moved, (batch, heads, rows, width))
     x, *parts = _one_type(x, *base, *shift)
     with _exact(x.device.type):
-        return _choose(implementation, x).srwm_seq(x, done, tuple(parts[:4]), tuple(parts[4:]), truncate)
+        chosen = choose(implementation, x.device.type, x.dtype)
+        return chosen.srwm_seq(x, done, tuple(parts[:4]), tuple(parts[4:]), truncate)
 
 
 def _check(name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> None:
@@ -96,33 +97,32 @@ def _exact(device: str) -> AbstractContextManager[Any]:
     return nullcontext()
 
 
-def _choose(name: str, tensor: Tensor) -> Any:
-    """The module of an implementation, if it can compute with this tensor."""
-    device, dtype = tensor.device.type, str(tensor.dtype).removeprefix("torch.")
+def choose(name: str, device: str, dtype: torch.dtype = torch.float32) -> Any:
+    """The module of an implementation, if it can compute with such tensors; else it is said what could."""
     if name == "auto":
-        if device == "cpu":
-            name = "numba"
-        elif device == "cuda" and dtype == "float32":
-            name = "triton"
-        else:
-            name = "reference"
+        single = dtype == torch.float32
+        name = "numba" if device == "cpu" else "triton" if device == "cuda" and single else "reference"
     if name == "reference":
         return import_module("bestiary.kernels.reference")
     if name == "numba":
         if device != "cpu":
-            raise UserError(
-                f"kernels: numba computes on CPUs, and the tensors are on {device}: choose triton or reference"
-            )
-        return import_module("bestiary.kernels.cpu")
+            raise UserError(f"numba computes on CPUs, and this is for {device}: choose triton or reference")
+        return _import("bestiary.kernels.cpu", "numba", "llvmlite")
     if name == "triton":
         if device != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
-            raise UserError(f"kernels: triton needs a GPU, and the tensors are on {device}: choose numba or reference")
-        if dtype != "float32":
-            raise UserError(f"kernels: triton computes in float32, and the tensors are {dtype}: choose reference")
-        try:
-            return import_module("bestiary.kernels.gpu")
-        except ModuleNotFoundError as error:
-            if (error.name or "").partition(".")[0] != "triton":
-                raise
-            raise UserError("kernels: triton is not installed: pip install triton, or choose reference") from None
-    raise UserError(f"kernels: no implementation {name!r}; there are {', '.join(IMPLEMENTATIONS)}")
+            raise UserError(f"triton needs a GPU, and this is for {device}: choose numba or reference")
+        if dtype != torch.float32:
+            raise UserError(f"triton computes in float32, and this is {dtype}: choose reference")
+        return _import("bestiary.kernels.gpu", "triton")
+    raise UserError(f"there is no kernel {name}: there are {', '.join(IMPLEMENTATIONS)}")
+
+
+def _import(module: str, *packages: str) -> Any:
+    """A module that needs these packages, of which the first brings the others."""
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in packages:
+            raise
+        missing = f"{packages[0]} is not installed: pip install {packages[0]}"
+        raise UserError(f"{missing}, or choose reference, which is slow") from None

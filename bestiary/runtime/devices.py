@@ -1,10 +1,12 @@
-"""Where tensors live: the CPU, or a GPU that was asked for or found."""
+"""Where tensors live: the CPU, or a GPU that was asked for or found. And what computes there."""
 
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
-from bestiary.config import Training
+from bestiary import kernels
+from bestiary.agents.memories import MEMORIES
+from bestiary.config import Config, Training
 from bestiary.errors import UserError
 
 
@@ -38,6 +40,20 @@ def choose_device(name: str, flag: str = "--device") -> torch.device:
     if device.type != "cpu" or device.index:
         raise UserError(f"{flag} {name}: expected auto, cpu, cuda or cuda:0")
     return device
+
+
+def check_device(config: Config) -> None:
+    """Refuse devices that this machine does not have, and a kernel that does not compute where the learner learns."""
+    actors, learner = placement(config.training)
+    memory = config.parts.get("memory")
+    if memory is None or memory.name not in MEMORIES or not hasattr(memory.options, "kernel"):
+        return
+    wanted = memory.options.kernel
+    try:
+        kernels.choose(wanted, learner.type)
+        kernels.choose(wanted if actors.type == learner.type else "auto", actors.type)
+    except UserError as error:
+        raise UserError(*(f"--memory.kernel {wanted}: {line}" for line in error.problems)) from None
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[None]:

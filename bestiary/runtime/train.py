@@ -19,7 +19,7 @@ from bestiary.runs.folder import Place, Run, amend, create_run, load_weights, op
 from bestiary.runs.loggers import check_loggers
 from bestiary.runtime import local, serial
 from bestiary.runtime.actor import Actor
-from bestiary.runtime.devices import choose_device, placement
+from bestiary.runtime.devices import check_device, choose_device, placement
 from bestiary.runtime.interrupts import Interrupted
 from bestiary.runtime.learner import Learner
 from bestiary.runtime.probe import choose_group_size, usual_group_size
@@ -35,7 +35,7 @@ def start(config: Config, place: Place = Place()) -> Run:
     """Train a new run to its end."""
     check_loggers(config)
     check_validation(config)
-    placement(config.training)
+    check_device(config)
     describe(config)  # builds everything once, so that what cannot be built is refused before a folder is made
     if config.training.init_from is not None:
         note(_check_source(config))
@@ -60,7 +60,7 @@ def start(config: Config, place: Place = Place()) -> Run:
 def resume(run: Run, steps: int | None = None, checkpoint: int | None = None) -> Run:
     """Go on with a run from its newest checkpoint (or an earlier one), to its total of steps or a new one."""
     check_loggers(run.config)
-    placement(run.config.training)
+    check_device(run.config)
     with run.writing():
         for name in checkpoints.remove_unfinished(run.path / "checkpoints"):
             note(f"note: removed {name}, a save that was cut off")

@@ -35,7 +35,7 @@ from bestiary.errors import UserError
 from bestiary.options import span, suggest
 from bestiary.resolve import layers, over, resolve
 from bestiary.runs.loggers import check_loggers
-from bestiary.runtime.devices import placement
+from bestiary.runtime.devices import check_device
 from bestiary.studies.lines import Lines, key_lines
 from bestiary.textconfig import flatten
 
@@ -267,7 +267,7 @@ def _resolve(sketch: Sketch, seed: int) -> Variant:
             f"env = {list(config.envs)}: a study's runs have one task each; compare --by task takes several"
         )
     check_loggers(config)
-    placement(config.training)
+    check_device(config)
     pool = config.make_pool(1, 0)
     try:
         agent = config.make_agent(pool)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bestiary.errors import UserError
-from bestiary.kernels import bench, cpu
+from bestiary.kernels import bench, choose, cpu
 from tests.kernels.helpers import (
     assert_near,
     call_delta,
@@ -52,9 +52,9 @@ def test_under_autocast_results_are_float32_and_not_rounded(implementation):
 @pytest.mark.parametrize(
     ("device", "implementation", "message"),
     [
-        ("cpu", "triton", "triton needs a GPU, and the tensors are on cpu"),
-        ("cpu", "cuda", "no implementation 'cuda'; there are auto, reference, numba, triton"),
-        ("meta", "numba", "numba computes on CPUs, and the tensors are on meta"),
+        ("cpu", "triton", "triton needs a GPU, and this is for cpu: choose numba or reference"),
+        ("cpu", "cuda", "there is no kernel cuda: there are auto, reference, numba, triton"),
+        ("meta", "numba", "numba computes on CPUs, and this is for meta: choose triton or reference"),
     ],
 )
 def test_impossible_choices_are_refused_in_one_line(device, implementation, message, monkeypatch):
@@ -67,16 +67,19 @@ def test_impossible_choices_are_refused_in_one_line(device, implementation, mess
 
 def test_triton_refuses_float64(monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    with pytest.raises(UserError, match="triton computes in float32, and the tensors are float64"):
+    with pytest.raises(UserError, match=r"triton computes in float32, and this is torch\.float64: choose reference"):
         call_srwm(srwm_inputs(), implementation="triton")
 
 
-def test_missing_triton_is_said(monkeypatch):
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    monkeypatch.setitem(sys.modules, "triton", None)
-    monkeypatch.delitem(sys.modules, "bestiary.kernels.gpu", raising=False)
-    with pytest.raises(UserError, match="triton is not installed"):
-        call_srwm(single(srwm_inputs()), implementation="triton")
+@pytest.mark.parametrize(("package", "module", "device"), [("numba", "cpu", "cpu"), ("triton", "gpu", "cuda")])
+@pytest.mark.parametrize("named", [True, False], ids=["asked for", "auto"])
+def test_what_is_not_installed_is_said(package, module, device, named, monkeypatch):
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.delitem(sys.modules, f"bestiary.kernels.{module}", raising=False)
+    said = f"{package} is not installed: pip install {package}, or choose reference, which is slow"
+    with pytest.raises(UserError, match=said):
+        choose(package if named else "auto", device)
+    assert choose("reference", device)
 
 
 @pytest.mark.parametrize("name", ["q", "v", "beta", "done", "state"])
