@@ -136,6 +136,11 @@ def _eval(argv: list[str]) -> None:
     )
     parser.add_argument("--num-envs", metavar="INT", default="32", help="environments at once (default 32)")
     parser.add_argument("--max-steps", metavar="INT", default="27k", help="give a game up after so many (default 27k)")
+    parser.add_argument(
+        "--carry",
+        metavar="INT",
+        help="the memory begins anew after so many steps, also within games (0: as many as an unroll of the training)",
+    )
     add_player(parser)
     a, run, options = parse_with_env(parser, argv)
     numbers = {
@@ -145,9 +150,10 @@ def _eval(argv: list[str]) -> None:
     }
     episodes = number("--episodes", a.episodes, 1) if a.episodes is not None else None
     if run is None:
-        if a.greedy or a.sample or a.checkpoint or a.checkpoints or a.levels or a.trust_code:
+        if a.greedy or a.sample or a.checkpoint or a.checkpoints or a.levels or a.trust_code or a.carry:
             raise UserError(
-                f"{a.run}: --greedy, --sample, --checkpoint, --checkpoints, --levels and --trust-code are for trained agents"
+                f"{a.run}: --greedy, --sample, --checkpoint, --checkpoints, --levels, --carry and --trust-code are for "
+                "trained agents"
             )
         if len(a.env) > 1:
             raise UserError(f"--env {' '.join(a.env)}: a scripted player plays one environment at a time")
@@ -164,6 +170,7 @@ def _eval(argv: list[str]) -> None:
         levels=a.levels or (),
         greedy=a.greedy,
         episodes=episodes,
+        carry=number("--carry", a.carry) if a.carry else None,
         **numbers,
     ).show()
 

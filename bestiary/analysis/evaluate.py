@@ -43,16 +43,19 @@ def evaluate(
     seed: int = 0,
     num_envs: int = 32,
     max_steps: int = 27_000,
+    carry: int | None = None,
 ) -> Evaluation:
     """Play `episodes` whole games of each task with a run's agent and write the result into the run's folder.
 
     Without a number, 100, and of `levels` one game a level, where there are at most 1,000. `env` names other environments than
     the training's, `levels` ranges of levels to play one after the other. A game is given up after `max_steps` decisions: some
-    environments never end. Those do not count, and are reported."""
+    environments never end. Those do not count, and are reported. With `carry`, the memory begins anew after so many decisions, in
+    the middle of games (0: as many as an unroll of the training has)."""
     config, names = run.config, tuple(map(canonical, env)) or run.config.envs
     for flag, words in (("--env", names), ("--levels", levels)):
         if twice := [word for word in words if words.count(word) > 1]:
             raise UserError(f"{flag} {twice[0]} is there {words.count(twice[0])} times")
+    carry = config.make_algorithm().unroll_length if carry == 0 else carry
     splits = [with_levels(config.envs[0], config.env_options, split) for split in levels] or [config.env_options]
     games = [episodes or (_usual_games(split.levels) if levels else 100) for split in splits]
     roles = {(name, split): _role(config, name, split) for name in names for split in levels}
@@ -77,7 +80,9 @@ def evaluate(
                 pool = make_pool([name], split, min(num_envs, count), streams[0])
                 task = config.envs.index(name) if name in config.envs else 0
                 draws = int(streams[1].generate_state(1)[0])
-                played, unfinished = play_games(agent, pool, count, max_steps, greedy=greedy, seed=draws, task=task)
+                played, unfinished = play_games(
+                    agent, pool, count, max_steps, greedy=greedy, seed=draws, task=task, carry=carry
+                )
                 finite = split.levels if levels else None
                 role = roles[name, finite] if finite is not None else ""
                 at = point.steps if every_checkpoint else None
@@ -90,6 +95,7 @@ def evaluate(
         **({"levels": list(levels)} if levels else {}),
         **({"checkpoints": [c.steps for c in chosen]} if every_checkpoint else {"checkpoint_steps": chosen[0].steps}),
         "policy": policy,
+        **({"memory_carried_for": carry} if carry is not None else {}),
         **_protocol(min(num_envs, max(games)), max(games), sum(part.given_up for part in parts), max_steps, seed),
         "training_seed": config.training.seed,
     }
@@ -197,12 +203,13 @@ def play_games(
     greedy: bool,
     seed: int,
     task: int = 0,
+    carry: int | None = None,
     doing: str = "evaluating",
     stop: Callable[[], bool] = lambda: False,
 ) -> tuple[list[Episode], int]:
     """The episodes of so many whole games of a pool of one task, the agent's how-manyeth `task` says; and how many games
     are missing. Closes the pool. Raises Stopped where `stop` says so."""
-    moments = play(agent, pool, greedy=greedy, seed=seed, task=task)
+    moments = play(agent, pool, greedy=greedy, seed=seed, task=task, carry=carry)
     return _count_games((step for step, _ in moments), pool, episodes, max_steps, doing, stop)
 
 

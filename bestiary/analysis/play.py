@@ -1,5 +1,6 @@
 """A trained agent playing, outside of any training."""
 
+import itertools
 from collections.abc import Iterator
 
 import numpy as np
@@ -11,15 +12,20 @@ from bestiary.rollout import Inputs, Step
 
 
 @torch.no_grad()
-def play(agent: Agent, pool: Pool, *, greedy: bool, seed: int, task: int = 0) -> Iterator[tuple[Step, Output]]:
+def play(
+    agent: Agent, pool: Pool, *, greedy: bool, seed: int, task: int = 0, carry: int | None = None
+) -> Iterator[tuple[Step, Output]]:
     """The steps of a pool under an agent, forever, the opening one first, and what the agent makes of each.
 
-    Memory is carried and reset as in training. `task` is what the pool's first task was in the training."""
+    Memory is carried and reset as in training; with `carry`, it begins anew after so many steps, too. `task` is what the
+    pool's first task was in the training."""
     generator = torch.Generator().manual_seed(seed)
     state = agent.initial_state(pool.num_envs)
     actions = np.zeros(pool.num_envs, np.int64)
     step = pool.reset()
-    while True:
+    for t in itertools.count():
+        if carry is not None and t % carry == 0:
+            state = agent.initial_state(pool.num_envs)
         inputs = Inputs.of(step, actions)
         inputs.task = inputs.task + task
         output, state = agent(inputs, state)
