@@ -8,8 +8,8 @@ write to the same place, so results repeat bit for bit.
 from typing import Any
 
 import torch
-import triton  # type: ignore[import-untyped,import-not-found,unused-ignore]
-import triton.language as tl  # type: ignore[import-untyped,import-not-found,unused-ignore]
+import triton
+import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 

@@ -1,4 +1,4 @@
-"""Run by test_triton in a process of its own: Triton reads TRITON_INTERPRET when it is imported."""
+"""Run by test_triton in a process of its own: Triton reads TRITON_INTERPRET when it is imported. `all` runs every case."""
 
 import sys
 from importlib import import_module
@@ -9,31 +9,48 @@ import torch
 
 from tests.kernels.helpers import assert_near, delta_inputs, run_delta, run_srwm, single, srwm_inputs
 
-# batch, heads, length, rows, columns (None: as many as rows), truncate. The interpreter is slow: 20 ms a step and program
-CASES = [
-    (2, 2, 1, 16, None, False),
+# batch, heads, length, rows, columns (None: as many as rows), truncate. The interpreter is slow: 40 ms a step and program
+FEW = [
+    (1, 1, 1, 16, None, False),
+    (1, 1, 130, 17, None, False),  # padded, over many chunks
+    (1, 1, 2, 64, None, False),
+    (2, 2, 2, 5, 16, True),
+]
+ALL = [
+    *FEW,
     (2, 2, 1, 17, None, False),
     (1, 1, 1, 64, None, False),
     (1, 1, 130, 16, None, False),
-    (1, 1, 130, 17, None, False),
     (1, 1, 130, 64, None, False),
     (2, 2, 5, 5, 16, False),
     (1, 2, 5, 4, 13, True),
 ]
 
 
-def main(operation: str) -> None:
-    make, run = {"delta": (delta_inputs, run_delta), "srwm": (srwm_inputs, run_srwm)}[operation]
-    for batch, heads, length, rows, columns, truncate in CASES:
-        inputs = make(batch, heads, length, rows, columns or rows, share=0.05 if length > 5 else 0.3)
-        truth = run("reference", inputs, truncate)
-        try:
-            assert_near(run("triton", single(inputs), truncate), truth, 1e-4)
-        except AssertionError as error:
-            pytest.fail(
-                f"{operation} B={batch} H={heads} T={length} E={rows} M={columns}, truncate {truncate}: {error}"
-            )
-        print(operation, batch, heads, length, rows, columns, truncate)
+def main(cases: list[tuple[int, int, int, int, int | None, bool]]) -> None:
+    for case in cases:
+        compare("delta", delta_inputs, run_delta, *case)
+        compare("srwm", srwm_inputs, run_srwm, *case)
+
+
+def compare(
+    operation: str,
+    make: Any,
+    run: Any,
+    batch: int,
+    heads: int,
+    length: int,
+    rows: int,
+    columns: int | None,
+    truncate: bool,
+) -> None:
+    inputs = make(batch, heads, length, rows, columns or rows, share=0.05 if length > 5 else 0.3)
+    truth = run("reference", inputs, truncate)
+    try:
+        assert_near(run("triton", single(inputs), truncate), truth, 1e-4)
+    except AssertionError as error:
+        pytest.fail(f"{operation} B={batch} H={heads} T={length} E={rows} M={columns}, truncate {truncate}: {error}")
+    print(operation, batch, heads, length, rows, columns, truncate)
 
 
 def prepare_once() -> None:
@@ -58,4 +75,4 @@ def prepare_once() -> None:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     prepare_once()
-    main(sys.argv[1])
+    main(ALL if sys.argv[1:] == ["all"] else FEW)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from tests.kernels.helpers import Tensors, assert_near, assert_same, call_delta, delta_inputs, run_delta, single
 
+pytestmark = pytest.mark.xdist_group("float64")  # compiled for the tests alone, and by one process
 ON_CPU = ["reference", "numba"]
 SEQUENCES = ("q", "k", "v", "beta")
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from bestiary.kernels import srwm_seq
 from tests.kernels.helpers import PARTS, Tensors, assert_near, assert_same, call_srwm, run_srwm, single, srwm_inputs
 
+pytestmark = pytest.mark.xdist_group("float64")  # compiled for the tests alone, and by one process
 ON_CPU = ["reference", "numba"]
 
 
