@@ -27,6 +27,8 @@ import numpy as np
 import torch
 from rich.table import Table
 
+from bestiary.bench_memories import bench_memories
+from bestiary.bench_memories import show as show_memories
 from bestiary.config import Config
 from bestiary.console import note, stdout
 from bestiary.envs.pool import Pool
@@ -65,6 +67,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
     "procgen": {"env": "procgen/starpilot:easy", "levels": "0:200", "torso": "resnet", **PUBLISHED},
 }
+KERNELS = "kernels"  # not a training: what each memory costs
 CORES = os.cpu_count() or 1
 
 
@@ -86,13 +89,20 @@ class Result:
 
 
 def bench(names: list[str], repeats: int = 5, seconds: float = 5.0, json_path: Path | None = None) -> list[Result]:
-    results = []
+    """Measure and print; with `json_path`, also write what is known after each configuration. Gives those of trainings."""
+    results, memories = list[Result](), list[dict[str, Any]]()
     for name in names:
-        note(f"{name}: looking for the best layout of each piece")
-        results.append(_bench_one(name, repeats, seconds))
+        if name == KERNELS:
+            memories = [bench_memories(repeats, seconds)]
+        else:
+            note(f"{name}: looking for the best layout of each piece")
+            results.append(_bench_one(name, repeats, seconds))
         if json_path is not None:
-            json_path.write_text(json.dumps([asdict(result) for result in results], indent=1) + "\n")
-    _show(results)
+            json_path.write_text(json.dumps([*(asdict(result) for result in results), *memories], indent=1) + "\n")
+    if results:
+        _show(results)
+    for measured in memories:
+        show_memories(measured)
     return results
 
 
@@ -102,7 +112,7 @@ def _bench_one(name: str, repeats: int, seconds: float) -> Result:
     candidates = {
         "env": [partial(_env_piece, config, n, p) for n in _SIZES for p in (1, CORES)],
         "inference": [partial(_inference_piece, config, n) for n in _SIZES],
-        "learn": [partial(_learn_piece, config, g) for g in _group_sizes(config)],
+        "learn": [partial(learn_piece, config, g) for g in _group_sizes(config)],
     }
     with ExitStack() as stack:
         pieces = {piece: _best(made, seconds)(stack) for piece, made in candidates.items()}
@@ -213,7 +223,7 @@ def _inference_piece(config: Config, batch: int, stack: ExitStack) -> Piece:
     return f"batches of {batch}", lambda: sum(workers.map(think, actors))
 
 
-def _learn_piece(config: Config, group_size: int, stack: ExitStack) -> Piece:
+def learn_piece(config: Config, group_size: int, stack: ExitStack) -> Piece:
     """A learner with a gradient worker a core, on a batch of real rollouts."""
     actors, learner = build(config)
     actor = actors[0]

@@ -2,8 +2,9 @@
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ ACTING = 48  # environments that act at once
 RIVALS = ("numba", "reference")
 
 
-def measure(repeats: int = 7) -> list[dict[str, Any]]:
+def measure(repeats: int = 7, seconds: float = 0.0) -> list[dict[str, Any]]:
     """For each operation, medians in milliseconds by phase and implementation, and the bytes that backward needs.
 
     A row: name, bytes (kept for backward, by time step, batch entry and head), and for each phase (forward, learn = forward
@@ -27,14 +28,14 @@ def measure(repeats: int = 7) -> list[dict[str, Any]]:
         "srwm": (lambda steps, batch: _srwm(steps, batch, SIZE)),
         "srwm, 3E+1 columns": (lambda steps, batch: _srwm(steps, batch, 3 * SIZE + 1)),
     }
-    with _one_thread():
-        return [{"name": name, **_row(make, repeats)} for name, make in operations.items()]
+    with one_thread():
+        return [{"name": name, **_row(make, repeats, seconds)} for name, make in operations.items()]
 
 
 Operation = Callable[[str], tuple[Tensor, ...]]
 
 
-def _row(make: Callable[[int, int], Operation], repeats: int) -> dict[str, Any]:
+def _row(make: Callable[[int, int], Operation], repeats: int, seconds: float) -> dict[str, Any]:
     learning, acting = make(STEPS, BATCH), make(1, ACTING)
     kept = kept_bytes(lambda: learning("numba"))
     row: dict[str, Any] = {"bytes": kept / (STEPS * BATCH * HEADS)}
@@ -43,9 +44,14 @@ def _row(make: Callable[[int, int], Operation], repeats: int) -> dict[str, Any]:
         ("learn", lambda name: _with_gradient(learning, name)),
         ("act", lambda name: _without_gradient(acting, name)),
     ):
-        numba, loop = _medians(run, repeats)
-        row |= {f"{phase}_numba_ms": numba, f"{phase}_torch_ms": loop, f"{phase}_speedup": loop / numba}
+        row |= compared(phase, medians({name: partial(run, name) for name in RIVALS}, repeats, seconds))
     return row
+
+
+def compared(phase: str, milliseconds: Mapping[str, float]) -> dict[str, float]:
+    """The two rivals' times of a phase, and how many times faster the first is."""
+    numba, loop = (milliseconds[name] for name in RIVALS)
+    return {f"{phase}_numba_ms": numba, f"{phase}_torch_ms": loop, f"{phase}_speedup": loop / numba}
 
 
 def kept_bytes(call: Callable[[], Any]) -> int:
@@ -94,19 +100,23 @@ def _with_gradient(operation: Operation, name: str) -> None:
     operation(name)[0].sum().backward()
 
 
-def _medians(run: Callable[[str], None], repeats: int) -> list[float]:
-    """Milliseconds of each rival, in turn; the first time does not count."""
-    times: dict[str, list[float]] = {name: [] for name in RIVALS}
-    for _ in range(repeats + 1):
-        for name in RIVALS:
-            start = time.perf_counter()
-            run(name)
-            times[name].append((time.perf_counter() - start) * 1e3)
-    return [statistics.median(times[name][1:]) for name in RIVALS]
+def medians(rivals: Mapping[str, Callable[[], Any]], repeats: int, seconds: float) -> dict[str, float]:
+    """Milliseconds that each of them takes. They run in turn, each for so many seconds; the first time does not count."""
+    times: dict[str, list[float]] = {name: [] for name in rivals}
+    for run in rivals.values():
+        run()
+    for _ in range(repeats):
+        for name, run in rivals.items():
+            start, calls = time.perf_counter(), 0
+            while not calls or time.perf_counter() - start < seconds:
+                run()
+                calls += 1
+            times[name].append((time.perf_counter() - start) * 1e3 / calls)
+    return {name: statistics.median(taken) for name, taken in times.items()}
 
 
 @contextmanager
-def _one_thread() -> Any:
+def one_thread() -> Iterator[None]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
