@@ -1,5 +1,6 @@
 """Everything composes: torsos, memories, agents, critics and algorithms on every kind of environment, with the real actor and
-learner. By default each pair of parts meets at least once; `make test-slow` runs all other combinations."""
+learner. By default the memories take turns with the other parts, and each goes to four worlds; `make test-slow` runs all other
+combinations."""
 
 import itertools
 import math

@@ -49,8 +49,8 @@ def evaluate(
 
     Without a number, 100, and of `levels` one game a level, where there are at most 1,000. `env` names other environments than
     the training's, `levels` ranges of levels to play one after the other. A game is given up after `max_steps` decisions: some
-    environments never end. Those do not count, and are reported. With `carry`, the memory begins anew after so many decisions, in
-    the middle of games (0: as many as an unroll of the training has)."""
+    environments never end. Those do not count, and are reported. With `carry`, the memory begins anew after so many decisions,
+    in the middle of games (0: as many as an unroll of the training has)."""
     config, names = run.config, tuple(map(canonical, env)) or run.config.envs
     for flag, words in (("--env", names), ("--levels", levels)):
         if twice := [word for word in words if words.count(word) > 1]:
