@@ -29,7 +29,8 @@ def test_bound_and_ratio_follow_from_what_was_measured(tmp_path: Path, capsys: p
     assert "toy" in capsys.readouterr().out
 
 
-def test_a_piece_is_measured_at_its_fastest_layout() -> None:
+def test_a_piece_is_measured_at_its_fastest_layout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "_rate", lambda function, seconds: function())
     rates = {"slow": 10, "fast": 1_000, "middling": 100}
 
     def candidate(name: str):

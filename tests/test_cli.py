@@ -65,7 +65,7 @@ MISTAKES: list[tuple[str, tuple[str, ...]]] = [
     ("train procgen/maze:easy --levels 200:0", ("upside down; did you mean 0:200?",)),
     ("train toy/chain --init-from nowhere", ("nowhere: there is no such run",)),
     ("eval {run} --levels 0:200", ("toy/catch has no levels",)),
-    ("eval {run} --checkpoint best", ("was not validated while it was trained",)),
+    ("eval {run} --checkpoint best", ("has none: it was not validated",)),
     ("compare {run} --zoom 4M", ("--zoom 4M: expected a part of the x axis",)),
     ("train warehouse --agent iam --agent.heads 4", ("--agent.heads is for --agent.dset attention; here it is items",)),
     ("bench --config pogn", ("invalid choice: 'pogn'",)),
