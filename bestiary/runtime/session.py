@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from types import TracebackType
 from typing import Any
@@ -20,7 +20,7 @@ from bestiary.runs import checkpoints
 from bestiary.runs.folder import Run
 from bestiary.runs.loggers import make_loggers
 from bestiary.runs.tables import Table
-from bestiary.runtime.episodes import Played, short_name
+from bestiary.runtime.episodes import Played, return_name, short_name
 from bestiary.runtime.interrupts import Interrupts
 from bestiary.runtime.learner import Learner
 from bestiary.runtime.load import bound_by
@@ -52,7 +52,8 @@ class Session:
         )
         self.validator, self.best = validator, past.get("best")  # the best score so far
         self.validated_at = past.get("validated_at", learner.steps)
-        self.tasks = {name: Played(**past["tasks"].get(name, {})) for name in pool.tasks}
+        self.channels = config.rewards.channels
+        self.tasks = {name: Played(**past["tasks"].get(name, {}), channels=self.channels) for name in pool.tasks}
         self.logged, self.seconds_before = past["logged"], past["seconds"]
         self.interval: list[dict[str, float]] = past.get("interval", [])  # metrics of the updates since the last row
         self.loggers = make_loggers(config, run.path, learner.steps)
@@ -91,7 +92,7 @@ class Session:
                 self.tasks[episode.task].add(episode)
         self.speed.append((time.monotonic(), self.learner.steps))
         try:
-            self.episodes.write([_episode_row(e) for e in episodes])
+            self.episodes.write([_episode_row(e, self.channels) for e in episodes])
             if self.learner.steps // self.config.training.log_every > self.logged:
                 self.logged = self.learner.steps // self.config.training.log_every
                 self._write_row()
@@ -109,14 +110,20 @@ class Session:
         return (after - before) / (now - then) if now > then else 0.0
 
     def earned(self) -> str:
-        """The mean return of the last games, for each task: games of different scales have no common mean."""
+        """The mean return of the last games, for each task: games of different scales have no common mean. Where it is not the
+        environment's own reward that is trained on, the true one beside it."""
         games = sum(task.games for task in self.tasks.values())
         if games == 0:
             return "no game finished yet"
         if len(self.tasks) == 1:
-            return f"return {next(iter(self.tasks.values())).mean_return:.2f} ({games} games)"
-        known = {name: task.mean_return for name, task in self.tasks.items() if task.games}
-        return f"{games} games: " + ", ".join(f"{short_name(name)} {mean:.4g}" for name, mean in known.items())
+            task = next(iter(self.tasks.values()))
+            true = " true ".join(["", *(f"{mean:.2f}" for mean in task.true_returns().values())])
+            return f"{'trained' if self.channels else 'return'} {task.mean_return:.2f}{true} ({games} games)"
+        known = {
+            name: [task.mean_return, *task.true_returns().values()] for name, task in self.tasks.items() if task.games
+        }
+        words = {name: " true ".join(f"{mean:.4g}" for mean in means) for name, means in known.items()}
+        return f"{games} games: " + ", ".join(f"{short_name(name)} {text}" for name, text in words.items())
 
     def _write_row(self) -> None:
         merge = {name: np.max if name.startswith("max_") else np.mean for name in self.interval[0]}
@@ -141,6 +148,10 @@ class Session:
         """return and game_length; of several tasks, TASK/return and so on; of a critic that normalises, TASK/mu, TASK/sigma."""
         columns: dict[str, float] = {}
         for name, task in self.tasks.items():
+            if self.channels:
+                place = "" if len(self.tasks) == 1 else f"{name}/"
+                returns = {"trained_return": task.mean_return, **task.true_returns()}
+                columns |= {place + column: value for column, value in returns.items()}
             if len(self.tasks) == 1:
                 columns |= {"return": task.mean_return, "game_length": task.mean_length}
             else:
@@ -259,12 +270,14 @@ class Session:
                 logger.close()
 
 
-def _episode_row(episode: Episode) -> dict[str, Any]:
+def _episode_row(episode: Episode, channels: Sequence[str] = ()) -> dict[str, Any]:
     row = asdict(episode)
-    measures = row.pop("measures")
+    measures, game = row.pop("measures"), row.pop("game_measures")
     row = {"return" if key == "ret" else key: value for key, value in row.items()}
     row["game_over"] = int(row["game_over"])
-    return {**row, **measures}
+    rewards = ("trained", *channels) if channels else ()
+    row |= {return_name(name): measures.pop(name) for name in rewards}
+    return {**row, **{f"game_{return_name(name)}": game[name] for name in rewards}, **measures}
 
 
 def resume_note(run: Run) -> None:
