@@ -29,7 +29,7 @@ USAGE = """bestiary COMMAND ...
   compare RUN RUN...       learning curves with bands over seeds, a table, CSV
   study FILE               many runs from one file (a grid, variants, seeds), then table, curves and a page
   runs                     the runs below a folder
-  list WHAT                envs, torsos, memories, critics, agents, algorithms, presets or zoo
+  list WHAT                envs, torsos, memories, critics, agents, algorithms, presets, zoo, or rewards ENV
   doctor                   check this machine
   bench                    measure this machine: pieces, bound and whole
 
@@ -273,7 +273,9 @@ def _list(argv: list[str]) -> None:
 
     parser = command_parser("list", "What there is to choose from.")
     parser.add_argument("what", choices=sorted(LISTS), help=", ".join(sorted(LISTS)))
-    parser.add_argument("filter", nargs="?", default="", help="only names that contain this")
+    parser.add_argument(
+        "filter", nargs="?", default="", help="only names that contain this; of rewards, the environment"
+    )
     a = parser.parse_strictly(argv)
     show_list(a.what, a.filter)
 
