@@ -100,6 +100,10 @@ class Training:
     valid_mode: str | None = option(None, "mode to validate in, such as hard (none: the training's)")
     valid_episodes: int = option(50, "games of each task in a validation", low=1)
     valid_greedy: bool = option(False, "validate with the likeliest actions, not sampled ones")
+    alarm_games: int = option(
+        100, "with a reward of your own: games in a window of the hacking alarm (0: no alarm)", low=0, high=100_000
+    )
+    alarm_windows: int = option(4, "windows over which it looks for trends", low=1, high=1000)
     max_bad_updates: int = option(10, "stop after so many updates in a row that were not finite", low=1)
     tensorboard: bool = option(False, "also write TensorBoard events")
     wandb: str | None = option(None, "also log to Weights & Biases, in this project", bare="bestiary")
@@ -184,7 +188,7 @@ class Config:
 
 BESIDE = (
     "seed group_size tensorboard wandb eval_at_end movie_at_end save_minutes save_every log_every max_bad_updates keep "
-    "valid_every valid_levels valid_mode valid_episodes valid_greedy"
+    "valid_every valid_levels valid_mode valid_episodes valid_greedy alarm_games alarm_windows"
 ).split()
 
 
