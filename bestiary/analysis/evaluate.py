@@ -172,7 +172,7 @@ def evaluate_player(
     folder = Path("runs") / f"scripted-{name}-{env.replace(':', '-')}" / "evaluations"
     folder.mkdir(parents=True, exist_ok=True)
     path = checkpoints.unused(folder / f"{episodes}.json")
-    played, unfinished = _count_games(play_scripted(player, pool), pool, episodes, max_steps)
+    played, unfinished = count_games(play_scripted(player, pool), pool, episodes, max_steps)
     protocol = {
         "run": f"scripted:{name}",
         "environment": [env],
@@ -214,14 +214,14 @@ def play_games(
     """The episodes of so many whole games of a pool of one task, the agent's how-manyeth `task` says; and how many games
     are missing. Closes the pool. Raises Stopped where `stop` says so."""
     moments = play(agent, pool, greedy=greedy, seed=seed, task=task, carry=carry)
-    return _count_games((step for step, _ in moments), pool, episodes, max_steps, doing, stop)
+    return count_games((step for step, _ in moments), pool, episodes, max_steps, doing, stop)
 
 
 class Stopped(Exception):
     """Games were cut off because somebody asked for it."""
 
 
-def _count_games(
+def count_games(
     steps: Iterator[Step],
     pool: Pool,
     episodes: int,
@@ -229,6 +229,7 @@ def _count_games(
     doing: str = "evaluating",
     stop: Callable[[], bool] = lambda: False,
 ) -> tuple[list[Episode], int]:
+    """The episodes of so many whole games among the steps of a pool, whoever plays; and how many games are missing."""
     n = pool.num_envs
     levels = found if isinstance(found := bare(pool), ProcgenPool) else None
     by_level = levels is not None and levels.owe(episodes)

@@ -360,6 +360,11 @@ class RewardedPool:
         self.sent = np.zeros(self.num_envs, np.int64)
         self.count = 0  # steps received
 
+    def add(self, channel: str, text: str | None) -> None:
+        """Measure one more reward, under a name of its own; before the first reset."""
+        self.true[channel] = make_reward(text, self.components, self.tasks[0])
+        self.measures_spec |= {channel: SCALAR}
+
     def reset(self) -> Step:
         step = self.inner.reset()
         self.clock[:], self.life[:], self.before[:] = 0, 1, -1
