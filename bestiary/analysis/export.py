@@ -89,7 +89,7 @@ def export(
         "training_seed": config.training.seed,
         "bestiary": __version__,
     }
-    arrays = {name: np.stack(column) for name, column in columns.items()}
+    arrays: dict[str, Any] = {name: np.stack(column) for name, column in columns.items()}
     np.savez_compressed(path, protocol=np.array(json.dumps(protocol)), **arrays)
     note(f"{rollouts} rollouts of {length} steps: {', '.join(arrays)}")
     return path
