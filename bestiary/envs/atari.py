@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from bestiary.envs import riverraid
-from bestiary.envs.observations import Flicker, FrameStack
+from bestiary.envs.observations import Flicker, FrameStack, Noise
 from bestiary.envs.pool import check_actions, first_step, spawn_seeds
 from bestiary.envs.rewards import SCALAR, Component
 from bestiary.errors import RunError, UserError
@@ -103,6 +103,7 @@ class AtariPool:
         flicker_mode: str = option(
             "frame", "what is blank: the newest frame, or all that is seen", choices=("frame", "stack")
         )
+        noise: float = option(0.0, "deviation of the noise on every pixel, in steps of its 256", low=0, high=256)
         time_limit: int = option(27_000, "decisions after which a game is cut off", low=1)
         force_start: bool = option(False, "Riverraid: the plane flies when a game begins, not once the player acts")
         stall: int = option(
@@ -147,6 +148,7 @@ class AtariPool:
         self.played = np.zeros(num_envs, np.int64)  # actions in the running game, those nobody decided included
         self.actions = np.zeros((num_envs, 4096), np.uint8)  # of the running game; grows
         seeds = spawn_seeds(seed, num_envs)
+        self.noise = Noise(options.noise, seeds)
         self.flicker = Flicker(options.flicker, options.flicker_mode, seeds)
         self.env = _make_envpool(name, num_envs, seeds, options, render)
 
@@ -165,13 +167,13 @@ class AtariPool:
 
     def _see(self, frame: np.ndarray, first: np.ndarray) -> tuple[np.ndarray, Arrays]:
         """What the agent sees of new frames, and which are blank, where any can be."""
-        blank = self.flicker.draw()
+        blank, frame = self.flicker.draw(), self.noise.frame(frame, self.ids)
         image = self.flicker.stack(self.stack.push(self.flicker.frame(frame, blank), first), blank)
         return image, {"blank": blank.astype(np.float32)} if "blank" in self.measures_spec else {}
 
     def _foresee(self, rows: np.ndarray, frame: np.ndarray) -> np.ndarray:
         """What the agent would have seen next of games that are cut off."""
-        blank = self.flicker.draw(np.isin(self.ids, rows))[rows]
+        blank, frame = self.flicker.draw(np.isin(self.ids, rows))[rows], self.noise.frame(frame, rows)
         return self.flicker.stack(self.stack.peek(rows, self.flicker.frame(frame, blank)), blank)
 
     def send(self, actions: np.ndarray) -> None:
@@ -291,6 +293,7 @@ class AtariPool:
             "lives": self.lives.copy(),
             "stack": self.stack.frames.copy(),
             "flicker": self.flicker.streams.state.copy(),
+            "noise": self.noise.count.copy(),
             "idle": self.idle.copy(),
             "ram": self.ram.copy(),
         }
@@ -307,7 +310,7 @@ class AtariPool:
             self.env.recv()
         self.age, self.lives, self.stack.frames = (state[name].copy() for name in ("age", "lives", "stack"))
         if "ram" in state:  # not in runs of before there were components
-            self.idle, self.ram = state["idle"].copy(), state["ram"].copy()
+            self.idle, self.ram, self.noise.count = (state[name].copy() for name in ("idle", "ram", "noise"))
         self.flicker.streams.state = state["flicker"].copy()
 
     def close(self) -> None:
