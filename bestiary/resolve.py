@@ -33,7 +33,7 @@ def resolve(given: Mapping[str, Any], origin: Mapping[str, str] | None = None) -
     _understand_popart(given, problems)
     choice = _choose_parts(given, problems)
     schemas: dict[str, type] = {"": Training}
-    env_options = None
+    env_options = tried = None
     if family is not None:
         schemas["env"] = family.options
         env_options = parse_options(family.options, _sort(given, schemas)["env"], "env", problems)
@@ -53,7 +53,7 @@ def resolve(given: Mapping[str, Any], origin: Mapping[str, str] | None = None) -
         training = dataclasses.replace(training, steps=family.default_steps * len(names))
     if parsed.get("algo") is not None:
         parsed["algo"] = _settle_reward(parsed["algo"], choice.get("critic"))
-    if training is not None and env_options is not None:
+    if training is not None and tried is not None:
         rewarded = _attempt(problems, lambda: _try_rewards(names, env_options, training))
         if rewarded is not None and parsed.get("algo") is not None:
             parsed["algo"] = _settle_scale(parsed["algo"], rewarded)

@@ -136,7 +136,7 @@ class Evaluation:
                 for e in part.episodes:
                     level = int(e.measures["level"]) if "level" in e.measures else ""
                     where = [part.checkpoint, part.task, part.levels, game, e.env, level]
-                    more = [e.game_measures[name] for name in rewards] + [e.measures[name] for name in measured]
+                    more = [e.game_measures[name] for name in rewards] + [e.measures.get(name, "") for name in measured]
                     writer.writerow([*where, e.ret, e.length, e.game_return, e.game_length, int(e.game_over), *more])
                     game += e.game_over
 

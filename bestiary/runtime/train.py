@@ -12,6 +12,7 @@ from bestiary.algorithms.algorithm import Algorithm, updates
 from bestiary.algorithms.clipping import complaints, fitting_scale
 from bestiary.config import Config, Training, group_key, make_pool
 from bestiary.console import note, warn
+from bestiary.envs.mixture import MixturePool
 from bestiary.envs.pool import Pool
 from bestiary.envs.rewards import RewardedPool
 from bestiary.errors import UserError
@@ -39,8 +40,10 @@ def start(config: Config, place: Place = Place()) -> Run:
     check_loggers(config)
     check_validation(config)
     check_device(config)
-    _explain_rewards(config)
-    describe(config)  # builds everything once, so that what cannot be built is refused before a folder is made
+    pool, agent = _build_once(config)  # what cannot be built is refused before a folder is made
+    if not config.rewards.plain:
+        note(reward_lines(config, pool, agent))
+        _warn_of_the_clip(config)
     if config.training.init_from is not None:
         note(_check_source(config))
     if "critic" in config.parts and config.parts["critic"].name == "popart" and len(config.envs) == 1:
@@ -239,11 +242,8 @@ def settle(run: Run) -> None:
         pool.close()
 
 
-def _explain_rewards(config: Config) -> None:
-    """Say what is learnt from, and warn of what of it the clip hides."""
-    if config.rewards.plain:
-        return
-    note(reward_lines(config))
+def _warn_of_the_clip(config: Config) -> None:
+    """What of the trained reward nobody could learn."""
     if config.rewards.trained is None:
         return
     options = config.parts["algo"].options
@@ -260,12 +260,10 @@ def _explain_rewards(config: Config) -> None:
             )
 
 
-def reward_lines(config: Config) -> str:
+def reward_lines(config: Config, pool: Pool, agent: Agent) -> str:
     """What is trained on, what is only watched, and what the agent sees of it."""
-    options, rewards = config.parts["algo"].options, config.rewards
-    pool = make_pool(config.envs[:1], config.env_options, 1, 0, rewards=rewards)
-    agent = config.make_agent(pool)
-    pool.close()
+    options = config.parts["algo"].options
+    pool = pool.pools[0] if isinstance(pool, MixturePool) else pool
     assert isinstance(pool, RewardedPool)
     mode, scale = getattr(options, "reward", "none"), getattr(options, "reward_scale", None) or 1.0
     clip = {"none": "not clipped", "abs_one": "clipped to [-1,1]"}.get(mode, mode)
@@ -286,15 +284,21 @@ def _check_source(config: Config) -> str:
     return take_over(config.make_agent(pool), pool, open_run(config.training.init_from))
 
 
+def _build_once(config: Config) -> tuple[Pool, Agent]:
+    pool = config.make_pool(1, 0)
+    try:
+        return pool, config.make_agent(pool)
+    finally:
+        pool.close()
+
+
 def describe(config: Config) -> str:
     """What the config builds, in a few lines: observation, actions, parts and their parameter counts."""
-    pool = config.make_pool(1, 0)
-    agent = config.make_agent(pool)
-    pool.close()
+    pool, agent = _build_once(config)
     seen = ", ".join(f"{kind} {s.dtype}{list(s.shape)}" for kind, s in pool.observation_spec.items())
     lines = [
         f"environment  {', '.join(config.envs)}: {seen}; {pool.action_spec.n} actions",
-        *([] if config.rewards.plain else [reward_lines(config)]),
+        *([] if config.rewards.plain else [reward_lines(config, pool, agent)]),
         *(f"{kind:<12} {part.name}" for kind, part in config.parts.items()),
         *(f"  {name:<10} {count_parameters(module):>12,} parameters" for name, module in agent.named_children()),
         f"  {'all':<10} {count_parameters(agent):>12,} parameters",
