@@ -244,7 +244,9 @@ def add_run(parser: Parser, nargs: str | None = None) -> None:
 
 def add_player(parser: Parser) -> None:
     parser.add_argument(
-        "--checkpoint", metavar="STEPS", help="the one nearest to so many steps, or best (default: the newest)"
+        "--checkpoint",
+        metavar="STEPS",
+        help="the one nearest to so many steps, or best, best-trained, best-true (default: the newest)",
     )
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--greedy", action="store_true", help="always the likeliest action")
@@ -253,11 +255,17 @@ def add_player(parser: Parser) -> None:
 
 
 def which_checkpoint(text: str | None, run: Any) -> int | None:
-    """Steps, or `best`: the one that validation liked most."""
-    from bestiary.runs.checkpoints import best
+    """Steps, or `best`: the one that validation liked most; or the best by trained or true return."""
+    from bestiary.runs.checkpoints import BESTS, best
 
-    if text != "best":
+    if text not in BESTS:
         return number("--checkpoint", text) if text else None
+    if text != "best":
+        if (steps := best(run.path / "checkpoints", text)) is None:
+            raise UserError(
+                f"--checkpoint {text}: {run.path} has none: it is kept where there is a --reward of one's own"
+            )
+        return steps
     if (steps := best(run.path / "checkpoints")) is None:
         training = run.config.training
         validated = training.valid_every or training.valid_levels or training.valid_mode

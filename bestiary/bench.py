@@ -55,6 +55,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "atari-resnet": {"env": "atari/Pong", "torso": "resnet", **PUBLISHED},
     "atari-lstm": {"env": "atari/Pong", "torso": "shallow", "memory": "lstm", **PUBLISHED},
     "pong": {"preset": "pong"},
+    "riverraid": {"env": "atari/Riverraid", "torso": "shallow", **PUBLISHED},
+    "riverraid-rewards": {"env": "atari/Riverraid", "torso": "shallow", "reward": "pacifist:20", **PUBLISHED},
     "warehouse-iam": {**WAREHOUSE, "agent": "iam", "torso.sizes": (512, 256), "memory": "gru", "memory.hidden": 128},
     "warehouse-fnn": {**WAREHOUSE, "agent.inputs": "none", "torso.sizes": (693, 256)},
     "toy": {"env": "toy/catch", **PUBLISHED},

@@ -26,10 +26,12 @@ USAGE = """bestiary COMMAND ...
   resume RUN               go on with a run that was stopped, killed or is to go further
   eval RUN                 play whole games with a trained agent and report returns
   movie RUN                film a trained agent
+  audit RUN...             is what was trained on what was wanted? Trained and true returns, and a trusted run
+  export RUN               rollouts of a trained agent as arrays
   compare RUN RUN...       learning curves with bands over seeds, a table, CSV
   study FILE               many runs from one file (a grid, variants, seeds), then table, curves and a page
   runs                     the runs below a folder
-  list WHAT                envs, torsos, memories, critics, agents, algorithms, presets or zoo
+  list WHAT                envs, torsos, memories, critics, agents, algorithms, presets, zoo, or rewards ENV
   doctor                   check this machine
   bench                    measure this machine: pieces, bound and whole
 
@@ -205,6 +207,69 @@ def _movie(argv: list[str]) -> None:
     print(f"movie: {path}")
 
 
+def _audit(argv: list[str]) -> None:
+    from bestiary.analysis.audit import audit
+    from bestiary.runs.folder import open_run
+
+    parser = command_parser(
+        "audit",
+        "Trained and true returns of runs against size and training time, and how far they are from a trusted run.",
+    )
+    add_run(parser, nargs="+")
+    parser.add_argument("--trusted", metavar="RUN", help="a run whose decisions the others' are compared with")
+    parser.add_argument("--true-reward", metavar="REWARD", help="judge all runs by this (default: what each watched)")
+    parser.add_argument("--checkpoints", choices=("all",), metavar="all", help="every checkpoint, not only the newest")
+    parser.add_argument("--episodes", metavar="INT", default="20", help="whole games of each (default 20)")
+    parser.add_argument("--num-envs", metavar="INT", default="10", help="environments at once (default 10)")
+    parser.add_argument("--max-steps", metavar="INT", default="27k", help="give a game up after so many (default 27k)")
+    parser.add_argument("--greedy", action="store_true", help="always the likeliest action")
+    parser.add_argument("--seed", metavar="INT", default="0", help="of environments and decisions (default 0)")
+    parser.add_argument("--out", metavar="FOLDER", default="audit", help="tables and figures go here (default audit)")
+    parser.add_argument("--overwrite", action="store_true", help="write into a folder that is there already")
+    a = parser.parse_strictly(argv)
+    audit(
+        [open_run(r, a.trust_code) for r in a.run],
+        Path(a.out),
+        trusted=open_run(a.trusted, a.trust_code) if a.trusted else None,
+        true_reward=a.true_reward,
+        every_checkpoint=a.checkpoints == "all",
+        episodes=number("--episodes", a.episodes, 1),
+        greedy=a.greedy,
+        seed=number("--seed", a.seed),
+        num_envs=number("--num-envs", a.num_envs, 1),
+        max_steps=number("--max-steps", a.max_steps, 1),
+        overwrite=a.overwrite,
+    )
+
+
+def _export(argv: list[str]) -> None:
+    from bestiary.analysis.export import export
+
+    parser = command_parser(
+        "export", "Rollouts of a trained agent as arrays: all that it saw, did, valued and was paid."
+    )
+    add_run(parser)
+    parser.add_argument("--rollouts", metavar="INT", default="20", help="environments side by side (default 20)")
+    parser.add_argument("--length", metavar="STEPS", default="500", help="steps of each (default 500)")
+    parser.add_argument("--out", metavar="FILE", help="rollouts.npz (default: in the run folder's rollouts/)")
+    parser.add_argument("--overwrite", action="store_true", help="replace an existing file")
+    add_player(parser)
+    a, run, options = parse_with_env(parser, argv)
+    if run is None:
+        raise UserError(f"{a.run}: scripted players are evaluated (bestiary eval), not exported")
+    path = export(
+        run.with_env(options),
+        out=a.out,
+        rollouts=number("--rollouts", a.rollouts, 1),
+        length=number("--length", a.length, 1),
+        checkpoint=which_checkpoint(a.checkpoint, run),
+        greedy=a.greedy,
+        seed=number("--seed", a.seed),
+        overwrite=a.overwrite,
+    )
+    print(f"rollouts: {path}")
+
+
 def _compare(argv: list[str]) -> None:
     from bestiary.analysis.compare import compare
     from bestiary.runs.folder import open_run
@@ -273,7 +338,9 @@ def _list(argv: list[str]) -> None:
 
     parser = command_parser("list", "What there is to choose from.")
     parser.add_argument("what", choices=sorted(LISTS), help=", ".join(sorted(LISTS)))
-    parser.add_argument("filter", nargs="?", default="", help="only names that contain this")
+    parser.add_argument(
+        "filter", nargs="?", default="", help="only names that contain this; of rewards, the environment"
+    )
     a = parser.parse_strictly(argv)
     show_list(a.what, a.filter)
 
@@ -312,6 +379,8 @@ COMMANDS = {
     "resume": _resume,
     "eval": _eval,
     "movie": _movie,
+    "audit": _audit,
+    "export": _export,
     "compare": _compare,
     "study": _study,
     "runs": _runs,

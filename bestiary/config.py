@@ -25,6 +25,7 @@ from bestiary.algorithms import ALGORITHMS
 from bestiary.algorithms.algorithm import Algorithm
 from bestiary.envs.mixture import MixturePool
 from bestiary.envs.pool import Pool
+from bestiary.envs.rewards import PLAIN, RewardedPool, Rewards
 from bestiary.errors import UserError
 from bestiary.options import construct, option, suggest
 from bestiary.rollout import Inputs, ObservationSpec
@@ -65,6 +66,12 @@ class Training:
     """The options of a training that belong to no part."""
 
     steps: int | None = option(None, "decisions to train for (none: the environment's own default)", low=1)
+    reward: str | None = option(
+        None, "what to train on: fuel:10, collected=1,expired=-1, file.py:name (none: the environment's own reward)"
+    )
+    true_reward: str | None = option(
+        None, "what is only watched, written the same way; several between semicolons (none: the environment's own)"
+    )
     seed: int = option(1, "of everything random: environments, weights, decisions", low=0, high=2**63 - 1)
     num_envs: int = option(32, "environments that are played at once (N)", low=1, high=100_000)
     runtime: str = option("local", "all cores, or one deterministic thread", choices=("local", "serial"))
@@ -93,6 +100,10 @@ class Training:
     valid_mode: str | None = option(None, "mode to validate in, such as hard (none: the training's)")
     valid_episodes: int = option(50, "games of each task in a validation", low=1)
     valid_greedy: bool = option(False, "validate with the likeliest actions, not sampled ones")
+    alarm_games: int = option(
+        100, "with a reward of your own: games in a window of the hacking alarm (0: no alarm)", low=0, high=100_000
+    )
+    alarm_windows: int = option(4, "windows over which it looks for trends", low=1, high=1000)
     max_bad_updates: int = option(10, "stop after so many updates in a row that were not finite", low=1)
     tensorboard: bool = option(False, "also write TensorBoard events")
     wandb: str | None = option(None, "also log to Weights & Biases, in this project", bare="bestiary")
@@ -117,7 +128,11 @@ class Config:
     # --- building what it describes ---
 
     def make_pool(self, num_envs: int, seed: int | np.random.SeedSequence, render: bool = False) -> Pool:
-        return make_pool(self.envs, self.env_options, num_envs, seed, render)
+        return make_pool(self.envs, self.env_options, num_envs, seed, render, self.rewards)
+
+    @property
+    def rewards(self) -> Rewards:
+        return Rewards(self.training.reward, self.training.true_reward)
 
     def make_agent(self, pool: Pool, seed: int = 0) -> Agent:
         """An untrained agent for what the pool shows and lets do."""
@@ -173,7 +188,7 @@ class Config:
 
 BESIDE = (
     "seed group_size tensorboard wandb eval_at_end movie_at_end save_minutes save_every log_every max_bad_updates keep "
-    "valid_every valid_levels valid_mode valid_episodes valid_greedy"
+    "valid_every valid_levels valid_mode valid_episodes valid_greedy alarm_games alarm_windows"
 ).split()
 
 
@@ -204,15 +219,21 @@ def _construct(kind: str, part: Part, *args: Any, **inner: Any) -> Any:
 
 
 def make_pool(
-    names: Sequence[str], options: Any, num_envs: int, seed: int | np.random.SeedSequence, render: bool = False
+    names: Sequence[str],
+    options: Any,
+    num_envs: int,
+    seed: int | np.random.SeedSequence,
+    render: bool = False,
+    rewards: Rewards = PLAIN,
 ) -> Pool:
     """Of one environment, or of several tasks side by side."""
-    builds = [partial(_build_env, envs.lookup(name), options, render) for name in names]
+    builds = [partial(_build_env, envs.lookup(name), options, render, rewards) for name in names]
     return builds[0](num_envs, seed) if len(names) == 1 else MixturePool(names, builds, num_envs, seed)
 
 
-def _build_env(family: envs.Family, options: Any, render: bool, num_envs: int, seed: Any) -> Pool:
-    return family.build(num_envs, seed, options, render)
+def _build_env(family: envs.Family, options: Any, render: bool, rewards: Rewards, num_envs: int, seed: Any) -> Pool:
+    pool = family.build(num_envs, seed, options, render)
+    return pool if rewards.plain else RewardedPool(pool, rewards)
 
 
 def _build_part(kind: str, part: Part, tasks: int, inputs: Any) -> nn.Module:

@@ -14,9 +14,11 @@ from typing import Any
 from bestiary import envs, plugins
 from bestiary.agents.torsos import suitable
 from bestiary.algorithms.algorithm import Algorithm, updates
+from bestiary.algorithms.clipping import fitting_scale
 from bestiary.config import DEFAULTS, REGISTRIES, Config, Part, Training, lookup_part
 from bestiary.envs.mixture import check_alike, task_name
 from bestiary.envs.pool import Pool
+from bestiary.envs.rewards import RewardedPool, Rewards, try_rewards
 from bestiary.errors import UserError
 from bestiary.options import construct, convert, field_types, options_of, parse_options, same_options, suggest
 from bestiary.rollout import ObservationSpec
@@ -31,7 +33,7 @@ def resolve(given: Mapping[str, Any], origin: Mapping[str, str] | None = None) -
     _understand_popart(given, problems)
     choice = _choose_parts(given, problems)
     schemas: dict[str, type] = {"": Training}
-    env_options = None
+    env_options = tried = None
     if family is not None:
         schemas["env"] = family.options
         env_options = parse_options(family.options, _sort(given, schemas)["env"], "env", problems)
@@ -51,6 +53,10 @@ def resolve(given: Mapping[str, Any], origin: Mapping[str, str] | None = None) -
         training = dataclasses.replace(training, steps=family.default_steps * len(names))
     if parsed.get("algo") is not None:
         parsed["algo"] = _settle_reward(parsed["algo"], choice.get("critic"))
+    if training is not None and tried is not None:
+        rewarded = _attempt(problems, lambda: _try_rewards(names, env_options, training))
+        if rewarded is not None and parsed.get("algo") is not None:
+            parsed["algo"] = _settle_scale(parsed["algo"], rewarded)
     if training is not None and parsed.get("algo") is not None:
         algorithm = construct(chosen["algo"], options=parsed["algo"])
         if parsed.get("memory") is not None:
@@ -61,7 +67,9 @@ def resolve(given: Mapping[str, Any], origin: Mapping[str, str] | None = None) -
     if problems:
         raise UserError(*dict.fromkeys(problems))
 
-    used = [n for n in (*names, *choice.values()) if plugins.is_plugin(n)]
+    own = {flag: text for flag in ("reward", "true_reward") if plugins.is_plugin(text := getattr(training, flag) or "")}
+    training = dataclasses.replace(training, **{flag: plugins.absolute(text) for flag, text in own.items()})
+    used = [n for n in (*names, *choice.values(), *own.values()) if plugins.is_plugin(n)]
     hashes = {str(plugins.split(plugins.absolute(n))[0]): plugins.digest(plugins.split(n)[0]) for n in used}
     absolute = {n: plugins.absolute(n) if plugins.is_plugin(n) else n for n in choice.values()}
     return Config(
@@ -124,6 +132,32 @@ def _settle_reward(options: Any, critic: str | None) -> Any:
     if getattr(options, "reward", None) != "auto":
         return options
     return dataclasses.replace(options, reward="none" if critic == "popart" else "abs_one")
+
+
+def _try_rewards(names: tuple[str, ...], options: Any, training: Training) -> list[RewardedPool]:
+    """The rewards in every environment; raises UserError where they cannot be had there."""
+    rewards = Rewards(training.reward, training.true_reward)
+    pools: list[RewardedPool] = []
+    if rewards.plain:
+        return pools
+    for name in names:
+        pools.append(RewardedPool(envs.lookup(name).build(2, 0, options, False), rewards))
+        try:
+            try_rewards(pools[-1])
+        finally:
+            pools[-1].close()
+    return pools
+
+
+def _settle_scale(options: Any, pools: list[RewardedPool]) -> Any:
+    """`--algo.reward-scale none`, with a reward of one's own that is clipped: as much as fits into the clip."""
+    if getattr(options, "reward_scale", 1.0) is not None or not pools or getattr(options, "reward", "none") == "none":
+        return options
+    if pools[0].rewards.trained is None:
+        return options
+    return dataclasses.replace(
+        options, reward_scale=min(fitting_scale(pool.trained, pool.components) for pool in pools)
+    )
 
 
 def _settle_span(options: Any, algorithm: Algorithm) -> Any:

@@ -81,6 +81,7 @@ class Episode:
     game_over: bool
     env: int
     measures: dict[str, float]  # sums over the episode
+    game_measures: dict[str, float] = field(default_factory=dict)  # and over the whole game so far
 
 
 @dataclass

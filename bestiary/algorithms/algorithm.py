@@ -30,7 +30,7 @@ class Loss:
 
 
 class Algorithm(Protocol):
-    options: Any  # must have lr, schedule and max_grad_norm
+    options: Any  # must have lr, schedule (one of schedules.SCHEDULES) and max_grad_norm
     on_policy: bool  # learns only from decisions of the newest weights, so actors wait while it learns
     averages: bool  # the gradient is divided by the decisions in a batch
     larger_batches: str  # the flag to change for them

@@ -13,6 +13,7 @@ import torch.nn as nn
 from bestiary.agents.agent import Agent
 from bestiary.algorithms.algorithm import Loss, Metrics, Think, Update, make_adam, watched
 from bestiary.algorithms.rewards import MODES, squash
+from bestiary.algorithms.schedules import SCHEDULES
 from bestiary.algorithms.vtrace import vtrace
 from bestiary.options import option
 from bestiary.rollout import Rollout, concatenate
@@ -32,12 +33,17 @@ class Impala:
         batch_size: int = option(4, "trajectories in an update (B)", low=1, high=100_000, everyday=True)
         replay: int = option(1, "how often each rollout is learnt from, under V-trace", low=1, high=100)
         lr: float = option(5e-4, "learning rate at the start", above=0, everyday=True)
-        schedule: str = option("linear", "learning rate over the run", choices=("linear", "constant"))
+        schedule: str = option("linear", "learning rate over the run", choices=tuple(SCHEDULES))
         discount: float = option(0.99, "gamma", low=0, high=1)
         entropy: float = option(0.01, "weight of the entropy bonus", low=0)
         baseline: float = option(0.5, "weight of the value loss", low=0)
         reward: str = option(
             "auto", "what of the reward is learnt from (auto: abs_one; all of it with --popart)", choices=MODES
+        )
+        reward_scale: float | None = option(
+            None,
+            "factor of the reward before that (none: 1; with --reward, what fits its usual steps into [-1,1])",
+            above=0,
         )
         rho_bar: float = option(1.0, "clip of the importance weights in the value targets", above=0)
         pg_rho_bar: float = option(1.0, "clip of the importance weights in the policy gradient", above=0)
@@ -95,7 +101,8 @@ class Impala:
         # Entry t+1 holds what the decision at t led to. A time limit is no end: the value of what came next stands in
         # for the rest of the episode; the trace is cut there as at any end.
         discounts = o.discount * (~rollout.done[1:]).float()
-        rewards = squash(rollout.reward[1:], o.reward) + o.discount * rollout.bootstrap
+        learnt = squash(rollout.reward[1:], o.reward, o.reward_scale)
+        rewards = learnt + o.discount * rollout.bootstrap
 
         targets, advantages = vtrace(
             (log_probs - rollout.log_prob).detach(),
@@ -116,6 +123,7 @@ class Impala:
             "value_loss": value_loss,
             "entropy": entropy,
             "value": values[:-1].sum(),
+            "learnt_reward": learnt.sum(),
             "rho": (log_probs - rollout.log_prob).exp().sum(),
             **watched(output, log_probs.numel()),
         }

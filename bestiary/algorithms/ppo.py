@@ -19,6 +19,7 @@ from bestiary.agents.critics import Worth
 from bestiary.algorithms.algorithm import Loss, Metrics, Think, Update, make_adam, watched
 from bestiary.algorithms.gae import gae
 from bestiary.algorithms.rewards import MODES, squash
+from bestiary.algorithms.schedules import SCHEDULES
 from bestiary.options import option
 from bestiary.rollout import Rollout, concatenate
 
@@ -42,7 +43,7 @@ class PPO:
         epochs: int = option(4, "passes over each rollout", low=1, high=1000)
         minibatches: int = option(4, "updates that a pass is cut into", low=1)
         lr: float = option(2.5e-4, "learning rate at the start", above=0, everyday=True)
-        schedule: str = option("linear", "learning rate over the run", choices=("linear", "constant"))
+        schedule: str = option("linear", "learning rate over the run", choices=tuple(SCHEDULES))
         discount: float = option(0.99, "gamma", low=0, high=1)
         lam: float = option(0.95, "lambda of the advantages", low=0, high=1)
         clip: float = option(0.1, "how far the ratio of new to old policy may move from 1 and still gain", above=0)
@@ -54,6 +55,11 @@ class PPO:
         target_kl: float | None = option(None, "go on to the next rollout once the policy moved this far", above=0)
         reward: str = option(
             "auto", "what of the reward is learnt from (auto: abs_one; all of it with --popart)", choices=MODES
+        )
+        reward_scale: float | None = option(
+            None,
+            "factor of the reward before that (none: 1; with --reward, what fits its usual steps into [-1,1])",
+            above=0,
         )
         eps: float = option(1e-5, "of Adam", above=0)
         max_grad_norm: float = option(0.5, "gradients are scaled down to this norm", above=0)
@@ -116,7 +122,8 @@ class PPO:
         for pool in range(pools):
             chain = rollouts[pool::pools]  # one after the other in time
             values = torch.cat([r.value for r in chain])  # [rollout_length, N]
-            rewards = torch.cat([squash(r.reward[1:], o.reward) + o.discount * r.bootstrap for r in chain])
+            learnt = [squash(r.reward[1:], o.reward, o.reward_scale) for r in chain]
+            rewards = torch.cat([reward + o.discount * r.bootstrap for reward, r in zip(learnt, chain, strict=True)])
             discounts = torch.cat([o.discount * (~r.done[1:]).float() for r in chain])
             last = _worth_after(think, chain[-1])
             targets, advantages = gae(rewards, discounts, values, last.value, lam=o.lam, horizon=o.horizon)
@@ -154,6 +161,7 @@ class PPO:
             "value_loss": value_loss,
             "entropy": entropy,
             "value": output.value.sum(),
+            "learnt_reward": squash(batch.reward[1:], o.reward, o.reward_scale).sum(),
             "kl": (ratio - 1 - log_ratio).sum(),  # of the old policy from the new; an estimate that is never negative
             "clipped": ((ratio - 1).abs() > clip).float().sum(),
             **watched(output, log_probs.numel()),

@@ -6,9 +6,10 @@ from torch import Tensor
 MODES = ("auto", "abs_one", "soft_asymmetric", "none")
 
 
-def squash(reward: Tensor, mode: str) -> Tensor:
-    """abs_one: clamped to [-1,1]. soft_asymmetric: 5 tanh(r/5), losses at 0.3 of that (IMPALA's DMLab runs). auto: abs_one,
-    unless a config knows better."""
+def squash(reward: Tensor, mode: str, scale: float | None = None) -> Tensor:
+    """Scaled first, then clipped. abs_one: clamped to [-1,1]. soft_asymmetric: 5 tanh(r/5), losses at 0.3 of that (IMPALA's
+    DMLab runs). auto: abs_one, unless a config knows better."""
+    reward = reward if scale is None else reward * scale
     if mode in ("abs_one", "auto"):
         return reward.clamp(-1, 1)
     if mode == "soft_asymmetric":

@@ -14,7 +14,7 @@ import numpy as np
 from rich.progress import Progress
 
 from bestiary import __version__
-from bestiary.agents.agent import Agent
+from bestiary.agents.agent import Agent, count_parameters
 from bestiary.analysis.evaluation import Evaluation, Part
 from bestiary.analysis.play import play
 from bestiary.config import Config, make_pool
@@ -23,6 +23,7 @@ from bestiary.envs import canonical, lookup
 from bestiary.envs.mixture import check_alike, task_name
 from bestiary.envs.pool import Pool
 from bestiary.envs.procgen import ProcgenPool, overlap, parse_levels, with_levels, with_mode
+from bestiary.envs.rewards import bare
 from bestiary.errors import RunError, UserError
 from bestiary.options import same_options
 from bestiary.rollout import Episode, Step
@@ -71,13 +72,14 @@ def evaluate(
     policy = "greedy" if greedy else "sampled"
     stem = "all" if every_checkpoint else f"{chosen[0].steps:012d}"
     path = run.new_path("evaluations", f"{stem}-{policy}-{max(games)}", ".json")  # before any work
-    parts = []
+    parts, parameters = [], 0
     for point in chosen:
         agent = run.agent(point.steps)
+        parameters = count_parameters(agent)
         for name in names:
             for split, count in zip(splits, games, strict=True):
                 streams = np.random.SeedSequence([config.training.seed, 1, seed]).spawn(2)
-                pool = make_pool([name], split, min(num_envs, count), streams[0])
+                pool = make_pool([name], split, min(num_envs, count), streams[0], rewards=config.rewards)
                 task = config.envs.index(name) if name in config.envs else 0
                 draws = int(streams[1].generate_state(1)[0])
                 played, unfinished = play_games(
@@ -92,6 +94,7 @@ def evaluate(
         "environment": list(names),
         "trained_on": list(config.envs),
         "environment_options": config.tables()["env"],
+        **({} if config.rewards.plain else {"rewards": asdict(config.rewards), "parameters": parameters}),
         **({"levels": list(levels)} if levels else {}),
         **({"checkpoints": [c.steps for c in chosen]} if every_checkpoint else {"checkpoint_steps": chosen[0].steps}),
         "policy": policy,
@@ -136,10 +139,11 @@ def _check_envs(config: Config, names: Sequence[str]) -> None:
     for name in strange:
         if not same_options(lookup(name).options, type(config.env_options)):
             raise UserError(f"--env {name}: the agent was trained on {', '.join(config.envs)}, another family")
-    pools = [make_pool([name], config.env_options, 1, 0) for name in (config.envs[0], *strange)]
+    names = (config.envs[0], *strange)
+    pools = [make_pool([name], config.env_options, 1, 0, rewards=config.rewards) for name in names]
     for pool in pools:
         pool.close()
-    check_alike((config.envs[0], *strange), pools)
+    check_alike(names, pools)
     if "critic" in config.parts and config.parts["critic"].name != "shared":
         note(
             f"note: the critic has no value for {', '.join(strange)}, which it was not trained on; the policy, which is "
@@ -168,7 +172,7 @@ def evaluate_player(
     folder = Path("runs") / f"scripted-{name}-{env.replace(':', '-')}" / "evaluations"
     folder.mkdir(parents=True, exist_ok=True)
     path = checkpoints.unused(folder / f"{episodes}.json")
-    played, unfinished = _count_games(play_scripted(player, pool), pool, episodes, max_steps)
+    played, unfinished = count_games(play_scripted(player, pool), pool, episodes, max_steps)
     protocol = {
         "run": f"scripted:{name}",
         "environment": [env],
@@ -210,14 +214,14 @@ def play_games(
     """The episodes of so many whole games of a pool of one task, the agent's how-manyeth `task` says; and how many games
     are missing. Closes the pool. Raises Stopped where `stop` says so."""
     moments = play(agent, pool, greedy=greedy, seed=seed, task=task, carry=carry)
-    return _count_games((step for step, _ in moments), pool, episodes, max_steps, doing, stop)
+    return count_games((step for step, _ in moments), pool, episodes, max_steps, doing, stop)
 
 
 class Stopped(Exception):
     """Games were cut off because somebody asked for it."""
 
 
-def _count_games(
+def count_games(
     steps: Iterator[Step],
     pool: Pool,
     episodes: int,
@@ -225,8 +229,9 @@ def _count_games(
     doing: str = "evaluating",
     stop: Callable[[], bool] = lambda: False,
 ) -> tuple[list[Episode], int]:
+    """The episodes of so many whole games among the steps of a pool, whoever plays; and how many games are missing."""
     n = pool.num_envs
-    levels = pool if isinstance(pool, ProcgenPool) else None
+    levels = found if isinstance(found := bare(pool), ProcgenPool) else None
     by_level = levels is not None and levels.owe(episodes)
     quota = np.full(n, episodes // n) + (np.arange(n) < episodes % n)  # games that environment i owes
     counter = EpisodeCounter(n, pool.tasks, pool.measures_spec)

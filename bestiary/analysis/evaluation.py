@@ -14,6 +14,7 @@ from rich.table import Table
 from bestiary.console import note, stdout
 from bestiary.envs.procgen import normalised
 from bestiary.rollout import Episode
+from bestiary.runtime.episodes import return_name
 
 Statistics = dict[str, dict[str, float]]
 
@@ -38,8 +39,24 @@ class Part:
         }
         if len(games) < len(self.episodes):
             self.statistics["life"] = summarise([e.ret for e in self.episodes])
+        self._add_rewards(games, several_lives=len(games) < len(self.episodes))
         if self.task.startswith("procgen/") and normalised(self.task, 0) is not None:
             self.statistics["normalised"] = summarise([normalised(self.task, e.game_return) or 0.0 for e in games])
+
+    def _add_rewards(self, games: list[Episode], several_lives: bool) -> None:
+        """Where what is trained on is not the environment's own reward: each true one, and both for each step."""
+        for name in self.channels:
+            self.statistics[name] = summarise([e.game_measures[name] for e in games])
+            if several_lives:
+                self.statistics[f"life_{name}"] = summarise([e.measures[name] for e in self.episodes])
+        for name in ("trained", *self.channels) if self.channels else ():
+            self.statistics[f"{name}_per_step"] = summarise([e.game_measures[name] / e.game_length for e in games])
+
+    @property
+    def channels(self) -> list[str]:
+        """The true rewards."""
+        known = self.episodes[0].game_measures if self.episodes else {}
+        return [name for name in known if name == "true" or name.startswith("true_")] if "trained" in known else []
 
     @property
     def mean(self) -> float:
@@ -109,13 +126,18 @@ class Evaluation:
         with path.with_suffix(".csv").open("w", newline="") as file:
             writer = csv.writer(file)
             names = ["checkpoint", "task", "levels", "game", "env", "level"]
-            writer.writerow([*names, "return", "length", "game_return", "game_length", "game_over"])
+            rewards = ["trained", *self.parts[0].channels] if self.parts[0].channels else []
+            measured = [name for name in self.parts[0].episodes[0].measures if rewards and name != "level"]
+            sums = [*(f"game_{return_name(name)}" for name in rewards)]
+            sums += [return_name(name) if name in rewards else name for name in measured]
+            writer.writerow([*names, "return", "length", "game_return", "game_length", "game_over", *sums])
             for part in self.parts:
                 game = 0
                 for e in part.episodes:
                     level = int(e.measures["level"]) if "level" in e.measures else ""
                     where = [part.checkpoint, part.task, part.levels, game, e.env, level]
-                    writer.writerow([*where, e.ret, e.length, e.game_return, e.game_length, int(e.game_over)])
+                    more = [e.game_measures[name] for name in rewards] + [e.measures.get(name, "") for name in measured]
+                    writer.writerow([*where, e.ret, e.length, e.game_return, e.game_length, int(e.game_over), *more])
                     game += e.game_over
 
     def show(self) -> None:
@@ -135,17 +157,29 @@ class Evaluation:
     def _one(self, title: str) -> Table:
         table = _table(title, "", "n", *COLUMNS)
         for name, s in self.statistics.items():
-            table.add_row(NAMES[name], f"{s['n']:.0f}", *_cells(s))
+            table.add_row(self._called(name), f"{s['n']:.0f}", *_cells(s, 4 if name.endswith("_per_step") else 2))
         return table
+
+    def _called(self, name: str) -> str:
+        """What a statistic is of, in words."""
+        trained = "trained return" if self.parts[0].channels else "return"
+        if name in NAMES:
+            return NAMES[name].replace("return", trained) if name in ("game", "life") else NAMES[name]
+        whose, of = ("of a life", name.removeprefix("life_")) if name.startswith("life_") else ("of a game", name)
+        if of.endswith("_per_step"):
+            whose, of = "a step", of.removesuffix("_per_step")
+        return f"{return_name(of).replace('_', ' ')} {whose}"
 
     def _many(self, title: str) -> Table:
         keys = [key for key in ("checkpoint", "task", "levels", "role") if any(key in p.label for p in self.parts)]
         scaled = any("normalised" in part.statistics for part in self.parts)
-        table = _table(title, *keys, "games", *COLUMNS, *(["normalised"] if scaled else []))
+        true = [name for name in ("true",) if all(name in part.statistics for part in self.parts)]
+        table = _table(title, *keys, "games", *COLUMNS, *(["normalised"] if scaled else []), *true)
         for part in self.parts:
             label = [f"{part.label.get(key, '')}" for key in keys]
             s, share = part.statistics["game"], part.statistics.get("normalised")
             more = [f"{share['mean']:.3f}" if share else ""] if scaled else []
+            more += [f"{part.statistics[name]['mean']:.2f}" for name in true]
             table.add_row(*label, f"{s['n']:.0f}", *_cells(s), *more)
         return table
 
@@ -178,9 +212,9 @@ def _table(title: str, *columns: str) -> Table:
     return table
 
 
-def _cells(s: dict[str, float]) -> list[str]:
-    mean, sd, median, low, high = (f"{s[key]:.2f}" for key in ("mean", "sd", "median", "min", "max"))
-    return [mean, f"{s['ci_low']:.2f} to {s['ci_high']:.2f}", sd, median, low, high]
+def _cells(s: dict[str, float], digits: int = 2) -> list[str]:
+    mean, sd, median, low, high = (f"{s[key]:.{digits}f}" for key in ("mean", "sd", "median", "min", "max"))
+    return [mean, f"{s['ci_low']:.{digits}f} to {s['ci_high']:.{digits}f}", sd, median, low, high]
 
 
 def _split_means(parts: Sequence[Part], means: Sequence[Sequence[float]], prefix: str) -> dict[str, float]:

@@ -13,6 +13,7 @@ from bestiary.config import make_pool
 from bestiary.console import note
 from bestiary.envs import canonical
 from bestiary.envs.pool import Pool
+from bestiary.envs.rewards import bare
 from bestiary.errors import UserError
 from bestiary.options import suggest
 from bestiary.runs import checkpoints
@@ -51,7 +52,7 @@ def film(
     if attention and not getattr(agent, "attends", False):
         raise UserError(f"{run.path}: its agent has no attention to draw; --agent iam --agent.dset attention has")
     streams = np.random.SeedSequence([config.training.seed, 2, seed]).spawn(2)
-    pool = make_pool([config.envs[task]], config.env_options, 1, streams[0], render=True)
+    pool = make_pool([config.envs[task]], config.env_options, 1, streams[0], render=True, rewards=config.rewards)
     pictures: list[np.ndarray] = []
     earned = [0.0]  # a game
     try:
@@ -89,7 +90,7 @@ def attention_map(weights: np.ndarray, agent: Any, pool: Pool) -> tuple[np.ndarr
     if shape is not None:
         cells, box = shares.reshape(shape[1:]), _seen_by_cells(agent.torso, pool.observation_spec["image"].shape)
     else:
-        places = getattr(pool, "input_cells", None)  # [D,2]: row and column that an input is about
+        places = getattr(bare(pool), "input_cells", None)  # [D,2]: row and column that an input is about
         if places is None:
             raise UserError(f"{pool.tasks[0]}: its inputs have no place in the picture, so attention cannot be drawn")
         cells, box = np.zeros(places.max(axis=0) + 1), EVERYWHERE

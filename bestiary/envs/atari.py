@@ -4,6 +4,8 @@ EnvPool steps the emulator; the rest is done here, on whole batches: stacking fr
 lives, counting the time limit, and merging the steps nobody decided (a new game after a game over, FIRE after a lost life)
 into the step before them, so that an agent never sees one.
 
+Asked to `watch`, it also measures what rewards are made of: what was pressed, lives, and what a game's RAM tells of it.
+
 A pool can be saved when the emulator draws no random numbers while playing (no sticky actions): a game is then its start
 (the environment's seed, the how-manyeth game) and the actions since, and loading replays those.
 """
@@ -14,8 +16,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from bestiary.envs.observations import Flicker, FrameStack
+from bestiary.envs import riverraid
+from bestiary.envs.observations import Flicker, FrameStack, Noise
 from bestiary.envs.pool import check_actions, first_step, spawn_seeds
+from bestiary.envs.rewards import SCALAR, Component
 from bestiary.errors import RunError, UserError
 from bestiary.options import option, suggest
 from bestiary.rollout import ActionSpec, Arrays, ArraySpec, Step
@@ -57,6 +61,13 @@ MINIMAL_ACTIONS = {
 }
 
 
+COMPONENTS = {  # of every game
+    "score": Component("points scored in the step"),
+    "fire": Component("1 where FIRE was pressed, alone or with a direction", (0, 1)),
+    "lives_lost": Component("1 where a life was lost, the last one included", (0, 1)),
+}
+
+
 def games() -> list[str]:
     """The names of all games whose ROM is there."""
     from envpool.atari.registration import atari_game_list
@@ -92,16 +103,25 @@ class AtariPool:
         flicker_mode: str = option(
             "frame", "what is blank: the newest frame, or all that is seen", choices=("frame", "stack")
         )
+        noise: float = option(0.0, "deviation of the noise on every pixel, in steps of its 256", low=0, high=256)
         time_limit: int = option(27_000, "decisions after which a game is cut off", low=1)
+        force_start: bool = option(False, "Riverraid: the plane flies when a game begins, not once the player acts")
+        stall: int = option(
+            0,
+            "decisions without a score (Riverraid: with a halted plane) after which a game is cut off (0: never)",
+            low=0,
+        )
 
     default_steps: ClassVar[int] = 10_000_000
 
     def __init__(
         self, name: str, num_envs: int, seed: int | np.random.SeedSequence, options: Options, render: bool = False
     ):
-        self.num_envs, self.options = num_envs, options
+        self.num_envs, self.options, self.game = num_envs, options, name
         self.tasks: tuple[str, ...] = (f"atari/{name}",)
         self.frames_per_step = options.frame_skip
+        if options.force_start and name != "Riverraid":
+            raise UserError(f"--force-start: is for Riverraid; {name} does not wait for its player")
         self.action_spec = ActionSpec(action_names(name, options.full_actions))
         channels = options.frame_stack * (1 if options.gray else 3)
         self.observation_spec = {"image": ArraySpec((channels, *options.frame_size), "uint8")}
@@ -120,32 +140,45 @@ class AtariPool:
         self.lives = np.zeros(num_envs, np.int32)
         self.games = np.zeros(num_envs, np.int64)  # started so far
         self.age = np.zeros(num_envs, np.int64)  # decisions in the running game
+        self.idle = np.zeros(num_envs, np.int64)  # decisions without progress
+        self.components: dict[str, Component] = {}  # what is measured for rewards, once somebody watches
+        self.presses_fire = np.array(["FIRE" in action for action in self.action_spec.names])
+        self.pressed = np.zeros(num_envs, np.int64)  # the last actions
+        self.ram = np.zeros((num_envs, 128), np.uint8)  # after the last decisions
         self.played = np.zeros(num_envs, np.int64)  # actions in the running game, those nobody decided included
         self.actions = np.zeros((num_envs, 4096), np.uint8)  # of the running game; grows
         seeds = spawn_seeds(seed, num_envs)
+        self.noise = Noise(options.noise, seeds)
         self.flicker = Flicker(options.flicker, options.flicker_mode, seeds)
         self.env = _make_envpool(name, num_envs, seeds, options, render)
 
+    def watch(self) -> None:
+        """From the next reset on, measure what rewards are made of, too."""
+        self.components = {**COMPONENTS, **(riverraid.COMPONENTS if self.game == "Riverraid" else {})}
+        self.measures_spec |= dict.fromkeys(self.components, SCALAR)
+
     def reset(self) -> Step:
         frame, info = self._start_games(self.ids)
-        self.lives = info["lives"].copy()
+        self.lives, self.ram = info["lives"].copy(), info["ram"]
         everyone = np.ones(self.num_envs, bool)
         image, blank = self._see(frame, everyone)
-        return first_step({"image": image}, {"score": np.zeros(self.num_envs, np.float32), "ram": info["ram"], **blank})
+        nothing = {name: np.zeros(self.num_envs, np.float32) for name in ("score", *self.components)}
+        return first_step({"image": image}, {**nothing, "ram": info["ram"], **blank})
 
     def _see(self, frame: np.ndarray, first: np.ndarray) -> tuple[np.ndarray, Arrays]:
         """What the agent sees of new frames, and which are blank, where any can be."""
-        blank = self.flicker.draw()
+        blank, frame = self.flicker.draw(), self.noise.frame(frame, self.ids)
         image = self.flicker.stack(self.stack.push(self.flicker.frame(frame, blank), first), blank)
         return image, {"blank": blank.astype(np.float32)} if "blank" in self.measures_spec else {}
 
     def _foresee(self, rows: np.ndarray, frame: np.ndarray) -> np.ndarray:
         """What the agent would have seen next of games that are cut off."""
-        blank = self.flicker.draw(np.isin(self.ids, rows))[rows]
+        blank, frame = self.flicker.draw(np.isin(self.ids, rows))[rows], self.noise.frame(frame, rows)
         return self.flicker.stack(self.stack.peek(rows, self.flicker.frame(frame, blank)), blank)
 
     def send(self, actions: np.ndarray) -> None:
-        self._send(check_actions(actions, self.action_spec, self.num_envs), self.ids)
+        self.pressed = check_actions(actions, self.action_spec, self.num_envs)
+        self._send(self.pressed, self.ids)
 
     def recv(self) -> Step:
         frame, reward, _, _, info = self.env.recv()
@@ -153,6 +186,9 @@ class AtariPool:
         over = info["terminated"].astype(bool)
         lost = (info["lives"] < self.lives) & ~over
         at_limit = self.age == self.options.time_limit
+        if self.options.stall:
+            at_limit |= self._stalled(reward, info["ram"])
+        watched = self._measure(reward, info["ram"], over | lost) if self.components else {}
         if self.fire is not None and (lost & ~at_limit).any():
             self._press_fire(np.flatnonzero(lost & ~at_limit), frame, reward, over, info)
         ended = over | lost if self.options.life_ends else over
@@ -163,7 +199,7 @@ class AtariPool:
             rows = np.flatnonzero(game_over)
             frame[rows], first = self._start_games(rows)
             info["lives"][rows], info["ram"][rows] = first["lives"], first["ram"]
-        self.lives = info["lives"].copy()
+        self.lives, self.ram = info["lives"].copy(), info["ram"]
         score, done = reward.astype(np.float32), game_over | ended
         image, blank = self._see(frame, done)
         return Step(
@@ -173,9 +209,25 @@ class AtariPool:
             truncated=cut,
             game_over=game_over,
             task=np.zeros(self.num_envs, np.int64),
-            measures={"score": score.copy(), "ram": info["ram"], **blank},
+            measures={**watched, "score": score.copy(), "ram": info["ram"], **blank},
             final=final,
         )
+
+    def _measure(self, reward: np.ndarray, ram: np.ndarray, lost: np.ndarray) -> Arrays:
+        """The components of a decision, before any step that nobody decided follows it."""
+        found = {
+            "fire": self.presses_fire[self.pressed].astype(np.float32),
+            "lives_lost": lost.astype(np.float32),
+        }
+        if self.game == "Riverraid":
+            found |= riverraid.measure(self.ram, ram, reward, lost)
+        return found
+
+    def _stalled(self, reward: np.ndarray, ram: np.ndarray) -> np.ndarray:
+        """Which games have made no progress for too long."""
+        still = ram[:, riverraid.WAITING] == riverraid.HALTED if self.game == "Riverraid" else reward == 0
+        self.idle = np.where(still, self.idle + 1, 0)
+        return self.idle >= self.options.stall
 
     def _send(self, actions: np.ndarray, ids: np.ndarray) -> None:
         if self.played.max() == self.actions.shape[1]:
@@ -196,7 +248,7 @@ class AtariPool:
         """A new game for some rows: their first frames, and what is known of them."""
         frame, info = self.env.reset(rows.astype(np.int32))
         self.games[rows] += 1
-        self.age[rows] = self.played[rows] = 0
+        self.age[rows] = self.played[rows] = self.idle[rows] = 0
         opening = [self.noop] * self.fixed_noops
         if self.fixed_noops and self.fire is not None:
             opening.append(self.fire)
@@ -208,7 +260,22 @@ class AtariPool:
                 raise RunError(
                     f"{self.tasks[0]}: a life was lost during {self.options.noops} no-ops; use fewer --noops"
                 )
+        if self.options.force_start:
+            self._fly(rows, frame, info)
         return frame, info
+
+    def _fly(self, rows: np.ndarray, frame: np.ndarray, info: Any) -> None:
+        """River Raid scrolls its first picture in, then waits: no-ops until it waits, then one step of FIRE."""
+        waiting = np.flatnonzero(info["ram"][:, riverraid.WAITING])
+        for _ in range(100):
+            if not len(waiting):
+                return
+            halted = info["ram"][waiting, riverraid.WAITING] == riverraid.HALTED
+            self._send(np.where(halted, self.action_spec.names.index("FIRE"), self.noop), rows[waiting])
+            frame[waiting], _, _, _, after = self.env.recv()
+            info["lives"][waiting], info["ram"][waiting] = after["lives"], after["ram"]
+            waiting = waiting[after["ram"][:, riverraid.WAITING] != 0]
+        raise RunError(f"{self.tasks[0]}: the plane could not be made to fly (--force-start)")
 
     def render(self) -> list[np.ndarray]:
         return [self.env.render(env_ids=np.array([i]))[0] for i in self.ids]
@@ -226,6 +293,9 @@ class AtariPool:
             "lives": self.lives.copy(),
             "stack": self.stack.frames.copy(),
             "flicker": self.flicker.streams.state.copy(),
+            "noise": self.noise.count.copy(),
+            "idle": self.idle.copy(),
+            "ram": self.ram.copy(),
         }
 
     def load(self, state: Arrays) -> None:
@@ -239,6 +309,8 @@ class AtariPool:
             self._send(state["actions"][starts[rows] + t], rows)
             self.env.recv()
         self.age, self.lives, self.stack.frames = (state[name].copy() for name in ("age", "lives", "stack"))
+        if "ram" in state:  # not in runs of before there were components
+            self.idle, self.ram, self.noise.count = (state[name].copy() for name in ("idle", "ram", "noise"))
         self.flicker.streams.state = state["flicker"].copy()
 
     def close(self) -> None:

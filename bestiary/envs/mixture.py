@@ -30,7 +30,12 @@ class MixturePool:
         self.task = np.arange(num_envs) % count
         first = self.pools[0]
         self.observation_spec, self.action_spec = first.observation_spec, first.action_spec
-        self.measures_spec, self.frames_per_step = first.measures_spec, first.frames_per_step
+        self.frames_per_step = first.frames_per_step
+        self.measures_spec = {  # what all of them measure
+            name: spec
+            for name, spec in first.measures_spec.items()
+            if all(pool.measures_spec.get(name) == spec for pool in self.pools)
+        }
         check_alike(self.tasks, self.pools)
         self.saveable = all(pool.saveable for pool in self.pools)
 
@@ -118,8 +123,8 @@ def check_alike(tasks: Sequence[str], pools: Sequence[Pool]) -> None:
                 f"{tasks[0]} and {name} cannot be played by one agent: the one has the actions "
                 f"{' '.join(first.action_spec.names)}, the other {' '.join(pool.action_spec.names)}"
             )
-        if pool.frames_per_step != first.frames_per_step or pool.measures_spec != first.measures_spec:
-            raise UserError(f"{tasks[0]} and {name} count frames or measures differently: they cannot be one run")
+        if pool.frames_per_step != first.frames_per_step:
+            raise UserError(f"{tasks[0]} and {name} count frames differently: they cannot be one run")
 
 
 def shapes(pool: Pool) -> str:

@@ -36,6 +36,27 @@ class Flicker:
         )
 
 
+class Noise:
+    """Adds noise to every pixel, normal with some deviation in steps of its 256: a worse camera.
+
+    Each environment has random numbers of its own: its seed and the count of its frames make a new generator every time."""
+
+    def __init__(self, deviation: float, seeds: list[int]):
+        self.deviation, self.seeds = deviation, seeds
+        self.count = np.zeros(len(seeds), np.int64)  # frames that each environment has had
+
+    def frame(self, frame: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """Frames [M,C,H,W] of some rows [M]."""
+        if self.deviation == 0:
+            return frame
+        noisy = frame.astype(np.float32)
+        for place, row in enumerate(rows):
+            generator = np.random.Generator(np.random.Philox(key=self.seeds[row], counter=[0, 0, 0, self.count[row]]))
+            noisy[place] += self.deviation * generator.standard_normal(frame.shape[1:], np.float32)
+        self.count[rows] += 1
+        return noisy.round().clip(0, 255).astype(np.uint8)
+
+
 class FrameStack:
     """The last `depth` frames of each environment along the channel axis, oldest first.
 

@@ -23,6 +23,7 @@ import numpy as np
 
 from bestiary.envs.observations import FrameStack, VectorStack
 from bestiary.envs.pool import check_actions, first_step
+from bestiary.envs.rewards import SCALAR, Component
 from bestiary.envs.warehouse_kernel import EMPTY, Rules, State, advance, observe, restart
 from bestiary.envs.warehouse_picture import Scene, draw, write
 from bestiary.errors import UserError
@@ -69,6 +70,17 @@ MEMORY = replace(
     reward_scale=0.25,
     time_limit=96,
 )
+COMPONENTS = {  # of one step; those of a collected item are tied to each other
+    "collected": Component("items that the robot collected", (0, 1, 1, 1, 1)),
+    "expired": Component("items that vanished because nobody came", (0, 1, 2)),
+    "oldest_first": Component("1 where the collected item was the oldest there", (0, 0, 0, 1, 1), "collected"),
+    "age_share": Component(
+        "age of the collected item, as a share of the oldest one's", (0, 0.5, 0.5, 1, 1), "collected"
+    ),
+    "left_half": Component("items collected to the left of the middle", (0, 0, 1, 0, 1), "collected"),
+    "on_shelf": Component("1 while the robot stands in a shelf's cell", (0, 1)),
+    "moved": Component("1 where the robot is in another cell than before", (0, 1)),
+}
 VARIANTS = {"warehouse": PAPER, "warehouse:mini": MINI, "warehouse:memory": MEMORY}
 
 
@@ -135,6 +147,12 @@ class WarehousePool:
             streams=np.array([s.generate_state(1, np.uint64)[0] for s in sequence.spawn(num_envs)], np.uint64),
         )
         self.sent: np.ndarray | None = None
+        self.components: dict[str, Component] = {}  # what is measured for rewards, once somebody watches
+
+    def watch(self) -> None:
+        """From the next reset on, measure what rewards are made of, too."""
+        self.components = COMPONENTS
+        self.measures_spec |= dict.fromkeys(COMPONENTS, SCALAR)
 
     def reset(self) -> Step:
         restart(self.rules, self.state, np.arange(self.num_envs))
@@ -149,7 +167,9 @@ class WarehousePool:
         assert self.sent is not None, "recv without send"
         kind, n = self.options.observation, self.num_envs
         reward, collected, expired = np.zeros((3, n), np.float32)
+        before = (self.state.robots.copy(), self.state.ages.copy()) if self.components else None
         advance(self.rules, self.state, self.sent, reward, collected, expired)
+        watched = self._measure(*before, collected) if before is not None else {}
         self.sent = None
         frame, final = self.frame.take(self.state), {}
         truncated = self.state.clocks == self.world.time_limit
@@ -165,9 +185,25 @@ class WarehousePool:
             truncated=truncated,
             game_over=truncated.copy(),
             task=np.zeros(n, np.int64),
-            measures={"collected": collected, "expired": expired},
+            measures={"collected": collected, "expired": expired, **watched},
             final=final,
         )
+
+    def _measure(self, robots: np.ndarray, ages: np.ndarray, collected: np.ndarray) -> Arrays:
+        """The other components of a step, from the robots [N] and ages [N,S] before it."""
+        slots = self.rules.slots[self.state.robots]  # -1: no shelf
+        there = collected > 0
+        age = np.where(there, ages[np.arange(self.num_envs), slots] + 1, 0)  # when it was collected
+        eldest = ages.max(axis=1) + 1
+        left = self.state.robots % self.world.size[1] < self.world.size[1] // 2
+        found = {
+            "oldest_first": there & (age == eldest),
+            "age_share": age / np.maximum(eldest, 1),
+            "left_half": there & left,
+            "on_shelf": slots >= 0,
+            "moved": self.state.robots != robots,
+        }
+        return {name: values.astype(np.float32) for name, values in found.items()}
 
     @property
     def ages(self) -> np.ndarray:

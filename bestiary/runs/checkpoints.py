@@ -8,6 +8,8 @@
         manifest.json              size and SHA-256 of the files above; written last
     checkpoints/latest             a link to the newest
     checkpoints/best               a link to the one that validation liked most
+    checkpoints/best-trained       where a run has a reward of its own: to the one whose games had the best trained return,
+    checkpoints/best-true          and to the one whose games had the best true return
 
 A checkpoint is written to a folder `.saving-...` beside its place, flushed to the disk, and renamed. Nothing here is
 pickled: opening a checkpoint runs no code.
@@ -32,6 +34,7 @@ from torch import Tensor
 from bestiary.errors import UserError
 from bestiary.rollout import Arrays
 
+BESTS = ("best", "best-trained", "best-true")  # links to checkpoints that are kept
 FILES = ("model.safetensors", "optimizer.safetensors", "actor.safetensors", "state.json")
 
 
@@ -131,7 +134,7 @@ def remove_old(folder: Path, ladder: int, marks: Iterable[int] = (), newest: int
     """Keep the newest checkpoints, the best, the first at or after each of `marks` and, every `ladder` steps, the first at or
     after that many; remove the others."""
     found = checkpoints(folder)
-    keep, rung = {c.steps for c in found[-newest:]} | {best(folder)}, -1
+    keep, rung = {c.steps for c in found[-newest:]} | {best(folder, name) for name in BESTS}, -1
     for mark in marks:
         keep |= {c.steps for c in found if c.steps >= mark and not any(mark <= d.steps < c.steps for d in found)}
     for checkpoint in found:
@@ -146,9 +149,9 @@ def remove_old(folder: Path, ladder: int, marks: Iterable[int] = (), newest: int
             shutil.rmtree(going, ignore_errors=True)
 
 
-def best(folder: Path) -> int | None:
-    """The steps of the checkpoint that validation liked most."""
-    found = folder / "best"
+def best(folder: Path, name: str = "best") -> int | None:
+    """The steps of the checkpoint that validation liked most, or of another of BESTS."""
+    found = folder / name
     return int(found.resolve().name) if found.is_dir() else None
 
 

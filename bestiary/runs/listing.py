@@ -12,6 +12,7 @@ from bestiary.agents.torsos import TORSOS
 from bestiary.algorithms import ALGORITHMS
 from bestiary.console import duration, short, stdout
 from bestiary.envs import atari, procgen, toy
+from bestiary.envs.rewards import NAMED, RewardedPool, Rewards, fitting
 from bestiary.errors import UserError
 from bestiary.runs.checkpoints import checkpoints
 from bestiary.runs.folder import Run
@@ -76,6 +77,22 @@ def _preset_names() -> dict[str, str]:
     return {name: path.read_text().splitlines()[0].removeprefix("# ") for name, path in presets().items()}
 
 
+def _reward_names(env: str) -> dict[str, str]:
+    """Of one environment: its components, then the named rewards that mean something there."""
+    from bestiary.envs import canonical, make
+
+    if not env:
+        raise UserError("rewards of which environment? For example: bestiary list rewards atari/Riverraid")
+    pool = RewardedPool(make(canonical(env)), Rewards(true=None, trained="alive=1"))
+    pool.close()
+    names = {f"{name}=WEIGHT": component.about for name, component in pool.components.items()}
+    for name in fitting(pool.components, pool.tasks[0]):
+        reward = NAMED[name]
+        written = f"{name}:STRENGTH" + ("" if reward.base is None else f"[:BASE={reward.base:g}]")
+        names[written] = reward.about
+    return names | {"path/to/file.py:name": "your own function of the measures (docs/rewards.md)"}
+
+
 LISTS = {
     "envs": _env_names,
     "torsos": lambda: {name: _first_line(part) for name, part in TORSOS.items()},
@@ -85,11 +102,15 @@ LISTS = {
     "algorithms": lambda: {name: _first_line(part) for name, part in ALGORITHMS.items()},
     "presets": _preset_names,
     "zoo": lambda: {name: "valid wherever a RUN is" for name in zoo.names()},
+    "rewards": dict,  # of an environment
 }
 
 
 def show_list(what: str, containing: str) -> None:
-    names = {name: text for name, text in LISTS[what]().items() if containing.lower() in name.lower()}
+    if what == "rewards":
+        names = _reward_names(containing)
+    else:
+        names = {name: text for name, text in LISTS[what]().items() if containing.lower() in name.lower()}
     if not names:
         raise UserError(f"no {what} with {containing} in the name")
     width = max(map(len, names))

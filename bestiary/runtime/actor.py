@@ -147,6 +147,6 @@ class Actor:
         self.pool.load(below("pool."))
         self.state = tuple(torch.from_numpy(arrays[f"memory.{i}"]).to(self.device) for i in range(len(self.state)))
         self.actions = arrays["actions"]
-        self.counter.sums = {name: array.copy() for name, array in below("count.").items()}
+        self.counter.sums |= {name: array.copy() for name, array in below("count.").items()}
         reward, done, truncated, task = (arrays[f"newest.{name}"] for name in ("reward", "done", "truncated", "task"))
         self._begin_rollout(Step(below("observation."), reward, done, truncated, done, task, below("measures.")))

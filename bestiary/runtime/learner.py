@@ -14,6 +14,7 @@ from torch import Tensor
 
 from bestiary.agents.agent import Agent, Output, State
 from bestiary.algorithms.algorithm import Algorithm
+from bestiary.algorithms.schedules import SCHEDULES
 from bestiary.errors import RunError
 from bestiary.rollout import Inputs, Rollout
 from bestiary.runtime.devices import autocast
@@ -113,9 +114,9 @@ class Learner:
         return Gradient(gradient, {"loss": loss.total.detach(), **loss.sums}, moments)
 
     def learning_rate(self) -> float:
-        """Linear to zero over the run's total steps, or constant."""
+        """Of the next update, from what it is at the start and the schedule over the run's total steps."""
         options = self.algorithm.options
-        return options.lr * (1 - self.progress if options.schedule == "linear" else 1.0)
+        return options.lr * SCHEDULES[options.schedule](self.progress)
 
     @property
     def progress(self) -> float:

@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from types import TracebackType
 from typing import Any
@@ -20,13 +20,15 @@ from bestiary.runs import checkpoints
 from bestiary.runs.folder import Run
 from bestiary.runs.loggers import make_loggers
 from bestiary.runs.tables import Table
-from bestiary.runtime.episodes import Played, short_name
+from bestiary.runtime.alarm import Alarm
+from bestiary.runtime.episodes import Played, return_name, short_name
 from bestiary.runtime.interrupts import Interrupts
 from bestiary.runtime.learner import Learner
 from bestiary.runtime.load import bound_by
 from bestiary.runtime.progress import TrainingProgress
 from bestiary.runtime.validation import Validator
 
+ENOUGH_GAMES = 20  # whose mean return says how good a checkpoint is
 FAILED_SAVES = 3  # in a row, before a run whose disk refuses to write stops
 
 
@@ -52,7 +54,11 @@ class Session:
         )
         self.validator, self.best = validator, past.get("best")  # the best score so far
         self.validated_at = past.get("validated_at", learner.steps)
-        self.tasks = {name: Played(**past["tasks"].get(name, {})) for name in pool.tasks}
+        self.channels = config.rewards.channels
+        self.tasks = {name: Played(**past["tasks"].get(name, {}), channels=self.channels) for name in pool.tasks}
+        self.alarms = self._make_alarms(past.get("alarms", {}))
+        self.bests: dict[str, float] = past.get("bests", {})  # mean return of the best games so far, trained and true
+        self.judged = past.get("judged", 0)  # fiftieths of the run after which that was asked
         self.logged, self.seconds_before = past["logged"], past["seconds"]
         self.interval: list[dict[str, float]] = past.get("interval", [])  # metrics of the updates since the last row
         self.loggers = make_loggers(config, run.path, learner.steps)
@@ -89,9 +95,10 @@ class Session:
         for episode in episodes:
             if episode.game_over:
                 self.tasks[episode.task].add(episode)
+                self._listen(episode)
         self.speed.append((time.monotonic(), self.learner.steps))
         try:
-            self.episodes.write([_episode_row(e) for e in episodes])
+            self.episodes.write([_episode_row(e, self.channels) for e in episodes])
             if self.learner.steps // self.config.training.log_every > self.logged:
                 self.logged = self.learner.steps // self.config.training.log_every
                 self._write_row()
@@ -100,6 +107,7 @@ class Session:
         bound = "{}: {}".format(*bound_by(load, self.learner.algorithm.larger_batches)) if load else ""
         self.progress.show(self.learner.steps, self.sps, self.earned(), bound)
         self._validate_if_due()
+        self._keep_the_best()
         self._save_if_due()
 
     @property
@@ -109,14 +117,20 @@ class Session:
         return (after - before) / (now - then) if now > then else 0.0
 
     def earned(self) -> str:
-        """The mean return of the last games, for each task: games of different scales have no common mean."""
+        """The mean return of the last games, for each task: games of different scales have no common mean. Where it is not the
+        environment's own reward that is trained on, the true one beside it."""
         games = sum(task.games for task in self.tasks.values())
         if games == 0:
             return "no game finished yet"
         if len(self.tasks) == 1:
-            return f"return {next(iter(self.tasks.values())).mean_return:.2f} ({games} games)"
-        known = {name: task.mean_return for name, task in self.tasks.items() if task.games}
-        return f"{games} games: " + ", ".join(f"{short_name(name)} {mean:.4g}" for name, mean in known.items())
+            task = next(iter(self.tasks.values()))
+            true = " true ".join(["", *(f"{mean:.2f}" for mean in task.true_returns().values())])
+            return f"{'trained' if self.channels else 'return'} {task.mean_return:.2f}{true} ({games} games)"
+        known = {
+            name: [task.mean_return, *task.true_returns().values()] for name, task in self.tasks.items() if task.games
+        }
+        words = {name: " true ".join(f"{mean:.4g}" for mean in means) for name, means in known.items()}
+        return f"{games} games: " + ", ".join(f"{short_name(name)} {text}" for name, text in words.items())
 
     def _write_row(self) -> None:
         merge = {name: np.max if name.startswith("max_") else np.mean for name in self.interval[0]}
@@ -141,6 +155,12 @@ class Session:
         """return and game_length; of several tasks, TASK/return and so on; of a critic that normalises, TASK/mu, TASK/sigma."""
         columns: dict[str, float] = {}
         for name, task in self.tasks.items():
+            if self.channels:
+                place = "" if len(self.tasks) == 1 else f"{name}/"
+                returns = {"trained_return": task.mean_return, **task.true_returns()}
+                columns |= {place + column: value for column, value in returns.items()}
+                alarms = [alarm for (task_, _), alarm in self.alarms.items() if task_ == name]
+                columns |= {f"{place}alarms": sum(alarm.fired for alarm in alarms)} if alarms else {}
             if len(self.tasks) == 1:
                 columns |= {"return": task.mean_return, "game_length": task.mean_length}
             else:
@@ -151,6 +171,43 @@ class Session:
             for name, mu, sigma in zip(self.tasks, critic.mu.tolist(), critic.sigma.tolist(), strict=True):
                 columns |= {f"{name}/mu": mu, f"{name}/sigma": sigma}
         return columns
+
+    def _make_alarms(self, past: dict[str, Any]) -> dict[tuple[str, str], Alarm]:
+        """One for each task and true reward."""
+        training = self.config.training
+        if not training.alarm_games:
+            return {}
+        pairs = [(task, channel) for task in self.tasks for channel in self.channels]
+        state = {(task, channel): past.get(f"{task} {channel}", {}) for task, channel in pairs}
+        return {pair: Alarm(training.alarm_games, training.alarm_windows, **state[pair]) for pair in pairs}
+
+    def _listen(self, episode: Episode) -> None:
+        """Let the alarms know of a game; the first time that one fires, say so."""
+        for channel in self.channels if self.alarms else ():
+            alarm, game = self.alarms[episode.task, channel], episode.game_measures
+            if alarm.add(game["trained"], game[channel]) and alarm.fired == 1:
+                warn(
+                    f"alarm at step {episode.step}: over the last {len(alarm.recent)} games of {episode.task} the trained "
+                    f"return rises while {return_name(channel)} falls (t {alarm.trends[0]:.1f} and {alarm.trends[1]:.1f}); "
+                    "it reads the true reward, which nobody has who trains on a stand-in for it"
+                )
+
+    def _keep_the_best(self) -> None:
+        """After each fiftieth of the run, keep the checkpoint if its last games were the best so far, trained or true."""
+        now = 50 * self.learner.steps // self.total
+        if not self.channels or len(self.tasks) > 1 or now == self.judged or self.learner.skipped_in_a_row:
+            return
+        self.judged, played = now, next(iter(self.tasks.values()))
+        if len(played.recent) < ENOUGH_GAMES:
+            return
+        means = {"trained": played.mean_return, "true": played.true_returns()["true_return"]}
+        better = [name for name, mean in means.items() if name not in self.bests or mean > self.bests[name]]
+        if better:
+            self.bests |= {name: means[name] for name in better}
+            self.save()
+        for name in better:
+            if self.saved_steps == self.learner.steps:
+                checkpoints.link(self.run.path / "checkpoints" / f"best-{name}", f"{self.saved_steps:012d}")
 
     def _validate_if_due(self) -> None:
         """At the first update at or after each multiple of --valid-every, and at the end."""
@@ -204,6 +261,9 @@ class Session:
                     "validation": self.validations.rows,
                 },
                 "best": self.best,
+                "bests": self.bests,
+                "judged": self.judged,
+                "alarms": {f"{task} {channel}": alarm.state() for (task, channel), alarm in self.alarms.items()},
                 "validated_at": self.validated_at,
                 "tasks": {
                     name: {"games": task.games, "recent": list(task.recent)} for name, task in self.tasks.items()
@@ -259,12 +319,14 @@ class Session:
                 logger.close()
 
 
-def _episode_row(episode: Episode) -> dict[str, Any]:
+def _episode_row(episode: Episode, channels: Sequence[str] = ()) -> dict[str, Any]:
     row = asdict(episode)
-    measures = row.pop("measures")
+    measures, game = row.pop("measures"), row.pop("game_measures")
     row = {"return" if key == "ret" else key: value for key, value in row.items()}
     row["game_over"] = int(row["game_over"])
-    return {**row, **measures}
+    rewards = ("trained", *channels) if channels else ()
+    row |= {return_name(name): measures.pop(name) for name in rewards}
+    return {**row, **{f"game_{return_name(name)}": game[name] for name in rewards}, **measures}
 
 
 def resume_note(run: Run) -> None:

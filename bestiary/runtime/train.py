@@ -9,9 +9,12 @@ import torch
 
 from bestiary.agents.agent import Agent, count_parameters
 from bestiary.algorithms.algorithm import Algorithm, updates
-from bestiary.config import Config, Training, group_key
-from bestiary.console import note
+from bestiary.algorithms.clipping import complaints, fitting_scale
+from bestiary.config import Config, Training, group_key, make_pool
+from bestiary.console import note, warn
+from bestiary.envs.mixture import MixturePool
 from bestiary.envs.pool import Pool
+from bestiary.envs.rewards import RewardedPool
 from bestiary.errors import UserError
 from bestiary.runs import checkpoints
 from bestiary.runs.checkpoints import Checkpoint
@@ -20,6 +23,7 @@ from bestiary.runs.loggers import check_loggers
 from bestiary.runtime import local, serial
 from bestiary.runtime.actor import Actor
 from bestiary.runtime.devices import check_device, choose_device, placement
+from bestiary.runtime.episodes import return_name
 from bestiary.runtime.interrupts import Interrupted
 from bestiary.runtime.learner import Learner
 from bestiary.runtime.probe import choose_group_size, usual_group_size
@@ -36,7 +40,10 @@ def start(config: Config, place: Place = Place()) -> Run:
     check_loggers(config)
     check_validation(config)
     check_device(config)
-    describe(config)  # builds everything once, so that what cannot be built is refused before a folder is made
+    pool, agent = _build_once(config)  # what cannot be built is refused before a folder is made
+    if not config.rewards.plain:
+        note(reward_lines(config, pool, agent))
+        _warn_of_the_clip(config)
     if config.training.init_from is not None:
         note(_check_source(config))
     if "critic" in config.parts and config.parts["critic"].name == "popart" and len(config.envs) == 1:
@@ -235,6 +242,40 @@ def settle(run: Run) -> None:
         pool.close()
 
 
+def _warn_of_the_clip(config: Config) -> None:
+    """What of the trained reward nobody could learn."""
+    if config.rewards.trained is None:
+        return
+    options = config.parts["algo"].options
+    mode, scale = getattr(options, "reward", "none"), getattr(options, "reward_scale", None) or 1.0
+    for name in config.envs:
+        pool = make_pool([name], config.env_options, 1, 0, rewards=config.rewards)
+        pool.close()
+        assert isinstance(pool, RewardedPool)
+        for line in complaints(pool.trained, pool.components, mode, scale):
+            fitting = fitting_scale(pool.trained, pool.components)
+            warn(
+                f"--reward {config.rewards.trained}, times {scale:g} and clipped ({mode}): {line}. "
+                f"--algo.reward-scale {fitting:g} or --algo.reward none would keep it apart"
+            )
+
+
+def reward_lines(config: Config, pool: Pool, agent: Agent) -> str:
+    """What is trained on, what is only watched, and what the agent sees of it."""
+    options = config.parts["algo"].options
+    pool = pool.pools[0] if isinstance(pool, MixturePool) else pool
+    assert isinstance(pool, RewardedPool)
+    mode, scale = getattr(options, "reward", "none"), getattr(options, "reward_scale", None) or 1.0
+    clip = {"none": "not clipped", "abs_one": "clipped to [-1,1]"}.get(mode, mode)
+    seen = "the last trained one, clamped to [-1,1]" if getattr(agent, "sees_reward", False) else "none"
+    lines = [
+        f"{'reward':<12} trained on {pool.trained}, times {scale:g}, {clip}",
+        *(f"{'':<12} watched as {return_name(name)}: {reward}" for name, reward in pool.true.items()),
+        f"{'':<12} seen by the agent: {seen} (--agent.inputs)",
+    ]
+    return "\n".join(lines)
+
+
 def _check_source(config: Config) -> str:
     """What will be taken over from another run; refuses one whose agent does not fit."""
     assert config.training.init_from is not None
@@ -243,14 +284,21 @@ def _check_source(config: Config) -> str:
     return take_over(config.make_agent(pool), pool, open_run(config.training.init_from))
 
 
+def _build_once(config: Config) -> tuple[Pool, Agent]:
+    pool = config.make_pool(1, 0)
+    try:
+        return pool, config.make_agent(pool)
+    finally:
+        pool.close()
+
+
 def describe(config: Config) -> str:
     """What the config builds, in a few lines: observation, actions, parts and their parameter counts."""
-    pool = config.make_pool(1, 0)
-    agent = config.make_agent(pool)
-    pool.close()
+    pool, agent = _build_once(config)
     seen = ", ".join(f"{kind} {s.dtype}{list(s.shape)}" for kind, s in pool.observation_spec.items())
     lines = [
         f"environment  {', '.join(config.envs)}: {seen}; {pool.action_spec.n} actions",
+        *([] if config.rewards.plain else [reward_lines(config, pool, agent)]),
         *(f"{kind:<12} {part.name}" for kind, part in config.parts.items()),
         *(f"  {name:<10} {count_parameters(module):>12,} parameters" for name, module in agent.named_children()),
         f"  {'all':<10} {count_parameters(agent):>12,} parameters",

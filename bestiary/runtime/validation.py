@@ -19,6 +19,7 @@ from bestiary.config import Config, make_pool
 from bestiary.console import note, warn
 from bestiary.envs.mixture import task_name
 from bestiary.envs.procgen import normalised, overlap, with_levels, with_mode
+from bestiary.envs.rewards import PLAIN, Rewards
 
 USUAL = 1_000_000  # steps between validations, where only their levels were given
 MAX_STEPS = 27_000
@@ -32,6 +33,7 @@ class Validator:
     episodes: int
     greedy: bool
     seed: int
+    rewards: Rewards = PLAIN
 
     def validate(self, agent: Agent, steps: int, stop: Callable[[], bool]) -> tuple[list[dict[str, Any]], float | None]:
         """A row for each task, and the score: the mean over the tasks where returns can be compared, else None.
@@ -41,7 +43,7 @@ class Validator:
         parts = []
         for task, name in enumerate(self.names):
             streams = np.random.SeedSequence([self.seed, 3, task]).spawn(2)
-            pool = make_pool([name], self.options, min(32, self.episodes), streams[0])
+            pool = make_pool([name], self.options, min(32, self.episodes), streams[0], rewards=self.rewards)
             draws = int(streams[1].generate_state(1)[0])
             played, given_up = play_games(
                 frozen,
@@ -72,6 +74,7 @@ def make_validator(config: Config) -> Validator | None:
         training.valid_episodes,
         training.valid_greedy,
         training.seed,
+        config.rewards,
     )
 
 
@@ -82,7 +85,7 @@ def check_validation(config: Config) -> None:
     if validator is None:
         return
     for name in validator.names:
-        make_pool([name], validator.options, 1, 0).close()
+        make_pool([name], validator.options, 1, 0, rewards=config.rewards).close()
     if not has_score(validator.names):
         note("note: these tasks' returns have no common scale, so validation keeps no checkpoint as `best`")
     trained = getattr(config.env_options, "levels", "all")

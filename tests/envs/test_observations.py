@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bestiary.envs.observations import FrameStack, VectorStack
+from bestiary.envs.observations import FrameStack, Noise, VectorStack
 
 
 class SlowStack:
@@ -105,3 +105,25 @@ def test_stacked_vectors_are_newest_first_and_zero_before_an_episode(
         handed_out.append((stack.push(vector, first), expected))
         for given_out, then in handed_out:
             np.testing.assert_array_equal(given_out, then)
+
+
+def test_noise_is_each_environments_own_and_comes_again_with_the_count() -> None:
+    frames = np.full((3, 1, 40, 40), 128, np.uint8)
+    one, other = Noise(10, [5, 6, 7]), Noise(10, [5, 6, 7])
+    first = one.frame(frames, np.arange(3))
+    assert abs(float(first.std()) - 10) < 0.5
+    assert abs(float(first.mean()) - 128) < 0.5
+    assert len({row.tobytes() for row in first}) == 3
+    alone = other.frame(frames[1:2], np.array([1]))
+    assert (alone[0] == first[1]).all()  # whatever the others do
+    second = one.frame(frames, np.arange(3))
+    assert not (second == first).all()
+    other.count = np.array([1, 1, 1])
+    assert (other.frame(frames, np.arange(3)) == second).all()
+    assert Noise(0, [1]).frame(frames, np.arange(3)) is frames
+    extremes = Noise(60, [1]).frame(
+        np.array([0, 255], np.uint8).reshape(1, 1, 1, 2).repeat(500, 2), np.zeros(1, np.int64)
+    )
+    assert extremes[..., 0].min() == 0  # clipped, not wrapped around
+    assert extremes[..., 0].mean() < 40
+    assert extremes[..., 1].mean() > 215

@@ -54,6 +54,7 @@ class SlowCounter:
             game_over=bool(step.game_over[i]),
             env=i,
             measures={name: sum(float(s.measures[name][i]) for s in self.life) for name in ("score", "lives")},
+            game_measures={name: sum(float(s.measures[name][i]) for s in self.game) for name in ("score", "lives")},
         )
         self.life = []
         self.game = [] if step.game_over[i] else self.game

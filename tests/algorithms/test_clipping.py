@@ -1,0 +1,100 @@
+"""What clipping leaves of the published proxies: the table of how little, and the warnings about it."""
+
+import numpy as np
+import pytest
+import torch
+
+from bestiary.algorithms.clipping import complaints, fitting_scale, learnt, usual_steps
+from bestiary.algorithms.rewards import squash
+from bestiary.algorithms.schedules import SCHEDULES
+from bestiary.envs.atari import COMPONENTS as ATARI
+from bestiary.envs.rewards import GENERIC, make_reward
+from bestiary.envs.riverraid import COMPONENTS
+
+KNOWN = {**GENERIC, **ATARI, **COMPONENTS}
+
+
+def reward(text: str):
+    return make_reward(text, KNOWN, "atari/Riverraid")
+
+
+def seen(text: str, scale: float = 1.0, **values: float) -> float:
+    """What is learnt from in a step with these components, clipped."""
+    steps = {name: np.array([values.get(name, 0.0)]) for name in ("score", "fuel_shot", "alive", "bullet", "moved")}
+    steps["off_center"], steps["alive"] = np.array([values.get("off_center", 0.0)]), np.ones(1)
+    return float(learnt(reward(text), steps, "abs_one", scale)[0])
+
+
+@pytest.mark.parametrize(("f", "expected"), [(0, 0), (0.01, 0.8), (0.0125, 1), (1, 1), (10, 1), (100, 1)])
+def test_fuel_clipped(f: float, expected: float) -> None:
+    assert seen(f"fuel:{f}", score=80, fuel_shot=1) == pytest.approx(expected)
+    assert seen(f"fuel:{f}", score=30) == 1
+
+
+@pytest.mark.parametrize(("p", "expected"), [(0, 1), (9, 1), (10, 0), (11, -1), (20, -1)])
+def test_pacifist_and_smooth_clipped(p: float, expected: float) -> None:
+    for name, component in (("pacifist", "bullet"), ("smooth", "moved")):
+        assert seen(f"{name}:{p}") == 1
+        assert seen(f"{name}:{p}", **{component: 1}) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("distance", "expected"), [(0, 1), (13, 1), (15, -1), (34, -1)])
+def test_center_clipped_is_a_band(distance: int, expected: float) -> None:
+    assert seen("center:1", off_center=distance**2) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "hidden"),
+    [
+        ("fuel:10", "fuel_shot=720 makes no difference"),
+        ("fuel:0.5", "fuel_shot=-40 makes no difference"),
+        ("fuel:0", "of 5 different rewards that a step can bring, 2 are left"),
+        ("pacifist:9", "bullet=-9 makes no difference"),
+        ("pacifist:10", ""),
+        ("pacifist:20", "bullet=-20 is learnt from just as if its weight were larger"),
+        ("smooth:5", "moved=-5 makes no difference"),
+        ("smooth:11", "moved=-11 is learnt from just as if its weight were larger"),
+        ("center:1", "different rewards that a step can bring"),
+        ("bullet=1", ""),
+    ],
+)
+def test_what_the_clip_hides_is_said(text: str, hidden: str) -> None:
+    found = " ".join(complaints(reward(text), KNOWN, "abs_one", 1.0))
+    assert hidden in found
+    assert bool(found) == bool(hidden)
+    assert complaints(reward(text), KNOWN, "none", 1.0) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "scale"),
+    [("fuel:10", 1 / 800), ("pacifist:20", 0.1), ("smooth:10", 0.1), ("center:1", 1 / 47.8), ("bullet=0.5", 1.0)],
+)
+def test_the_fitting_scale_lets_everything_through(text: str, scale: float) -> None:
+    found = fitting_scale(reward(text), KNOWN)
+    assert found == pytest.approx(scale, rel=1e-5)
+    assert complaints(reward(text), KNOWN, "abs_one", found) == []
+
+
+def test_nothing_is_claimed_where_nothing_is_known() -> None:
+    unknown = make_reward("reward=3,bullet=-1", KNOWN, "atari/Riverraid")
+    assert usual_steps(unknown, KNOWN) is None
+    assert fitting_scale(unknown, KNOWN) == 1
+    assert complaints(unknown, KNOWN, "abs_one", 1.0) == []
+
+
+def test_the_scale_comes_before_the_clip() -> None:
+    assert squash(torch.tensor([-300.0, 5.0, 40.0]), "abs_one", 0.1).tolist() == [-1, 0.5, 1]
+    assert squash(torch.tensor([40.0]), "none", 0.5).tolist() == [20]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("constant", [1, 1, 1, 1, 1, 1]),
+        ("linear", [1, 0.95, 0.8, 0.5, 0.25, 0]),
+        ("halving", [1, 1 / 2, 1 / 2, 1 / 8, 1 / 16, 1 / 32]),
+        ("staggered", [1 / 2, 1 / 2, 1 / 4, 1 / 16, 1 / 32 * 0.25 / 0.3, 0]),
+    ],
+)
+def test_schedules(name: str, expected: list[float]) -> None:
+    assert [SCHEDULES[name](p) for p in (0, 0.05, 0.2, 0.5, 0.75, 1)] == pytest.approx(expected)

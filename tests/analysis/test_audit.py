@@ -1,0 +1,105 @@
+"""Audits and exports of small real runs, and the transition on returns made for it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import bestiary
+from bestiary.analysis.audit import Level, together, transition
+from bestiary.cli import run_command
+from bestiary.runs.folder import Run
+from bestiary.runs.tables import read_columns
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
+    """Two sizes, paid for standing at shelves, and one run that is paid for what it collects."""
+    folder = tmp_path_factory.mktemp("audited")
+    options: dict[str, Any] = {
+        "runtime": "serial",
+        "steps": 3_200,
+        "save_every": 1_600,
+        "num_envs": 16,
+        "batch_size": 16,
+        "group_size": 16,
+    }
+    proxy = {"reward": "on_shelf=1", "true_reward": "collected=1", **options}
+    made = [
+        bestiary.train("warehouse", run_dir=str(folder / f"w{width}"), **{**proxy, "torso.width": width})
+        for width in (4, 16)
+    ]
+    return [*made, bestiary.train("warehouse", run_dir=str(folder / "plain"), memory="gru", **options)]
+
+
+def test_an_audit_end_to_end(runs: list[Run], capsys: pytest.CaptureFixture[str]) -> None:
+    small, large, plain = (str(run.path) for run in runs)
+    words = [small, large, "--trusted", plain, "--episodes", "3", "--checkpoints", "all", "--out", "found"]
+    assert run_command(["audit", *words]) == 0
+    for name in ("audit.csv", "audit.json", "size.png", "steps.png", "distances.png"):
+        assert (Path("found") / name).stat().st_size > 200
+    table = read_columns(Path("found/audit.csv"))
+    assert len(table["run"]) == sum(len(run.checkpoints) for run in runs[:2])
+    assert len(set(table["parameters"])) == 2
+    assert (table["fully_connected"] < table["parameters"]).all()
+    assert (table["trained"] >= table["true"]).all()  # who collects stands at a shelf
+    assert ((table["js_max"] >= table["js_mean"]) & (table["js_mean"] > 0) & (table["js_max"] <= 1)).all()
+    found = json.loads(Path("found/audit.json").read_text())
+    assert found["protocol"]["trusted"] == "plain"
+    assert "trained and true" in capsys.readouterr().out
+    assert run_command(["audit", small, "--out", "found"]) == 2  # it exists
+
+
+def test_nobody_is_far_from_themselves(runs: list[Run]) -> None:
+    plain = str(runs[2].path)
+    words = [plain, "--trusted", plain, "--episodes", "2", "--out", "self", "--true-reward", "expired=-1"]
+    assert run_command(["audit", *words]) == 0
+    table = read_columns(Path("self/audit.csv"))
+    assert table["kl_max"] == pytest.approx(0, abs=1e-6)
+    assert table["tv_max"] == pytest.approx(0, abs=1e-6)
+    assert table["true"] < 0
+
+
+def test_an_export_is_what_was_played(runs: list[Run]) -> None:
+    words = [str(runs[0].path), "--rollouts", "3", "--length", "120", "--out", "r.npz"]
+    assert run_command(["export", *words]) == 0
+    found = np.load("r.npz", allow_pickle=False)
+    assert found["observation.vector"].shape == (120, 3, 73)
+    assert found["logits"].shape == (120, 3, 4)
+    np.testing.assert_array_equal(found["reward"], found["measure.on_shelf"])
+    np.testing.assert_array_equal(found["measure.true"], found["measure.collected"])
+    shelves = found["observation.vector"][1:, :, :49].argmax(-1)  # where the robot was after the decision before
+    row, column = np.divmod(shelves, 7)
+    at_wall = (row % 6 == 0) | (column % 6 == 0)
+    went_on = ~found["done"][1:]
+    np.testing.assert_array_equal(found["reward"][:-1][went_on], at_wall[went_on].astype(np.float32))
+    log_probs = found["logits"] - np.log(np.exp(found["logits"]).sum(-1, keepdims=True))
+    chosen = np.take_along_axis(log_probs, found["action"][..., None], -1)[..., 0]
+    np.testing.assert_allclose(found["log_prob"], chosen, atol=1e-5)
+    assert json.loads(str(found["protocol"]))["rewards"] == {"trained": "on_shelf=1", "true": "collected=1"}
+    assert run_command(["export", *words]) == 2  # it exists
+    assert run_command(["export", *words[:-1], "r.pkl"]) == 2
+
+
+def level(x: float, trained: float, true: float, seed: int = 0, n: int = 20) -> Level:
+    rng = np.random.default_rng([seed, int(x)])
+    return Level(x, trained + rng.normal(size=n), true + rng.normal(size=n))
+
+
+def test_the_transition_is_the_largest_drop_that_is_sure() -> None:
+    rising = [level(1, 1, 1), level(2, 3, 3), level(4, 5, 5)]
+    assert transition(rising) is None
+    assert transition([*rising, level(8, 7, 3.5), level(16, 9, -3)]) == 16
+    assert transition([*rising, level(8, 7, 1), level(16, 9, 0.9)]) == 8
+    assert transition([*rising, level(8, 1, 1)]) is None  # what is trained on drops as well
+    assert transition([level(1, 5, 5), level(2, 5, 4.9)]) is None
+    assert transition([]) is None
+
+
+def test_correlations() -> None:
+    x = np.array([1.0, 2.0, 3.0, 4.0])
+    assert together(x, x**3)["spearman"] == pytest.approx(1)
+    assert together(x, -2 * x)["pearson"] == pytest.approx(-1)
+    assert np.isnan(together(x, np.ones(4))["pearson"])
