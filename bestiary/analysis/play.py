@@ -1,17 +1,61 @@
 """A trained agent playing, outside of any training."""
 
-import itertools
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from bestiary.agents.agent import Agent, Output
+from bestiary.agents.agent import Agent, Output, State
 from bestiary.envs.pool import Pool
 from bestiary.rollout import Inputs, Step
 
 
-@torch.no_grad()
+@dataclass
+class Moment:
+    """A step of a pool, and all that an agent had when it came: enough to ask what it would have made of another one."""
+
+    step: Step
+    inputs: Inputs  # [1,N]
+    state: State  # of the memory, before
+    output: Output
+
+
+class Player:
+    """An agent in front of a pool: it carries its memory and decides. What is then done may be decided by others."""
+
+    def __init__(
+        self, agent: Agent, num_envs: int, *, greedy: bool, seed: int, task: int = 0, carry: int | None = None
+    ):
+        """`task` is what the pool's first task was in the training; with `carry`, the memory begins anew after so many
+        steps."""
+        self.agent, self.num_envs, self.greedy, self.task, self.carry = agent, num_envs, greedy, task, carry
+        self.generator = torch.Generator().manual_seed(seed)
+        self.state = agent.initial_state(num_envs)
+        self.actions = np.zeros(num_envs, np.int64)  # the last ones
+        self.seen = 0
+
+    @torch.no_grad()
+    def see(self, step: Step) -> Moment:
+        if self.carry is not None and self.seen % self.carry == 0:
+            self.state = self.agent.initial_state(self.num_envs)
+        self.seen += 1
+        inputs = Inputs.of(step, self.actions)
+        inputs.task = inputs.task + self.task
+        before = self.state
+        output, self.state = self.agent(inputs, before)
+        return Moment(step, inputs, before, output)
+
+    def decide(self, output: Output) -> np.ndarray:
+        chosen = output.distribution.mode() if self.greedy else output.distribution.sample(self.generator)
+        return chosen[0].numpy()
+
+    def act(self, pool: Pool, actions: np.ndarray) -> Step:
+        self.actions = actions
+        pool.send(actions)
+        return pool.recv()
+
+
 def play(
     agent: Agent, pool: Pool, *, greedy: bool, seed: int, task: int = 0, carry: int | None = None
 ) -> Iterator[tuple[Step, Output]]:
@@ -19,18 +63,9 @@ def play(
 
     Memory is carried and reset as in training; with `carry`, it begins anew after so many steps, too. `task` is what the
     pool's first task was in the training."""
-    generator = torch.Generator().manual_seed(seed)
-    state = agent.initial_state(pool.num_envs)
-    actions = np.zeros(pool.num_envs, np.int64)
+    player = Player(agent, pool.num_envs, greedy=greedy, seed=seed, task=task, carry=carry)
     step = pool.reset()
-    for t in itertools.count():
-        if carry is not None and t % carry == 0:
-            state = agent.initial_state(pool.num_envs)
-        inputs = Inputs.of(step, actions)
-        inputs.task = inputs.task + task
-        output, state = agent(inputs, state)
+    while True:
+        output = player.see(step).output
         yield step, output
-        chosen = output.distribution.mode() if greedy else output.distribution.sample(generator)
-        actions = chosen[0].numpy()
-        pool.send(actions)
-        step = pool.recv()
+        step = player.act(pool, player.decide(output))
