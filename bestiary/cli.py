@@ -25,7 +25,8 @@ USAGE = """bestiary COMMAND ...
   train ENV                train a new agent: bestiary train atari/Pong
   resume RUN               go on with a run that was stopped, killed or is to go further
   eval RUN                 play whole games with a trained agent and report returns
-  movie RUN                film a trained agent
+  movie RUN...             film trained agents, one or side by side
+  look WHAT RUN...         saliency, attention, filters, actions: what is going on inside
   compare RUN RUN...       learning curves with bands over seeds, a table, CSV
   study FILE               many runs from one file (a grid, variants, seeds), then table, curves and a page
   runs                     the runs below a folder
@@ -176,33 +177,78 @@ def _eval(argv: list[str]) -> None:
 
 
 def _movie(argv: list[str]) -> None:
-    from bestiary.analysis.movie import film
+    from bestiary.analysis.movie import film, film_together
+    from bestiary.runs.folder import open_run
 
-    parser = command_parser("movie", "Film a trained agent: the environment's own picture, as GIF or MP4.")
-    add_run(parser)
+    parser = command_parser(
+        "movie", "Film trained agents: the environment's own picture, as GIF or MP4; several side by side."
+    )
+    add_run(parser, nargs="+")
     parser.add_argument("--out", metavar="FILE", help="play.gif or play.mp4 (default: in the run folder's movies/)")
-    parser.add_argument("--length", metavar="STEPS", default="2000", help="at most so many steps (default 2000)")
+    parser.add_argument("--length", metavar="STEPS", help="at most so many steps (default 2000; with --saliency 200)")
     parser.add_argument("--fps", metavar="FLOAT", help="pictures a second (default: about the game's own speed)")
     parser.add_argument("--overwrite", action="store_true", help="replace an existing file")
     parser.add_argument("--env", metavar="ENV", help="which of several tasks to film (default: the first)")
     parser.add_argument("--attention", action="store_true", help="draw where the agent looks over the picture")
+    parser.add_argument(
+        "--saliency", action="store_true", help="paint what would change the agent's mind, a panel each"
+    )
+    parser.add_argument("--density", metavar="INT", help="saliency: pixels between two patches (default 4)")
+    parser.add_argument(
+        "--same-actions", action="store_true", help="one game, which the first agent plays and the others watch"
+    )
     add_player(parser)
     if scripted := [word for word in argv if word.startswith("scripted:")]:
         raise UserError(f"{scripted[0]}: scripted players are evaluated (bestiary eval), not filmed")
-    a, run, options = parse_with_env(parser, argv)
-    path = film(
-        run.with_env(options),
-        attention=a.attention,
-        out=a.out,
-        length=number("--length", a.length, 1),
-        checkpoint=which_checkpoint(a.checkpoint, run),
-        greedy=a.greedy,
-        seed=number("--seed", a.seed),
-        fps=frame_rate(a.fps) if a.fps else 0,
-        overwrite=a.overwrite,
-        env=a.env,
-    )
+    a, first, options = parse_with_env(parser, argv)
+    if a.density and not a.saliency:
+        raise UserError(f"--density {a.density}: is for --saliency")
+    runs = [first, *(open_run(word, a.trust_code) for word in a.run[1:])]
+    together = len(runs) > 1 or a.saliency
+    if together and a.attention:
+        raise UserError("--attention: of one agent, without --saliency; bestiary look attention shows every head")
+    if a.same_actions and len(runs) == 1:
+        raise UserError("--same-actions: needs two runs or more")
+    if together and a.out is None:
+        raise UserError("--out: where to? Several panels belong to no run folder: --out compare.gif")
+    common = {
+        "checkpoint": which_checkpoint(a.checkpoint, first),
+        "greedy": a.greedy,
+        "seed": number("--seed", a.seed),
+        "fps": frame_rate(a.fps) if a.fps else 0,
+        "overwrite": a.overwrite,
+        "env": a.env,
+    }
+    length = number("--length", a.length, 1) if a.length else None
+    runs = [run.with_env(options) for run in runs]
+    if together:
+        density = number("--density", a.density, 1) if a.density else 4
+        path = film_together(
+            runs,
+            out=a.out,
+            length=length,
+            same_actions=a.same_actions,
+            saliency=a.saliency,
+            density=density,
+            **common,
+        )
+    else:
+        path = film(runs[0], attention=a.attention, out=a.out, length=length or 2_000, **common)
     print(f"movie: {path}")
+
+
+def _look(argv: list[str]) -> None:
+    from bestiary.lenses import LENSES
+    from bestiary.options import suggest
+
+    if not argv or argv[0] in ("-h", "--help"):
+        print("bestiary look WHAT RUN...\n\n" + "\n".join(f"  {name:<12}{text}" for name, (_, text) in LENSES.items()))
+        if not argv:
+            raise UserError("look at what? For example: bestiary look saliency runs/latest")
+        return
+    if argv[0] not in LENSES:
+        raise UserError(f"look {argv[0]}: there is {', '.join(LENSES)}{suggest(argv[0], LENSES)}")
+    LENSES[argv[0]][0](argv[1:])
 
 
 def _compare(argv: list[str]) -> None:
@@ -312,6 +358,7 @@ COMMANDS = {
     "resume": _resume,
     "eval": _eval,
     "movie": _movie,
+    "look": _look,
     "compare": _compare,
     "study": _study,
     "runs": _runs,

@@ -29,8 +29,10 @@ def fully_connected(inputs: int, widths: Sequence[int]) -> nn.Sequential:
 
 
 def scaled(image: Tensor, mean: Tensor | None = None) -> Tensor:
-    """uint8 [B,C,H,W] -> float in [0,1], less the mean picture [C,H,W], in the memory layout that convolutions like."""
-    x = image.contiguous(memory_format=torch.channels_last).float()
+    """uint8 [B,C,H,W] -> float in [0,1], less the mean picture [C,H,W], in the memory layout that convolutions like.
+
+    Floats in [0,255] do as well: what a lens changed about a picture need not be whole numbers."""
+    x = image.contiguous(memory_format=torch.channels_last).to(torch.float32, copy=True)
     return (x if mean is None else x.sub_(mean)).mul_(1 / 255)
 
 
@@ -184,8 +186,9 @@ class MLP(nn.Module):
 
 
 def flatten_all(observation: Tensors) -> Tensor:
-    """All observations side by side in the order of their names, [B,D]; bytes scaled to [0,1]."""
-    parts = [x.float() / 255 if x.dtype == torch.uint8 else x for _, x in sorted(observation.items())]
+    """All observations side by side in the order of their names, [B,D]; pictures and other bytes scaled to [0,1]."""
+    scale = {kind for kind, x in observation.items() if kind == "image" or x.dtype == torch.uint8}
+    parts = [x.float() / 255 if kind in scale else x for kind, x in sorted(observation.items())]
     return torch.cat([part.flatten(1) for part in parts], dim=1) if len(parts) > 1 else parts[0].flatten(1)
 
 

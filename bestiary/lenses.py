@@ -1,0 +1,104 @@
+"""`bestiary look WHAT RUN...`: the command lines of the lenses; each parses and calls one function of `analysis/`."""
+
+from typing import Any
+
+from bestiary.arguments import (
+    Parser,
+    add_player,
+    add_run,
+    command_parser,
+    frame_rate,
+    number,
+    parse_with_env,
+    quantity,
+    which_checkpoint,
+)
+from bestiary.errors import UserError
+
+
+def _saliency(argv: list[str]) -> None:
+    from bestiary.analysis.look_saliency import COLORS, OUTPUTS, Look, look_saliency
+    from bestiary.analysis.saliency import Method
+
+    parser = command_parser(
+        "look saliency", "What would change the agent's mind, painted over a game: red its policy, green its value."
+    )
+    add_run(parser)
+    _add_game(parser, "pong.gif, pong.mp4 or pong.png; pong.npz with the scores goes beside it", 300)
+    parser.add_argument("--density", metavar="INT", default="2", help="pixels from one patch to the next (default 2)")
+    parser.add_argument("--radius", metavar="FLOAT", default="2", help="of a patch, in pixels (default 2)")
+    parser.add_argument("--output", choices=sorted(OUTPUTS), default="both", help="what is painted (default both)")
+    parser.add_argument(
+        "--mode",
+        choices=("occlude", "searchlight"),
+        default="occlude",
+        help="blur the patch, or all but it (default occlude)",
+    )
+    parser.add_argument(
+        "--distance",
+        choices=("logits", "kl"),
+        default="logits",
+        help="between policies: of logits, squared and halved, or KL (default logits)",
+    )
+    parser.add_argument(
+        "--scale",
+        choices=("absolute", "quantile"),
+        default="absolute",
+        help="the same score has the same colour in all frames, or the highest tenth of each frame is coloured",
+    )
+    parser.add_argument("--colors", choices=sorted(COLORS), default="red-green", help="of policy and value")
+    parser.add_argument(
+        "--full",
+        nargs=2,
+        metavar=("POLICY", "VALUE"),
+        help="scores at full colour, to compare movies (default: the 95th percentile of the frames' highest)",
+    )
+    add_player(parser)
+    a, run, options = parse_with_env(parser, argv)
+    run = _of_a_run(run, a).with_env(options)
+    density, radius = number("--density", a.density, 1), quantity("--radius", a.radius, 0.1, 100)
+    full = tuple(quantity("--full", text, 0, 1e12) for text in a.full) if a.full else (None, None)
+    path = look_saliency(
+        run,
+        method=Method(density, radius, a.mode, a.distance),
+        look=Look(a.output, a.scale, a.colors, (full[0], full[1])),
+        **_game(a, run),
+    )
+    print(f"saliency: {path}")
+
+
+def _add_game(parser: Parser, files: str, length: int) -> None:
+    """What lenses on a game have in common."""
+    parser.add_argument("--out", metavar="FILE", help=f"{files} (default: in the run folder's looks/)")
+    parser.add_argument("--start", metavar="STEPS", default="0", help="begin at this step of the game (default 0)")
+    parser.add_argument(
+        "--length", metavar="STEPS", default=str(length), help=f"at most so many steps (default {length})"
+    )
+    parser.add_argument("--fps", metavar="FLOAT", help="pictures a second (default: about the game's own speed)")
+    parser.add_argument("--overwrite", action="store_true", help="replace existing files")
+    parser.add_argument("--env", metavar="ENV", help="which of several tasks (default: the first)")
+
+
+def _game(a: Any, run: Any) -> dict[str, Any]:
+    return {
+        "out": a.out,
+        "start": number("--start", a.start),
+        "length": number("--length", a.length, 1),
+        "checkpoint": which_checkpoint(a.checkpoint, run),
+        "greedy": a.greedy,
+        "seed": number("--seed", a.seed),
+        "fps": frame_rate(a.fps) if a.fps else 0,
+        "overwrite": a.overwrite,
+        "env": a.env,
+    }
+
+
+def _of_a_run(run: Any, a: Any) -> Any:
+    if run is None:
+        raise UserError(f"{a.run}: a script has no inside to look into; name a run folder")
+    return run
+
+
+LENSES = {
+    "saliency": (_saliency, "where a change of the picture would change policy or value"),
+}
