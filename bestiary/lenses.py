@@ -67,6 +67,85 @@ def _saliency(argv: list[str]) -> None:
     print(f"saliency: {path}")
 
 
+def _actions(argv: list[str]) -> None:
+    from bestiary.analysis.actions import look_actions
+    from bestiary.runs.folder import open_run
+
+    parser = command_parser(
+        "look actions", "How often agents do what: bars with their deviation over games, and a CSV."
+    )
+    add_run(parser, nargs="+")
+    _add_figure(parser)
+    parser.add_argument("--episodes", metavar="INT", default="50", help="games of each task (default 50)")
+    parser.add_argument("--num-envs", metavar="INT", default="32", help="environments at once (default 32)")
+    parser.add_argument("--max-steps", metavar="INT", default="27k", help="give a game up after so many (default 27k)")
+    add_player(parser)
+    a, first, options = parse_with_env(parser, argv)
+    first = _of_a_run(first, a)
+    runs = [first, *(open_run(word, a.trust_code) for word in a.run[1:])]
+    look_actions(
+        [run.with_env(options) for run in runs],
+        out=_figure(a, runs, "actions.png"),
+        episodes=number("--episodes", a.episodes, 1),
+        checkpoint=which_checkpoint(a.checkpoint, first),
+        greedy=a.greedy,
+        seed=number("--seed", a.seed),
+        num_envs=number("--num-envs", a.num_envs, 1),
+        max_steps=number("--max-steps", a.max_steps, 1),
+        overwrite=a.overwrite,
+    )
+
+
+def _filters(argv: list[str]) -> None:
+    from bestiary.analysis.filters import MATCHES, look_filters
+    from bestiary.runs.folder import open_run
+
+    parser = command_parser(
+        "look filters",
+        "How far apart convolutions are over training: the first run and each other one, or each and itself.",
+    )
+    add_run(parser, nargs="+")
+    _add_figure(parser)
+    parser.add_argument(
+        "--points", metavar="INT", default="10", help="checkpoints of each run, first to last (default 10)"
+    )
+    parser.add_argument(
+        "--match",
+        choices=MATCHES,
+        default="index",
+        help="which kernels belong together: by index, so that the distance is least, or so by whole filters",
+    )
+    parser.add_argument("--between", choices=("runs", "time"), default="runs", help="what is compared (default runs)")
+    parser.add_argument("--frames", metavar="INT", default="256", help="for CKA, of a game (default 256; 0: no CKA)")
+    parser.add_argument("--seed", metavar="INT", default="0", help="of that game (default 0)")
+    a = parser.parse_strictly(argv)
+    runs = [open_run(word, a.trust_code) for word in a.run]
+    frames = number("--frames", a.frames)
+    if frames == 1:
+        raise UserError("--frames 1: one frame aligns with anything; give more, or 0")
+    look_filters(
+        runs,
+        out=_figure(a, runs, "filters.png"),
+        points=number("--points", a.points, 1),
+        match=a.match,
+        between=a.between,
+        frames=frames,
+        seed=number("--seed", a.seed),
+        overwrite=a.overwrite,
+    )
+
+
+def _add_figure(parser: Parser) -> None:
+    parser.add_argument(
+        "--out", metavar="FILE", help="figure, with a CSV beside it (default: in the run folder; of several runs, here)"
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace existing files")
+
+
+def _figure(a: Any, runs: list[Any], name: str) -> str | None:
+    return a.out or (name if len(runs) > 1 else None)
+
+
 def _add_game(parser: Parser, files: str, length: int) -> None:
     """What lenses on a game have in common."""
     parser.add_argument("--out", metavar="FILE", help=f"{files} (default: in the run folder's looks/)")
@@ -101,4 +180,6 @@ def _of_a_run(run: Any, a: Any) -> Any:
 
 LENSES = {
     "saliency": (_saliency, "where a change of the picture would change policy or value"),
+    "filters": (_filters, "how far apart the convolutions of agents are, over training"),
+    "actions": (_actions, "how often agents do what"),
 }

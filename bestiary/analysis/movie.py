@@ -79,11 +79,11 @@ def film_together(
     density: int = 4,
 ) -> Path:
     """Several agents side by side. Each plays a game of its own; or, with `same_actions`, all watch the one that the first
-    plays (or that the `script` says). With `saliency`, what would change each agent's mind is painted over its panel, and the first
-    panel is the plain game. Who is over first stays on its last picture."""
+    plays (or that the `script` says). With `saliency`, what would change each agent's mind is painted over its panel, and
+    the first panel is the plain game. Who is over first stays on its last picture."""
     path, length = check_output(out, overwrite), length or (200 if saliency else 2_000)
     same_actions = same_actions or script is not None
-    shows = []
+    shows: list[Show] = []
     for k, run in enumerate(runs):
         stage = open_stage(run, checkpoint=checkpoint, env=env, seed=seed, like=runs[0] if same_actions else None)
         if k and same_actions:

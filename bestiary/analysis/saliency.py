@@ -128,8 +128,8 @@ class Saliency:
         try:
             self.whole_numbers = False
             outputs = [self.agent(inputs, state)[0], self._ask(frame.unsqueeze(0).clone(), inputs, state)]
-            logits, values = ([o.distribution.logits for o in outputs], [o.value for o in outputs])
-            return torch.allclose(*logits, rtol=1e-3, atol=1e-4) and torch.allclose(*values, rtol=1e-3, atol=1e-4)
+            pairs = ([o.distribution.logits for o in outputs], [o.value for o in outputs])
+            return all(torch.allclose(one, other, rtol=1e-3, atol=1e-4) for one, other in pairs)
         except (RuntimeError, TypeError, ValueError):
             return False
 
