@@ -257,6 +257,25 @@ def add_player(parser: Parser) -> None:
     parser.add_argument("--seed", metavar="INT", default="0", help="of environments and decisions (default 0)")
 
 
+def add_replay(parser: Parser) -> None:
+    parser.add_argument("--replay", metavar="FILE", help="a recorded game instead of a new one: recordings/NAME.json")
+    parser.add_argument("--game", metavar="INT", help="which of its games, a line of NAME.csv (default 0)")
+
+
+def which_replay(a: argparse.Namespace) -> Any:
+    """The recording and the game that were asked for; None where none was."""
+    from bestiary.runs.recordings import open_recording
+
+    if a.replay is None:
+        if a.game is not None:
+            raise UserError(f"--game {a.game}: is for --replay")
+        return None
+    if a.greedy or a.sample:
+        raise UserError("--replay: what is done was recorded; --greedy and --sample do not apply")
+    recording = open_recording(a.replay)
+    return recording, recording.game(number("--game", a.game) if a.game else 0)
+
+
 def which_checkpoint(text: str | None, run: Any) -> int | None:
     """Steps, or `best`: the one that validation liked most."""
     from bestiary.runs.checkpoints import best

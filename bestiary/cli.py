@@ -8,6 +8,7 @@ from pathlib import Path
 from bestiary import __version__
 from bestiary.arguments import (
     add_player,
+    add_replay,
     add_run,
     command_parser,
     frame_rate,
@@ -17,6 +18,7 @@ from bestiary.arguments import (
     parse_with_env,
     part_of_axis,
     which_checkpoint,
+    which_replay,
 )
 from bestiary.errors import RunError, UserError
 
@@ -142,6 +144,9 @@ def _eval(argv: list[str]) -> None:
         metavar="INT",
         help="the memory begins anew after so many steps, also within games (0: as many as an unroll of the training)",
     )
+    parser.add_argument(
+        "--record", action="store_true", help="write down every decision, for bestiary movie --replay (recordings/)"
+    )
     add_player(parser)
     a, run, options = parse_with_env(parser, argv)
     numbers = {
@@ -151,10 +156,10 @@ def _eval(argv: list[str]) -> None:
     }
     episodes = number("--episodes", a.episodes, 1) if a.episodes is not None else None
     if run is None:
-        if a.greedy or a.sample or a.checkpoint or a.checkpoints or a.levels or a.trust_code or a.carry:
+        if a.greedy or a.sample or a.checkpoint or a.checkpoints or a.levels or a.trust_code or a.carry or a.record:
             raise UserError(
-                f"{a.run}: --greedy, --sample, --checkpoint, --checkpoints, --levels, --carry and --trust-code are for "
-                "trained agents"
+                f"{a.run}: --greedy, --sample, --checkpoint, --checkpoints, --levels, --carry, --record and --trust-code are "
+                "for trained agents"
             )
         if len(a.env) > 1:
             raise UserError(f"--env {' '.join(a.env)}: a scripted player plays one environment at a time")
@@ -172,6 +177,7 @@ def _eval(argv: list[str]) -> None:
         greedy=a.greedy,
         episodes=episodes,
         carry=number("--carry", a.carry) if a.carry else None,
+        record=a.record,
         **numbers,
     ).show()
 
@@ -197,6 +203,7 @@ def _movie(argv: list[str]) -> None:
     parser.add_argument(
         "--same-actions", action="store_true", help="one game, which the first agent plays and the others watch"
     )
+    add_replay(parser)
     add_player(parser)
     if scripted := [word for word in argv if word.startswith("scripted:")]:
         raise UserError(f"{scripted[0]}: scripted players are evaluated (bestiary eval), not filmed")
@@ -218,6 +225,7 @@ def _movie(argv: list[str]) -> None:
         "fps": frame_rate(a.fps) if a.fps else 0,
         "overwrite": a.overwrite,
         "env": a.env,
+        "replay": which_replay(a),
     }
     length = number("--length", a.length, 1) if a.length else None
     runs = [run.with_env(options) for run in runs]

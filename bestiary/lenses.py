@@ -5,6 +5,7 @@ from typing import Any
 from bestiary.arguments import (
     Parser,
     add_player,
+    add_replay,
     add_run,
     command_parser,
     frame_rate,
@@ -12,6 +13,7 @@ from bestiary.arguments import (
     parse_with_env,
     quantity,
     which_checkpoint,
+    which_replay,
 )
 from bestiary.errors import UserError
 
@@ -156,6 +158,7 @@ def _add_game(parser: Parser, files: str, length: int) -> None:
     parser.add_argument("--fps", metavar="FLOAT", help="pictures a second (default: about the game's own speed)")
     parser.add_argument("--overwrite", action="store_true", help="replace existing files")
     parser.add_argument("--env", metavar="ENV", help="which of several tasks (default: the first)")
+    add_replay(parser)
 
 
 def _game(a: Any, run: Any) -> dict[str, Any]:
@@ -169,6 +172,7 @@ def _game(a: Any, run: Any) -> dict[str, Any]:
         "fps": frame_rate(a.fps) if a.fps else 0,
         "overwrite": a.overwrite,
         "env": a.env,
+        "replay": which_replay(a),
     }
 
 

@@ -17,10 +17,11 @@ from bestiary import __version__
 from bestiary.analysis import paint
 from bestiary.analysis.files import MOVIES, STILLS, check_output, write_pictures
 from bestiary.analysis.saliency import Maps, Method, Saliency, absolute_scale, fill, quantile_scale, usual_full
-from bestiary.analysis.stage import Scene, Show, Stage, open_stage
+from bestiary.analysis.stage import Scene, Show, Stage, open_scripted
 from bestiary.console import note, tracked
 from bestiary.errors import UserError
 from bestiary.runs.folder import Run
+from bestiary.runs.recordings import Game, Recording
 
 COLORS: dict[str, dict[str, paint.Color]] = {
     "red-green": {"policy": (255, 0, 0), "value": (0, 255, 0)},
@@ -53,9 +54,10 @@ def look_saliency(
     fps: float = 0,
     overwrite: bool = False,
     env: str | None = None,
+    replay: tuple[Recording, Game] | None = None,
 ) -> Path:
     """Play a game and paint it; the raw scores go beside it as .npz. Returns the file with the pictures."""
-    stage = open_stage(run, checkpoint=checkpoint, env=env, seed=seed)
+    stage, script = open_scripted(run, replay, checkpoint=checkpoint, env=env, seed=seed)
     try:
         lens = _lens(stage, method)
         stem = f"saliency-{stage.steps:012d}-{start}"
@@ -63,7 +65,7 @@ def look_saliency(
     except UserError:
         stage.pool.close()
         raise
-    show = Show([stage], start=start, length=length, greedy=greedy)
+    show = Show([stage], start=start, length=length, greedy=greedy, script=script)
     scenes, maps = list[Scene](), list[Maps]()
     for (scene,) in tracked(show, "saliency", length):
         scenes.append(scene)
@@ -75,7 +77,7 @@ def look_saliency(
         "run": run.name,
         "checkpoint_steps": stage.steps,
         "environment": stage.pool.tasks[0],
-        "policy": "greedy" if greedy else "sampled",
+        "policy": "recorded" if replay else "greedy" if greedy else "sampled",
         "seed": seed,
         **asdict(method),
         **asdict(look),

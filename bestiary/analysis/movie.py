@@ -1,6 +1,6 @@
 """Games of trained agents as GIF or MP4: the environment's own picture, not the agent's small input; one, or side by side."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,9 +11,10 @@ from bestiary.analysis.files import check_output, write_movie
 from bestiary.analysis.look_saliency import Look, full_scores, lenses, painted
 from bestiary.analysis.paint import overlay, panels
 from bestiary.analysis.saliency import Method
-from bestiary.analysis.stage import Scene, Show, Stage, open_stage
+from bestiary.analysis.stage import Scene, Show, Stage, open_scripted
 from bestiary.console import note, tracked
 from bestiary.runs.folder import Run
+from bestiary.runs.recordings import Game, Recording
 
 __all__ = ["attention_map", "film", "film_together", "overlay", "write_movie"]
 
@@ -30,14 +31,15 @@ def film(
     overwrite: bool = False,
     attention: bool = False,
     env: str | None = None,
-    script: Iterable[str] | None = None,
+    replay: tuple[Recording, Game] | None = None,
 ) -> Path:
     """Film one game, or its first `length` steps (of very short games, several); returns the file.
 
     With `attention`, where the agent looks is drawn over the picture. Where a flickering game is blank to the agent, it is
-    drawn dark. `env` is one of the run's tasks, else the first. With a `script`, its actions are done, not the agent's."""
+    drawn dark. `env` is one of the run's tasks, else the first. With `replay`, a recorded game is shown again, and the agent
+    watches."""
     path = check_output(out, overwrite) if out is not None else None
-    stage = open_stage(run, checkpoint=checkpoint, env=env, seed=seed)
+    stage, script = open_scripted(run, replay, checkpoint=checkpoint, env=env, seed=seed)
     if attention:
         check_attends(stage.agent, run.path)
     if path is None:
@@ -75,17 +77,18 @@ def film_together(
     fps: float = 0,
     overwrite: bool = False,
     env: str | None = None,
-    script: Iterable[str] | None = None,
+    replay: tuple[Recording, Game] | None = None,
     density: int = 4,
 ) -> Path:
     """Several agents side by side. Each plays a game of its own; or, with `same_actions`, all watch the one that the first
-    plays (or that the `script` says). With `saliency`, what would change each agent's mind is painted over its panel, and
+    plays (or that was recorded: `replay`). With `saliency`, what would change each agent's mind is painted over its panel, and
     the first panel is the plain game. Who is over first stays on its last picture."""
     path, length = check_output(out, overwrite), length or (200 if saliency else 2_000)
-    same_actions = same_actions or script is not None
+    same_actions = same_actions or replay is not None
     shows: list[Show] = []
     for k, run in enumerate(runs):
-        stage = open_stage(run, checkpoint=checkpoint, env=env, seed=seed, like=runs[0] if same_actions else None)
+        like = runs[0] if same_actions else None
+        stage, script = open_scripted(run, replay, checkpoint=checkpoint, env=env, seed=seed, like=like)
         if k and same_actions:
             shows[0].stages = [*shows[0].stages, stage]
         else:

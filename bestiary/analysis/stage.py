@@ -10,18 +10,23 @@ The same run, checkpoint, seed and options are the same game, whichever lens it 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from bestiary.agents.agent import Agent
 from bestiary.analysis.play import Moment, Player
 from bestiary.config import make_pool
+from bestiary.console import note
 from bestiary.envs import canonical
+from bestiary.envs.mixture import shapes
 from bestiary.envs.pool import Pool
 from bestiary.errors import UserError
 from bestiary.options import suggest
+from bestiary.rollout import Step
 from bestiary.runs import checkpoints
 from bestiary.runs.folder import Run
+from bestiary.runs.recordings import Game, Recording
 
 ENOUGH = 50  # steps that make a movie worth watching; shorter games are followed by another
 
@@ -34,6 +39,7 @@ class Stage:
     task: int  # which of the run's
     steps: int  # of the checkpoint
     draws: int  # seed of the decisions
+    opening: Step | None = None  # what the game begins with, where that is not a reset
 
 
 @dataclass
@@ -63,6 +69,38 @@ def open_stage(
     streams = np.random.SeedSequence([(like or run).config.training.seed, 2, seed]).spawn(2)
     pool = make_pool([config.envs[task]], config.env_options, 1, streams[0], render=True)
     return Stage(run, agent, pool, task, chosen.steps, int(streams[1].generate_state(1)[0]))
+
+
+SEEN = ("frame_size", "frame_stack", "gray", "flicker", "flicker_mode", "observation")  # options of how, not of what
+
+
+def open_replay(run: Run, recording: Recording, game: Game, checkpoint: int | None = None) -> Stage:
+    """The run's agent before a recorded game, of which it sees what it was trained to see."""
+    config, name = run.config, recording.environment(game)
+    own = config.tables()["env"]
+    options = {key: own[key] for key in SEEN if key in own and key in recording.about["options"]}
+    pool = recording.pool(game, render=True, seen=options, trusted=config.envs)
+    trained = make_pool(config.envs, config.env_options, 1, 0)
+    trained.close()
+    if (pool.observation_spec, pool.action_spec) != (trained.observation_spec, trained.action_spec):
+        pool.close()
+        raise UserError(
+            f"{recording.path}: a game of {name} with {shapes(pool)} and {pool.action_spec.n} actions; the agent of {run.path} "
+            f"has {shapes(trained)} and {trained.action_spec.n} actions"
+        )
+    chosen = checkpoints.choose(run.path, checkpoint)
+    task = config.envs.index(name) if name in config.envs else 0
+    note(f"replaying {recording.path}: {game.first} decisions to the game, {game.length} in it")
+    return Stage(run, run.agent(chosen.steps), pool, task, chosen.steps, 0, recording.rewind(game, pool))
+
+
+def open_scripted(
+    run: Run, replay: tuple[Recording, Game] | None, checkpoint: int | None = None, **options: Any
+) -> tuple[Stage, list[str] | None]:
+    """A recorded game and its actions, or a new one and none."""
+    if replay is None:
+        return open_stage(run, checkpoint=checkpoint, **options), None
+    return open_replay(run, *replay, checkpoint), replay[0].script(replay[1])
 
 
 class Show:
@@ -101,13 +139,13 @@ class Show:
         first = self.stages[0].pool.action_spec.names
         places = [_places(first, stage) for stage in self.stages]
         players = [Player(s.agent, 1, greedy=self.greedy, seed=s.draws, task=s.task) for s in self.stages]
-        steps = [stage.pool.reset() for stage in self.stages]
+        steps = [stage.opening or stage.pool.reset() for stage in self.stages]
         for t in itertools.count():
-            self.earned[-1] += float(steps[0].reward[0])
+            self.earned[-1] += float(steps[0].reward[0]) if t else 0.0  # what led to the first is not this game's
             if t >= self.start + self.length:
                 return
-            if steps[0].game_over[0]:
-                if t <= self.start and self.start:
+            if t and steps[0].game_over[0]:
+                if t <= self.start:
                     raise UserError(f"--start {self.start}: the game was over after {t} steps; choose an earlier one")
                 if t - self.start >= ENOUGH:
                     return  # this picture already belongs to the next game
