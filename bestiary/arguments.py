@@ -138,6 +138,11 @@ def _train_parser() -> Parser:
     group.add_argument(
         "--popart", nargs="?", const=True, metavar="on|off", help="a normalised value for each task: --critic popart"
     )
+    group.add_argument(
+        "--input",
+        metavar="FORMAT",
+        help="Atari: what is seen: gray-stack (as always), rgb-stack, or rgb-last, one frame",
+    )
     for kind, registry in REGISTRIES.items():
         names = ", ".join(["auto", *registry] if kind == "torso" else registry)
         group.add_argument(f"--{kind}", metavar="NAME", help=f"{names}, or your own file.py:Name")

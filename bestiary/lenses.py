@@ -69,6 +69,18 @@ def _saliency(argv: list[str]) -> None:
     print(f"saliency: {path}")
 
 
+def _attention(argv: list[str]) -> None:
+    from bestiary.analysis.look_attention import look_attention
+
+    parser = command_parser("look attention", "A game, and beside it where each of the agent's heads looks.")
+    add_run(parser)
+    _add_game(parser, "attention.gif, .mp4 or .png; the weights go beside it as .npz", 300)
+    add_player(parser)
+    a, run, options = parse_with_env(parser, argv)
+    run = _of_a_run(run, a).with_env(options)
+    print(f"attention: {look_attention(run, **_game(a, run))}")
+
+
 def _actions(argv: list[str]) -> None:
     from bestiary.analysis.actions import look_actions
     from bestiary.runs.folder import open_run
@@ -184,6 +196,7 @@ def _of_a_run(run: Any, a: Any) -> Any:
 
 LENSES = {
     "saliency": (_saliency, "where a change of the picture would change policy or value"),
+    "attention": (_attention, "where the heads of an agent with attention look"),
     "filters": (_filters, "how far apart the convolutions of agents are, over training"),
     "actions": (_actions, "how often agents do what"),
 }

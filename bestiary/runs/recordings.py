@@ -80,9 +80,7 @@ class RecordingPool:
 
 def seed_of(sequence: np.random.SeedSequence) -> dict[str, Any]:
     """A seed as text."""
-    entropy = sequence.entropy
-    many = isinstance(entropy, list | tuple | np.ndarray)
-    return {"entropy": [int(e) for e in entropy] if many else int(entropy or 0), "spawn_key": list(sequence.spawn_key)}
+    return {"entropy": np.asarray(sequence.entropy).tolist(), "spawn_key": list(sequence.spawn_key)}
 
 
 class _Child(np.random.SeedSequence):
@@ -92,7 +90,7 @@ class _Child(np.random.SeedSequence):
         super().__init__(entropy, spawn_key=spawn_key)
         self.place = place
 
-    def spawn(self, n_children: int) -> list[np.random.SeedSequence]:
+    def spawn(self, n_children: int) -> Any:
         assert n_children == 1
         return [np.random.SeedSequence(self.entropy, spawn_key=(*self.spawn_key, self.place))]
 
