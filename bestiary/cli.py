@@ -31,6 +31,7 @@ USAGE = """bestiary COMMAND ...
   look WHAT RUN...         saliency, attention, filters, actions: what is going on inside
   compare RUN RUN...       learning curves with bands over seeds, a table, CSV
   study FILE               many runs from one file (a grid, variants, seeds), then table, curves and a page
+  report FOLDER            all runs below a folder on one page, in one file
   runs                     the runs below a folder
   list WHAT                envs, torsos, memories, critics, agents, algorithms, presets or zoo
   doctor                   check this machine
@@ -314,6 +315,27 @@ def _study(argv: list[str]) -> None:
     )
 
 
+def _report(argv: list[str]) -> None:
+    from bestiary.analysis.report import report
+
+    parser = command_parser(
+        "report",
+        "All runs below a folder on one page: table, curves, movies, saliency, evaluations. One file, no requests.",
+    )
+    parser.add_argument("folder", metavar="FOLDER", help="such as runs")
+    parser.add_argument("--out", metavar="FILE", default="report.html", help="default report.html")
+    parser.add_argument(
+        "--no-draw", action="store_true", help="only what is there: no movies and stills for runs without"
+    )
+    parser.add_argument(
+        "--trust-code", action="store_true", help="run the copies of your own parts that the run folders keep"
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace an existing file")
+    a = parser.parse_strictly(argv)
+    path = report(Path(a.folder), Path(a.out), drawing=not a.no_draw, trust_code=a.trust_code, overwrite=a.overwrite)
+    print(f"report: {path}")
+
+
 def _runs(argv: list[str]) -> None:
     from bestiary.runs.listing import show_runs
 
@@ -369,6 +391,7 @@ COMMANDS = {
     "look": _look,
     "compare": _compare,
     "study": _study,
+    "report": _report,
     "runs": _runs,
     "list": _list,
     "doctor": _doctor,
