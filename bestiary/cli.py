@@ -365,13 +365,13 @@ def _doctor(argv: list[str]) -> None:
 
 
 def _bench(argv: list[str]) -> None:
-    from bestiary.bench import CONFIGS, KERNELS, bench
+    from bestiary.bench import CONFIGS, KERNELS, SALIENCY, bench
 
     parser = command_parser(
         "bench", "How fast the pieces are, how fast they could be together, and how fast the whole is."
     )
-    names = [*sorted(CONFIGS), KERNELS]
-    about = f"{', '.join(sorted(CONFIGS))}; {KERNELS}: what each memory costs"
+    names = [*sorted(CONFIGS), KERNELS, SALIENCY]
+    about = f"{', '.join(sorted(CONFIGS))}; {KERNELS}: what each memory costs; {SALIENCY}: against the published way"
     parser.add_argument("--config", nargs="+", choices=names, metavar="NAME", help=about)
     parser.add_argument("--repeats", metavar="INT", default="5", help="how often everything is measured (default 5)")
     parser.add_argument("--seconds", metavar="INT", default="5", help="for each piece; the whole gets 4x (default 5)")

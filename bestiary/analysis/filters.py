@@ -27,7 +27,7 @@ from torch import Tensor
 
 from bestiary.analysis.figures import figure_path, finish, pyplot
 from bestiary.analysis.stage import Show, open_stage
-from bestiary.console import note, tracked
+from bestiary.console import note, short, tracked
 from bestiary.errors import UserError
 from bestiary.rollout import Inputs
 from bestiary.runs import checkpoints
@@ -258,7 +258,9 @@ def _draw(rows: list[Row], path: Path, match: str, between: str) -> None:
                     cmap="Blues",
                 )
                 axes.set_yticks(range(len(own)), [short_layer(layer) for layer in own], fontsize="xx-small")
-                axes.set_xlabel("checkpoint")
+                points = next(iter(own.values()))
+                axes.set_xticks(range(len(points)), [short(row.steps[1]) for row in points], fontsize="xx-small")
+                axes.set_xlabel("steps")
                 figure.colorbar(image, ax=axes)
                 continue
             for layer, color in zip(layers, colors, strict=True):

@@ -8,7 +8,8 @@ nothing else is added, and the agent is asked again, with the memory it had:
     S    = 1/2 |L(I') - L(I)|^2                         L: the policy's logits, or the value in the units of the rewards
 
 All patches of a frame go through the network in a few batches, whose size is bounded whatever the grid; policy and value come
-out of the same pass. A blurred cross is a sum of products of blurred points, so that no mask is ever filtered.
+out of the same pass. A blurred cross is a sum of products of blurred points, so that no mask is ever filtered, and it is zero
+beyond four radii, so that only a small window of each picture is computed.
 """
 
 import os
@@ -26,7 +27,7 @@ from bestiary.errors import UserError
 from bestiary.rollout import Inputs, ObservationSpec
 
 BLUR = 3.0  # pixels: of the picture that patches are replaced with
-BYTES = 2**24  # of perturbed pictures, and of the memory's states for them, at a time
+BYTES = 2**22  # of perturbed pictures, and of the memory's states for them, at a time: what fits the cache
 ROUNDING = 1e-5  # changes of this size, relative to what they change, are the arithmetic's, not the picture's
 
 
@@ -61,7 +62,7 @@ class Saliency:
         _, self.height, self.width = spec["image"].shape
         if method.density > min(self.height, self.width):
             raise UserError(f"--density {method.density}: the agent's pictures are only {self.height}x{self.width}")
-        self.rows, self.columns = (_points(size, method.radius) for size in (self.height, self.width))
+        self.rows, self.columns = (Profiles(size, method.radius) for size in (self.height, self.width))
         self.blurs = tuple(blur_matrix(size, BLUR) for size in (self.height, self.width))
         self.centres = grid(self.height, self.width, method.density)  # [M,2]
         self.shape = (-(-self.height // method.density), -(-self.width // method.density))
@@ -80,24 +81,28 @@ class Saliency:
         policy, value = torch.cat(list(scores), dim=1).numpy()
         return Maps(policy.reshape(self.shape), value.reshape(self.shape))
 
-    def masks(self, centres: Tensor) -> Tensor:
-        """Blurred crosses around some points [K,2]: float [K,H,W], their highest value 1."""
-        (point_y, beside_y), (point_x, beside_x) = (
-            (both[0][index], both[1][index])
-            for both, index in zip((self.rows, self.columns), centres.unbind(1), strict=True)
+    def masks(self, centres: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Blurred crosses around some points [K,2], their highest value 1: the windows [K,h,w] in which they are not zero, and
+        which rows [K,h,1] and columns [K,1,w] of the picture those are."""
+        (point_y, beside_y, y), (point_x, beside_x, x) = (
+            profiles.around(places)
+            for profiles, places in zip((self.rows, self.columns), centres.unbind(1), strict=True)
         )
         upright = (point_y + beside_y).unsqueeze(2) * point_x.unsqueeze(1)
         across = point_y.unsqueeze(2) * beside_x.unsqueeze(1)
         masks = upright + across
-        return masks / masks.amax(dim=(1, 2), keepdim=True)
+        return masks / masks.amax(dim=(1, 2), keepdim=True), y.unsqueeze(2), x.unsqueeze(1)
 
     @torch.no_grad()
     def _scores(self, frame: Tensor, blurred: Tensor, centres: Tensor, inputs: Inputs, state: State) -> Tensor:
         """Policy and value scores [2,K] of some patches."""
-        masks = self.masks(centres).unsqueeze(-1)  # [K,H,W,1]
-        masks = 1 - masks if self.method.mode == "searchlight" else masks
-        changed = torch.lerp(frame, blurred, masks)  # [K,H,W,C]
-        output = self._ask(torch.cat([frame.unsqueeze(0), changed]), inputs, state)  # [1,1+K]; the first is as it was
+        masks, y, x = self.masks(centres)
+        outside, inside = (blurred, frame) if self.method.mode == "searchlight" else (frame, blurred)
+        pictures = outside.repeat(1 + len(centres), 1, 1, 1)  # [1+K,H,W,C]
+        which = torch.arange(1, 1 + len(centres)).view(-1, 1, 1)
+        pictures[which, y, x] = torch.lerp(outside[y, x], inside[y, x], masks.unsqueeze(-1))
+        pictures[0] = frame
+        output = self._ask(pictures, inputs, state)  # [1,1+K]; the first is as it was
         logits, value = output.distribution.logits[0], output.value[0]
         if self.method.distance == "kl":
             log_probs = output.distribution.log_probs[0]
@@ -148,13 +153,22 @@ def blur_matrix(size: int, sigma: float) -> Tensor:
     return torch.from_numpy(scipy.ndimage.gaussian_filter1d(np.eye(size), sigma, axis=0)).float()
 
 
-def _points(size: int, radius: float) -> tuple[Tensor, Tensor]:
-    """Along one axis, [size,size] each: a blurred point at i in row i; and the sum of those at its two neighbours."""
-    point = blur_matrix(size, radius).T.contiguous()
-    beside = torch.zeros_like(point)
-    beside[1:] += point[:-1]
-    beside[:-1] += point[1:]
-    return point, beside
+class Profiles:
+    """Along one axis, blurred points at every place, and the sums of those at its two neighbours."""
+
+    def __init__(self, size: int, radius: float):
+        self.point = blur_matrix(size, radius).T.contiguous()  # [size,size]: a blurred point at i in row i
+        self.beside = torch.zeros_like(self.point)
+        self.beside[1:] += self.point[:-1]
+        self.beside[:-1] += self.point[1:]
+        self.reach = int(4 * radius + 0.5) + 1  # where the filter ends, and one for the neighbours
+        self.window = torch.arange(min(2 * self.reach + 1, size))
+        self.last = size - len(self.window)
+
+    def around(self, places: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Of some places [K]: both profiles within the window where they are not zero, and the window's pixels; [K,w] each."""
+        pixels = (places - self.reach).clamp(0, self.last).unsqueeze(1) + self.window
+        return self.point[places].gather(1, pixels), self.beside[places].gather(1, pixels), pixels
 
 
 def fill(cells: np.ndarray, density: int, size: tuple[int, int]) -> np.ndarray:

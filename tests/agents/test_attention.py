@@ -134,16 +134,15 @@ def test_what_it_cannot_see_or_be_made_of():
 
 
 @pytest.mark.parametrize(
-    ("words", "gray", "stack"),
-    [("gray-stack", True, 4), ("rgb-stack", False, 4), ("rgb-last", False, 1)],
+    ("agent", "words", "gray", "stack"),
+    [("basic", "gray-stack", True, 4), ("iam", "rgb-stack", False, 4), ("aaa", "rgb-last", False, 1)],
 )
-def test_input_formats_of_any_agent(words, gray, stack):
-    for agent in ("aaa", "basic"):
-        config = resolve({"env": "atari/Pong", "agent": agent, "input": words, "frame_size": "105x80"})
-        assert (config.env_options.gray, config.env_options.frame_stack) == (gray, stack)
-        pool = config.make_pool(1, 0)
-        assert pool.observation_spec["image"].shape == (stack * (1 if gray else 3), 105, 80)
-        pool.close()
+def test_input_formats_of_any_agent(agent, words, gray, stack):
+    config = resolve({"env": "atari/Pong", "agent": agent, "input": words, "frame_size": "105x80"})
+    assert (config.env_options.gray, config.env_options.frame_stack) == (gray, stack)
+    pool = config.make_pool(1, 0)
+    assert pool.observation_spec["image"].shape == (stack * (1 if gray else 3), 105, 80)
+    pool.close()
 
 
 @pytest.mark.parametrize(

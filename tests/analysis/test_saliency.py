@@ -98,14 +98,17 @@ def test_scores_by_their_definition():
     assert maps.policy[y, x] == pytest.approx(expected, rel=1e-3)
 
 
+@pytest.mark.parametrize("radius", [2.0, 5.0, 30.0])
 @pytest.mark.parametrize("point", [(0, 0), (0, 40), (83, 83), (40, 41)])
-def test_masks_are_blurred_crosses_up_to_the_border(point):
+def test_masks_are_blurred_crosses_up_to_the_border(point, radius):
     cross = np.zeros((84, 84))
     for dy, dx in ((0, 0), (0, 1), (1, 0), (0, -1), (-1, 0)):
         if 0 <= point[0] + dy < 84 and 0 <= point[1] + dx < 84:
             cross[point[0] + dy, point[1] + dx] = 1
-    expected = scipy.ndimage.gaussian_filter(cross, 5.0)
-    mask = Saliency(OnePixel(), SPEC, Method(radius=5.0)).masks(torch.tensor([point]))[0]
+    expected = scipy.ndimage.gaussian_filter(cross, radius)
+    masks, y, x = Saliency(OnePixel(), SPEC, Method(radius=radius)).masks(torch.tensor([point]))
+    mask = np.zeros((84, 84))
+    mask[y[0], x[0]] = masks[0]
     np.testing.assert_allclose(mask, expected / expected.max(), atol=1e-5)
 
 
