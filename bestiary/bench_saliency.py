@@ -7,6 +7,7 @@ Both on the same frame of Pong, at density 2; the batches use all cores, as a us
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -44,9 +45,9 @@ def bench_saliency(repeats: int, method: Method = Method()) -> dict[str, Any]:
         alone.threads = ThreadPoolExecutor(1)
         asks = 2 * len(lens.centres)
         rivals: dict[str, Callable[[], Any]] = {
-            "batches": lambda lens=lens, i=inputs, s=state: lens(i, s),
-            "one core": lambda lens=alone, i=inputs, s=state: lens(i, s),
-            "sequential": lambda lens=lens, i=inputs, s=state: sequential(lens, i, s, SAMPLE),
+            "batches": partial(lens, inputs, state),
+            "one core": partial(alone, inputs, state),
+            "sequential": partial(sequential, lens, inputs, state, SAMPLE),
         }
         times = medians(rivals, repeats, 0.0)
         times["sequential"] *= asks / SAMPLE

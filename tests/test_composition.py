@@ -26,7 +26,9 @@ ENVS = (
     "toy/catch",  # a picture of 10x5
     "toy/recall",  # a vector
 )
-COMPOSED = [name for name, agent in AGENTS.items() if "memory" in agent.parts]  # of parts; the others are whole
+COMPOSED = [
+    name for name, agent in AGENTS.items() if "memory" in getattr(agent, "parts", ())
+]  # of parts; the others are whole
 LENGTHS = {  # two updates, each of 4 environments x 5 decisions
     "impala": {"batch_size": 4, "unroll_length": 5},
     "ppo": {"rollout_length": 5, "algo.epochs": 1, "algo.minibatches": 1},

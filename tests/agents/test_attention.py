@@ -95,6 +95,7 @@ def test_the_convolutional_lstm_of_one_cell_is_an_lstm():
     core = ConvLSTM(3, 2, (1, 1))
     core.peepholes.normal_()
     x, h, c = torch.randn(1, 3, 1, 1), torch.randn(1, 2, 1, 1), torch.randn(1, 2, 1, 1)
+    assert core.input.bias is not None
     wide = core.input.weight[:, :, 1, 1] @ x[0, :, 0, 0] + core.input.bias
     i, f, g, o = (wide + core.recurrent.weight[:, :, 1, 1] @ h[0, :, 0, 0]).chunk(4)
     p, before = core.peepholes[:, :, 0, 0], c[0, :, 0, 0]

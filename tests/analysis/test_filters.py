@@ -2,6 +2,7 @@
 
 import csv
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,8 +17,15 @@ from bestiary.runs.folder import Run
 def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
     """Two agents with convolutions and three checkpoints each."""
     folder = tmp_path_factory.mktemp("filters")
-    options = {"steps": 480, "save_every": 160, "num_envs": 8, "batch_size": 8, "runtime": "serial", "torso": "resnet"}
-    more = {"torso.channels": (4, 4), "torso.width": 16, "unroll_length": 20}
+    options: dict[str, Any] = {
+        "steps": 480,
+        "save_every": 160,
+        "num_envs": 8,
+        "batch_size": 8,
+        "runtime": "serial",
+        "torso": "resnet",
+    }
+    more: dict[str, Any] = {"torso.channels": (4, 4), "torso.width": 16, "unroll_length": 20}
     return [bestiary.train("toy/catch", run_dir=str(folder / f"c{s}"), seed=s, **options, **more) for s in (1, 2)]
 
 

@@ -1,5 +1,7 @@
 """Attention: a panel for the game and one for each head, drawn where the head looks; and who has none."""
 
+from typing import Any
+
 import imageio.v3 as imageio
 import numpy as np
 import pytest
@@ -10,11 +12,24 @@ from bestiary.cli import run_command
 from bestiary.errors import UserError
 from bestiary.runs.folder import Run
 
-SMALL = {"steps": 40, "num_envs": 4, "batch_size": 4, "unroll_length": 5, "runtime": "serial", "log_every": 20}
+SMALL: dict[str, Any] = {
+    "steps": 40,
+    "num_envs": 4,
+    "batch_size": 4,
+    "unroll_length": 5,
+    "runtime": "serial",
+    "log_every": 20,
+}
 
 
 def test_all_heads_of_the_attention_agent():
-    more = {"agent.queries": 3, "agent.values": 8, "agent.hidden": 16, "agent.center": False, "input": "rgb-last"}
+    more: dict[str, Any] = {
+        "agent.queries": 3,
+        "agent.values": 8,
+        "agent.hidden": 16,
+        "agent.center": False,
+        "input": "rgb-last",
+    }
     run = bestiary.train("atari/Pong", run_dir="r", agent="aaa", frame_size="42x42", **SMALL, **more)
     path = look_attention(run, out="a.mp4", start=3, length=4)
     assert np.stack(list(imageio.imiter(path))).shape == (4, 226, 4 * 160 + 3 * 4, 3)
@@ -27,7 +42,7 @@ def test_all_heads_of_the_attention_agent():
 
 
 def test_influence_aware_memory_in_the_warehouse():
-    more = {"agent.dset": "attention", "agent.heads": 2, "memory.hidden": 8}
+    more: dict[str, Any] = {"agent.dset": "attention", "agent.heads": 2, "memory.hidden": 8}
     run = bestiary.train("warehouse", run_dir="r", agent="iam", **SMALL, **more)
     pictures = np.stack(list(imageio.imiter(look_attention(run, out="w.gif", length=3))))
     assert pictures.shape[2] > 3 * 100

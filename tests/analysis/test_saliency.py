@@ -117,9 +117,12 @@ def test_memory_is_bounded_and_batches_change_nothing(monkeypatch):
     whole = Saliency(agent, SPEC, Method(4))(moment(noise()), agent.initial_state(1))
     monkeypatch.setattr(saliency, "BYTES", 2**20)
     asked = Saliency._ask
-    monkeypatch.setattr(
-        Saliency, "_ask", lambda self, frames, *rest: sizes.append(len(frames)) or asked(self, frames, *rest)
-    )
+
+    def counted(self, frames, *rest):
+        sizes.append(len(frames))
+        return asked(self, frames, *rest)
+
+    monkeypatch.setattr(Saliency, "_ask", counted)
     pieces = Saliency(agent, SPEC, Method(4))(moment(noise()), agent.initial_state(1))
     np.testing.assert_allclose(pieces.policy, whole.policy, rtol=1e-5, atol=1e-9)
     assert max(sizes) <= 1 + 2**20 // (4 * 2 * 84 * 84)
