@@ -190,7 +190,8 @@ def _game(a: Any, run: Any) -> dict[str, Any]:
 
 def _of_a_run(run: Any, a: Any) -> Any:
     if run is None:
-        raise UserError(f"{a.run}: a script has no inside to look into; name a run folder")
+        named = a.run if isinstance(a.run, str) else a.run[0]
+        raise UserError(f"{named}: a script has no inside to look into; name a run folder")
     return run
 
 

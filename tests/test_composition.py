@@ -82,7 +82,7 @@ def test_what_a_torso_cannot_read_is_refused(env, torso):
 
 
 @pytest.mark.parametrize(
-    ("algo", "env", "critic"), [("impala", "atari/Pong", "shared"), ("ppo", "procgen/maze:easy", "popart")]
+    ("algo", "env", "critic"), [("impala", "atari/Pong", "shared"), ("ppo", "atari/Pong", "popart")]
 )
 def test_the_attention_agent_composes(algo, env, critic):
     small = {"agent.values": 8, "agent.keys": 4, "agent.basis": 2, "agent.hidden": 16, "agent.center": False}

@@ -130,8 +130,10 @@ def _run(run: Run) -> Iterator[str]:
     if evaluations := list(_evaluations(run)):
         yield "<h3>Evaluations</h3>"
         yield table(["what", "checkpoint", "policy", "games", "mean return", "95% interval"], evaluations)
-    settings = "\n".join(f"{key} = {value}" for key, value in run.settings.items())
-    yield details("settings", settings)
+    try:
+        yield details("settings", "\n".join(f"{key} = {value}" for key, value in run.settings.items()))
+    except UserError as error:
+        yield f'<p class="small">{html.escape(str(error))}</p>'
 
 
 def _shown(path: Path, what: str, small: bool) -> str:

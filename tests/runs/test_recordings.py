@@ -30,7 +30,7 @@ def replayed(recording, number):
         ("toy/catch", {}),
         ("warehouse", {}),
         ("gymnasium/CartPole-v1", {}),
-        ("procgen/starpilot:easy", {"levels": "0:100"}),
+        pytest.param("procgen/starpilot:easy", {"levels": "0:100"}, marks=pytest.mark.slow),
         ("atari/Breakout", {"sticky": 0.25, "flicker": 0.3}),
     ],
 )
