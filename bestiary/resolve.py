@@ -221,9 +221,8 @@ def _choose_parts(given: dict[str, Any], origin: Mapping[str, str], problems: li
         choice[kind] = str(given.pop(kind, {**DEFAULTS, **getattr(agent, "defaults", {})}[kind]))
     for kind in DEFAULTS.keys() - choice.keys() if hasattr(agent, "parts") else ():
         if kind in given and kind not in origin:
-            problems.append(
-                f"--{kind} {given.pop(kind)}: agent {choice['agent']} has its own, and no other fits into it"
-            )
+            del given[kind]
+            problems.append(f"unknown option --{kind}: agent {choice['agent']} has no {kind} to choose")
         for key in [key for key in given if key.split(".")[0] == kind and key in origin]:
             del given[key]  # of a preset that was made for another agent
     return choice

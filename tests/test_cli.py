@@ -117,7 +117,7 @@ MISTAKES: list[tuple[str, tuple[str, ...]]] = [
     ("movie {run} --game 2", ("--game 2: is for --replay",)),
     ("movie {run} --replay missing.json", ("missing.json: No such file",)),
     ("movie {run} zoo/pong --same-actions --out a.gif", ("its environment has no action",)),
-    ("train atari/Pong --agent aaa --torso resnet", ("--torso resnet: agent aaa has its own",)),
+    ("train atari/Pong --agent aaa --torso resnet", ("unknown option --torso: agent aaa has no torso to choose",)),
     ("train atari/Pong --input rgb", ("--input rgb: there is gray-stack, rgb-stack, rgb-last",)),
     ("train toy/catch --agent aaa", ("agent aaa needs images of at least 16x16, not 10x5: try --agent basic",)),
     ("report nowhere", ("there is no run below nowhere",)),

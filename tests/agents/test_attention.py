@@ -129,7 +129,7 @@ def test_it_learns_to_tell_where_a_light_is():
 def test_what_it_cannot_see_or_be_made_of():
     with pytest.raises(UserError, match=r"agent aaa needs an image.*--agent basic"):
         AttentionAgent({"vector": ArraySpec((3,), "float32")}, ACTIONS)
-    with pytest.raises(UserError, match="--torso resnet: agent aaa has its own, and no other fits"):
+    with pytest.raises(UserError, match="unknown option --torso: agent aaa has no torso to choose"):
         resolve({"env": "atari/Pong", "agent": "aaa", "torso": "resnet"})
     assert "torso" not in resolve({"env": "atari/Pong", "agent": "aaa", "torso": "x"}, {"torso": "a preset"}).parts
 
