@@ -138,6 +138,11 @@ def _train_parser() -> Parser:
     group.add_argument(
         "--popart", nargs="?", const=True, metavar="on|off", help="a normalised value for each task: --critic popart"
     )
+    group.add_argument(
+        "--input",
+        metavar="FORMAT",
+        help="Atari: what is seen: gray-stack (as always), rgb-stack, or rgb-last, one frame",
+    )
     for kind, registry in REGISTRIES.items():
         names = ", ".join(["auto", *registry] if kind == "torso" else registry)
         group.add_argument(f"--{kind}", metavar="NAME", help=f"{names}, or your own file.py:Name")
@@ -224,19 +229,24 @@ def part_of_axis(flag: str, text: str) -> tuple[float, float]:
 
 
 def frame_rate(text: str) -> float:
+    return quantity("--fps", text, 0.1, 100)
+
+
+def quantity(flag: str, text: str, low: float, high: float) -> float:
     from bestiary.options import convert
 
     try:
-        fps = float(convert(text, float))
+        value = float(convert(text, float))
     except ValueError as error:
-        raise UserError(f"--fps {text}: {error}") from error
-    if not 0.1 <= fps <= 100:
-        raise UserError(f"--fps {text}: must be between 0.1 and 100")
-    return fps
+        raise UserError(f"{flag} {text}: {error}") from error
+    if not low <= value <= high:
+        raise UserError(f"{flag} {text}: must be between {low:g} and {high:g}")
+    return value
 
 
 def add_run(parser: Parser, nargs: str | None = None) -> None:
-    parser.add_argument("run", metavar="RUN", nargs=nargs, help="a run folder, such as runs/latest")
+    several = "run folders, such as runs/latest" if nargs else "a run folder, such as runs/latest"
+    parser.add_argument("run", metavar="RUN", nargs=nargs, help=several)
     parser.add_argument(
         "--trust-code", action="store_true", help="run the copy of your own parts that the run folder keeps"
     )
@@ -252,6 +262,25 @@ def add_player(parser: Parser) -> None:
     how.add_argument("--greedy", action="store_true", help="always the likeliest action")
     how.add_argument("--sample", action="store_true", help="actions as likely as in training (the default)")
     parser.add_argument("--seed", metavar="INT", default="0", help="of environments and decisions (default 0)")
+
+
+def add_replay(parser: Parser) -> None:
+    parser.add_argument("--replay", metavar="FILE", help="a recorded game instead of a new one: recordings/NAME.json")
+    parser.add_argument("--game", metavar="INT", help="which of its games, a line of NAME.csv (default 0)")
+
+
+def which_replay(a: argparse.Namespace) -> Any:
+    """The recording and the game that were asked for; None where none was."""
+    from bestiary.runs.recordings import open_recording
+
+    if a.replay is None:
+        if a.game is not None:
+            raise UserError(f"--game {a.game}: is for --replay")
+        return None
+    if a.greedy or a.sample:
+        raise UserError("--replay: what is done was recorded; --greedy and --sample do not apply")
+    recording = open_recording(a.replay)
+    return recording, recording.game(number("--game", a.game) if a.game else 0)
 
 
 def which_checkpoint(text: str | None, run: Any) -> int | None:
@@ -299,7 +328,7 @@ def parse_with_env(parser: Parser, argv: list[str]) -> tuple[argparse.Namespace,
 
 def _find_run(argv: list[str]) -> tuple[Any, list[str]]:
     """The run that one of the words names, or the scripted player; and the words, with that one in front, where no flag can
-    take it for a value. Any other word may be one."""
+    take it for a value, and those that follow it up to the next flag. Any other word may be one."""
     from bestiary.runs.folder import open_run
 
     trust = "--trust-code" in argv
@@ -307,7 +336,8 @@ def _find_run(argv: list[str]) -> tuple[Any, list[str]]:
         if not word.startswith("-"):
             run = word if word.startswith("scripted:") else _or_none(lambda w=word: open_run(w, trust))
             if run is not None:
-                return run, [word, *argv[:k], *argv[k + 1 :]]
+                end = next((n for n in range(k + 1, len(argv)) if argv[n].startswith("-")), len(argv))
+                return run, [*argv[k:end], *argv[:k], *argv[end:]]
     if not {"-h", "--help"} & set(argv):
         words = [word for word in argv if not word.startswith("-")]
         if not words:

@@ -29,6 +29,8 @@ from rich.table import Table
 
 from bestiary.bench_memories import bench_memories
 from bestiary.bench_memories import show as show_memories
+from bestiary.bench_saliency import bench_saliency
+from bestiary.bench_saliency import show as show_saliency
 from bestiary.config import Config
 from bestiary.console import note, stdout
 from bestiary.envs.pool import Pool
@@ -69,7 +71,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
     "procgen": {"env": "procgen/starpilot:easy", "levels": "0:200", "torso": "resnet", **PUBLISHED},
 }
-KERNELS = "kernels"  # not a training: what each memory costs
+KERNELS, SALIENCY = "kernels", "saliency"  # not trainings: what each memory costs, what a frame's saliency costs
 CORES = os.cpu_count() or 1
 
 
@@ -92,19 +94,21 @@ class Result:
 
 def bench(names: list[str], repeats: int = 5, seconds: float = 5.0, json_path: Path | None = None) -> list[Result]:
     """Measure and print; with `json_path`, also write what is known after each configuration. Gives those of trainings."""
-    results, memories = list[Result](), list[dict[str, Any]]()
+    results, others = list[Result](), list[dict[str, Any]]()
     for name in names:
         if name == KERNELS:
-            memories = [bench_memories(repeats, seconds)]
+            others.append(bench_memories(repeats, seconds))
+        elif name == SALIENCY:
+            others.append(bench_saliency(repeats))
         else:
             note(f"{name}: looking for the best layout of each piece")
             results.append(_bench_one(name, repeats, seconds))
         if json_path is not None:
-            json_path.write_text(json.dumps([*(asdict(result) for result in results), *memories], indent=1) + "\n")
+            json_path.write_text(json.dumps([*(asdict(result) for result in results), *others], indent=1) + "\n")
     if results:
         _show(results)
-    for measured in memories:
-        show_memories(measured)
+    for measured in others:
+        (show_memories if measured["config"] == KERNELS else show_saliency)(measured)
     return results
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from bestiary import __version__
 from bestiary.arguments import (
     add_player,
+    add_replay,
     add_run,
     command_parser,
     frame_rate,
@@ -17,6 +18,7 @@ from bestiary.arguments import (
     parse_with_env,
     part_of_axis,
     which_checkpoint,
+    which_replay,
 )
 from bestiary.errors import RunError, UserError
 
@@ -25,11 +27,13 @@ USAGE = """bestiary COMMAND ...
   train ENV                train a new agent: bestiary train atari/Pong
   resume RUN               go on with a run that was stopped, killed or is to go further
   eval RUN                 play whole games with a trained agent and report returns
-  movie RUN                film a trained agent
+  movie RUN...             film trained agents, one or side by side
+  look WHAT RUN...         saliency, attention, filters, actions: what is going on inside
   audit RUN...             is what was trained on what was wanted? Trained and true returns, and a trusted run
   export RUN               rollouts of a trained agent as arrays
   compare RUN RUN...       learning curves with bands over seeds, a table, CSV
   study FILE               many runs from one file (a grid, variants, seeds), then table, curves and a page
+  report FOLDER            all runs below a folder on one page, in one file
   runs                     the runs below a folder
   list WHAT                envs, torsos, memories, critics, agents, algorithms, presets, zoo, or rewards ENV
   doctor                   check this machine
@@ -143,6 +147,9 @@ def _eval(argv: list[str]) -> None:
         metavar="INT",
         help="the memory begins anew after so many steps, also within games (0: as many as an unroll of the training)",
     )
+    parser.add_argument(
+        "--record", action="store_true", help="write down every decision, for bestiary movie --replay (recordings/)"
+    )
     add_player(parser)
     a, run, options = parse_with_env(parser, argv)
     numbers = {
@@ -152,10 +159,10 @@ def _eval(argv: list[str]) -> None:
     }
     episodes = number("--episodes", a.episodes, 1) if a.episodes is not None else None
     if run is None:
-        if a.greedy or a.sample or a.checkpoint or a.checkpoints or a.levels or a.trust_code or a.carry:
+        if a.greedy or a.sample or a.checkpoint or a.checkpoints or a.levels or a.trust_code or a.carry or a.record:
             raise UserError(
-                f"{a.run}: --greedy, --sample, --checkpoint, --checkpoints, --levels, --carry and --trust-code are for "
-                "trained agents"
+                f"{a.run}: --greedy, --sample, --checkpoint, --checkpoints, --levels, --carry, --record and --trust-code are "
+                "for trained agents"
             )
         if len(a.env) > 1:
             raise UserError(f"--env {' '.join(a.env)}: a scripted player plays one environment at a time")
@@ -173,37 +180,71 @@ def _eval(argv: list[str]) -> None:
         greedy=a.greedy,
         episodes=episodes,
         carry=number("--carry", a.carry) if a.carry else None,
+        record=a.record,
         **numbers,
     ).show()
 
 
 def _movie(argv: list[str]) -> None:
-    from bestiary.analysis.movie import film
+    from bestiary.analysis.movie import film, film_together
+    from bestiary.runs.folder import open_run
 
-    parser = command_parser("movie", "Film a trained agent: the environment's own picture, as GIF or MP4.")
-    add_run(parser)
+    parser = command_parser(
+        "movie", "Film trained agents: the environment's own picture, as GIF or MP4; several side by side."
+    )
+    add_run(parser, nargs="+")
     parser.add_argument("--out", metavar="FILE", help="play.gif or play.mp4 (default: in the run folder's movies/)")
-    parser.add_argument("--length", metavar="STEPS", default="2000", help="at most so many steps (default 2000)")
+    parser.add_argument("--length", metavar="STEPS", help="at most so many steps (default 2000; with --saliency 200)")
     parser.add_argument("--fps", metavar="FLOAT", help="pictures a second (default: about the game's own speed)")
     parser.add_argument("--overwrite", action="store_true", help="replace an existing file")
     parser.add_argument("--env", metavar="ENV", help="which of several tasks to film (default: the first)")
     parser.add_argument("--attention", action="store_true", help="draw where the agent looks over the picture")
+    parser.add_argument(
+        "--saliency", action="store_true", help="paint what would change the agent's mind, a panel each"
+    )
+    parser.add_argument("--density", metavar="INT", help="saliency: pixels between two patches (default 4)")
+    parser.add_argument(
+        "--same-actions", action="store_true", help="one game, which the first agent plays and the others watch"
+    )
+    add_replay(parser)
     add_player(parser)
     if scripted := [word for word in argv if word.startswith("scripted:")]:
         raise UserError(f"{scripted[0]}: scripted players are evaluated (bestiary eval), not filmed")
-    a, run, options = parse_with_env(parser, argv)
-    path = film(
-        run.with_env(options),
-        attention=a.attention,
-        out=a.out,
-        length=number("--length", a.length, 1),
-        checkpoint=which_checkpoint(a.checkpoint, run),
-        greedy=a.greedy,
-        seed=number("--seed", a.seed),
-        fps=frame_rate(a.fps) if a.fps else 0,
-        overwrite=a.overwrite,
-        env=a.env,
-    )
+    a, first, options = parse_with_env(parser, argv)
+    if a.density and not a.saliency:
+        raise UserError(f"--density {a.density}: is for --saliency")
+    runs = [first, *(open_run(word, a.trust_code) for word in a.run[1:])]
+    together = len(runs) > 1 or a.saliency
+    if together and a.attention:
+        raise UserError("--attention: of one agent, without --saliency; bestiary look attention shows every head")
+    if a.same_actions and len(runs) == 1:
+        raise UserError("--same-actions: needs two runs or more")
+    if together and a.out is None:
+        raise UserError("--out: where to? Several panels belong to no run folder: --out compare.gif")
+    common = {
+        "checkpoint": which_checkpoint(a.checkpoint, first),
+        "greedy": a.greedy,
+        "seed": number("--seed", a.seed),
+        "fps": frame_rate(a.fps) if a.fps else 0,
+        "overwrite": a.overwrite,
+        "env": a.env,
+        "replay": which_replay(a),
+    }
+    length = number("--length", a.length, 1) if a.length else None
+    runs = [run.with_env(options) for run in runs]
+    if together:
+        density = number("--density", a.density, 1) if a.density else 4
+        path = film_together(
+            runs,
+            out=a.out,
+            length=length,
+            same_actions=a.same_actions,
+            saliency=a.saliency,
+            density=density,
+            **common,
+        )
+    else:
+        path = film(runs[0], attention=a.attention, out=a.out, length=length or 2_000, **common)
     print(f"movie: {path}")
 
 
@@ -270,6 +311,20 @@ def _export(argv: list[str]) -> None:
     print(f"rollouts: {path}")
 
 
+def _look(argv: list[str]) -> None:
+    from bestiary.lenses import LENSES
+    from bestiary.options import suggest
+
+    if not argv or argv[0] in ("-h", "--help"):
+        print("bestiary look WHAT RUN...\n\n" + "\n".join(f"  {name:<12}{text}" for name, (_, text) in LENSES.items()))
+        if not argv:
+            raise UserError("look at what? For example: bestiary look saliency runs/latest")
+        return
+    if argv[0] not in LENSES:
+        raise UserError(f"look {argv[0]}: there is {', '.join(LENSES)}{suggest(argv[0], LENSES)}")
+    LENSES[argv[0]][0](argv[1:])
+
+
 def _compare(argv: list[str]) -> None:
     from bestiary.analysis.compare import compare
     from bestiary.runs.folder import open_run
@@ -325,6 +380,27 @@ def _study(argv: list[str]) -> None:
     )
 
 
+def _report(argv: list[str]) -> None:
+    from bestiary.analysis.report import report
+
+    parser = command_parser(
+        "report",
+        "All runs below a folder on one page: table, curves, movies, saliency, evaluations. One file, no requests.",
+    )
+    parser.add_argument("folder", metavar="FOLDER", help="such as runs")
+    parser.add_argument("--out", metavar="FILE", default="report.html", help="default report.html")
+    parser.add_argument(
+        "--no-draw", action="store_true", help="only what is there: no movies and stills for runs without"
+    )
+    parser.add_argument(
+        "--trust-code", action="store_true", help="run the copies of your own parts that the run folders keep"
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace an existing file")
+    a = parser.parse_strictly(argv)
+    path = report(Path(a.folder), Path(a.out), drawing=not a.no_draw, trust_code=a.trust_code, overwrite=a.overwrite)
+    print(f"report: {path}")
+
+
 def _runs(argv: list[str]) -> None:
     from bestiary.runs.listing import show_runs
 
@@ -356,13 +432,13 @@ def _doctor(argv: list[str]) -> None:
 
 
 def _bench(argv: list[str]) -> None:
-    from bestiary.bench import CONFIGS, KERNELS, bench
+    from bestiary.bench import CONFIGS, KERNELS, SALIENCY, bench
 
     parser = command_parser(
         "bench", "How fast the pieces are, how fast they could be together, and how fast the whole is."
     )
-    names = [*sorted(CONFIGS), KERNELS]
-    about = f"{', '.join(sorted(CONFIGS))}; {KERNELS}: what each memory costs"
+    names = [*sorted(CONFIGS), KERNELS, SALIENCY]
+    about = f"{', '.join(sorted(CONFIGS))}; {KERNELS}: what each memory costs; {SALIENCY}: against the published way"
     parser.add_argument("--config", nargs="+", choices=names, metavar="NAME", help=about)
     parser.add_argument("--repeats", metavar="INT", default="5", help="how often everything is measured (default 5)")
     parser.add_argument("--seconds", metavar="INT", default="5", help="for each piece; the whole gets 4x (default 5)")
@@ -381,8 +457,10 @@ COMMANDS = {
     "movie": _movie,
     "audit": _audit,
     "export": _export,
+    "look": _look,
     "compare": _compare,
     "study": _study,
+    "report": _report,
     "runs": _runs,
     "list": _list,
     "doctor": _doctor,

@@ -105,6 +105,7 @@ class Training:
     )
     alarm_windows: int = option(4, "windows over which it looks for trends", low=1, high=1000)
     max_bad_updates: int = option(10, "stop after so many updates in a row that were not finite", low=1)
+    record: bool = option(False, "write down every decision, so that any game can be played again (recordings/)")
     tensorboard: bool = option(False, "also write TensorBoard events")
     wandb: str | None = option(None, "also log to Weights & Biases, in this project", bare="bestiary")
     eval_at_end: int = option(0, "episodes to evaluate when training is done", low=0)
@@ -187,7 +188,7 @@ class Config:
 
 
 BESIDE = (
-    "seed group_size tensorboard wandb eval_at_end movie_at_end save_minutes save_every log_every max_bad_updates keep "
+    "seed record group_size tensorboard wandb eval_at_end movie_at_end save_minutes save_every log_every max_bad_updates keep "
     "valid_every valid_levels valid_mode valid_episodes valid_greedy alarm_games alarm_windows"
 ).split()
 

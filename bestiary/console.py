@@ -1,8 +1,14 @@
 """What Bestiary says to people. Results go to standard output; notes, warnings and progress to standard error."""
 
 import sys
+import time
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
 
 from rich.console import Console
+from rich.progress import Progress
+
+Item = TypeVar("Item")
 
 # Tables that go to a file or a pipe are not cut to the width of a terminal.
 stdout = Console(soft_wrap=True, highlight=False, width=None if sys.stdout.isatty() else 200)
@@ -20,6 +26,18 @@ def warn(text: str) -> None:
 def interactive() -> bool:
     """Whether a person is watching: a terminal that can redraw its last line."""
     return sys.stderr.isatty() and stderr.is_terminal and not stderr.is_dumb_terminal
+
+
+def tracked(items: Iterable[Item], doing: str, total: int) -> Iterator[Item]:
+    """The items, with a bar that shows how many of them there have been; plain lines where nobody watches."""
+    with Progress(console=stderr, disable=not interactive(), transient=True) as progress:
+        bar, said = progress.add_task(doing, total=total), time.monotonic()
+        for count, item in enumerate(items):
+            if not interactive() and time.monotonic() - said > 10:
+                said = time.monotonic()
+                note(f"{doing}: {count} of {total}")
+            yield item
+            progress.update(bar, completed=count + 1)
 
 
 def short(number: float) -> str:

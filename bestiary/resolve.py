@@ -31,7 +31,8 @@ def resolve(given: Mapping[str, Any], origin: Mapping[str, str] | None = None) -
     names = env_names(given.pop("env", ()))
     family = _attempt(problems, lambda: _find_family(names))
     _understand_popart(given, problems)
-    choice = _choose_parts(given, problems)
+    _understand_input(given, names, origin or {}, problems)
+    choice = _choose_parts(given, origin or {}, problems)
     schemas: dict[str, type] = {"": Training}
     env_options = tried = None
     if family is not None:
@@ -127,6 +128,41 @@ def _understand_popart(given: dict[str, Any], problems: list[str]) -> None:
     given["critic"] = chosen
 
 
+INPUTS = {"gray-stack": (True, None), "rgb-stack": (False, None), "rgb-last": (False, 1)}  # gray, and how many frames
+
+
+def _understand_input(
+    given: dict[str, Any], names: tuple[str, ...], origin: Mapping[str, str], problems: list[str]
+) -> None:
+    """`--input rgb-last` is short for `--gray off --frame-stack 1`; `rgb-stack` and `gray-stack` leave the stack as it is."""
+    if "input" not in given:
+        return
+    wanted = str(given.pop("input"))
+    if wanted not in INPUTS:
+        return problems.append(f"--input {wanted}: there is {', '.join(INPUTS)}{suggest(wanted, INPUTS)}")
+    if not all(name.startswith("atari/") for name in names):
+        return problems.append(f"--input {wanted}: is for Atari; other environments show what they show")
+    gray, depth = INPUTS[wanted]
+    for name, kind, value in (("gray", bool, gray), ("frame_stack", int, depth)):
+        spelled = [key for key in (name, f"env.{name}") if key in given]
+        if value is None:
+            continue
+        for key in spelled:
+            said = _attempt_value(given[key], kind)
+            if key not in origin and said is not None and said != value:
+                flag = f"--{name.replace('_', '-')}"
+                problems.append(f"--input {wanted} and {flag} {given[key]} contradict each other")
+            del given[key]
+        given[name] = value
+
+
+def _attempt_value(value: Any, kind: Any) -> Any:
+    try:
+        return convert(value, kind)
+    except ValueError:
+        return None
+
+
 def _settle_reward(options: Any, critic: str | None) -> Any:
     """`--algo.reward auto`: clamped, unless the critic takes care of scales."""
     if getattr(options, "reward", None) != "auto":
@@ -211,12 +247,18 @@ def _families(env: Any) -> set[str]:
     return {name if plugins.is_plugin(name) else re.split("[/:]", name)[0] for name in env_names(env)}
 
 
-def _choose_parts(given: dict[str, Any], problems: list[str]) -> dict[str, str]:
+def _choose_parts(given: dict[str, Any], origin: Mapping[str, str], problems: list[str]) -> dict[str, str]:
     """The names of the algorithm, the agent and the parts that the agent is composed of; takes them out of `given`."""
     choice = {kind: str(given.pop(kind, DEFAULTS[kind])) for kind in ("algo", "agent")}
     agent = _find_part("agent", choice["agent"], problems)
     for kind in getattr(agent, "parts", () if agent else ("torso", "memory")):
         choice[kind] = str(given.pop(kind, {**DEFAULTS, **getattr(agent, "defaults", {})}[kind]))
+    for kind in DEFAULTS.keys() - choice.keys() if hasattr(agent, "parts") else ():
+        if kind in given and kind not in origin:
+            del given[kind]
+            problems.append(f"unknown option --{kind}: agent {choice['agent']} has no {kind} to choose")
+        for key in [key for key in given if key.split(".")[0] == kind and key in origin]:
+            del given[key]  # of a preset that was made for another agent
     return choice
 
 
@@ -251,7 +293,7 @@ def _unknown(
 ) -> list[str]:
     """A problem for each option that belongs to no chosen part. Of parts not found (`missing`) nothing is known."""
     spellings, problems = _spellings(schemas), []
-    names = [*spellings, *DEFAULTS, "popart", "preset", "config", "name", "run_dir", "if_exists", "dry_run"]
+    names = [*spellings, *DEFAULTS, "popart", "input", "preset", "config", "name", "run_dir", "if_exists", "dry_run"]
     for key in given:
         kind = key.split(".")[0] if "." in key else ""
         if key in spellings or kind in missing or (not kind and missing & {"env", "algo"}):

@@ -26,6 +26,9 @@ ENVS = (
     "toy/catch",  # a picture of 10x5
     "toy/recall",  # a vector
 )
+COMPOSED = [
+    name for name, agent in AGENTS.items() if "memory" in getattr(agent, "parts", ())
+]  # of parts; the others are whole
 LENGTHS = {  # two updates, each of 4 environments x 5 decisions
     "impala": {"batch_size": 4, "unroll_length": 5},
     "ppo": {"rollout_length": 5, "algo.epochs": 1, "algo.minibatches": 1},
@@ -42,7 +45,7 @@ def cases():
     """Every composition of a torso that reads the environment, an agent, an algorithm and a memory; `slow` where it is not this
     memory's turn, or where Atari and ProcGen, seconds each, have had both agents and both algorithms."""
     turns = itertools.count()
-    for env, torso, agent, algo in itertools.product(ENVS, TORSOS, AGENTS, ALGORITHMS):
+    for env, torso, agent, algo in itertools.product(ENVS, TORSOS, COMPOSED, ALGORITHMS):
         if not readable(torso, env):
             continue
         turn = next(turns)
@@ -78,6 +81,14 @@ def test_what_a_torso_cannot_read_is_refused(env, torso):
         build(resolve({"env": env, "torso": torso, "num_envs": 4, "batch_size": 4, "runtime": "serial"}))
 
 
+@pytest.mark.parametrize(
+    ("algo", "env", "critic"), [("impala", "atari/Pong", "shared"), ("ppo", "atari/Pong", "popart")]
+)
+def test_the_attention_agent_composes(algo, env, critic):
+    small = {"agent.values": 8, "agent.keys": 4, "agent.basis": 2, "agent.hidden": 16, "agent.center": False}
+    two_updates(env=env, algo=algo, critic=critic, agent="aaa", **small)
+
+
 def test_a_curious_torso_composes():
     """The others do without the random play that it is shown before."""
     two_updates(env="atari/Pong", algo="impala", **{"torso.center": True})
@@ -86,7 +97,7 @@ def test_a_curious_torso_composes():
 def two_updates(**options):
     given = {"runtime": "serial", "num_envs": 4, "steps": 40, **LENGTHS[options["algo"]], **options}
     torso = given.get("torso", "shallow" if options["env"].startswith(("atari", "procgen")) else "mlp")
-    if torso != "mlp":
+    if torso != "mlp" and options.get("agent") != "aaa":
         given.setdefault("torso.center", False)
     (actor,), learner = build(resolve(given))
     try:

@@ -3,6 +3,7 @@
 import torch.nn as nn
 
 from bestiary.agents.agent import BasicAgent
+from bestiary.agents.attention import AttentionAgent
 from bestiary.agents.influence import InfluenceAgent
 
-AGENTS: dict[str, type[nn.Module]] = {"basic": BasicAgent, "iam": InfluenceAgent}
+AGENTS: dict[str, type[nn.Module]] = {"basic": BasicAgent, "iam": InfluenceAgent, "aaa": AttentionAgent}

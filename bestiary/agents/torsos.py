@@ -29,8 +29,10 @@ def fully_connected(inputs: int, widths: Sequence[int]) -> nn.Sequential:
 
 
 def scaled(image: Tensor, mean: Tensor | None = None) -> Tensor:
-    """uint8 [B,C,H,W] -> float in [0,1], less the mean picture [C,H,W], in the memory layout that convolutions like."""
-    x = image.contiguous(memory_format=torch.channels_last).float()
+    """uint8 [B,C,H,W] -> float in [0,1], less the mean picture [C,H,W], in the memory layout that convolutions like.
+
+    Floats in [0,255] do as well: what a lens changed about a picture need not be whole numbers."""
+    x = image.contiguous(memory_format=torch.channels_last).to(torch.float32, copy=True)
     return (x if mean is None else x.sub_(mean)).mul_(1 / 255)
 
 
@@ -87,7 +89,7 @@ class Shallow(Convolutional):
         center: bool = option(True, "see pictures less their mean, taken in random play before the training")
 
     def __init__(self, spec: ObservationSpec, options: Options = Options()):
-        _need_image(spec, "shallow", at_least=36)
+        need_image(spec, "torso shallow", at_least=36)
         convolutions = nn.Sequential(
             nn.Conv2d(spec["image"].shape[0], 32, 8, stride=4),
             nn.ReLU(),
@@ -124,7 +126,7 @@ class ResNet(Convolutional):
         channels: tuple[int, ...] = option((16, 32, 32), "channels of each section", low=1)
 
     def __init__(self, spec: ObservationSpec, options: Options = Options()):
-        _need_image(spec, "resnet")
+        need_image(spec, "torso resnet")
         sections: list[nn.Module] = []
         inputs = spec["image"].shape[0]
         for channels in options.channels:
@@ -184,17 +186,21 @@ class MLP(nn.Module):
 
 
 def flatten_all(observation: Tensors) -> Tensor:
-    """All observations side by side in the order of their names, [B,D]; bytes scaled to [0,1]."""
-    parts = [x.float() / 255 if x.dtype == torch.uint8 else x for _, x in sorted(observation.items())]
+    """All observations side by side in the order of their names, [B,D]; pictures and other bytes scaled to [0,1]."""
+    scale = {kind for kind, x in observation.items() if kind == "image" or x.dtype == torch.uint8}
+    parts = [x.float() / 255 if kind in scale else x for kind, x in sorted(observation.items())]
     return torch.cat([part.flatten(1) for part in parts], dim=1) if len(parts) > 1 else parts[0].flatten(1)
 
 
-def _need_image(spec: ObservationSpec, torso: str, at_least: int = 1) -> None:
+def need_image(spec: ObservationSpec, part: str, at_least: int = 1, instead: str = "--torso") -> None:
+    """Refuse an environment without pictures, or with smaller ones."""
     if "image" not in spec:
-        raise UserError(f"torso {torso} needs an image, and this environment gives {', '.join(spec)}: try --torso mlp")
+        other = "mlp" if instead == "--torso" else "basic"
+        raise UserError(f"{part} needs an image, and this environment gives {', '.join(spec)}: try {instead} {other}")
     if min(spec["image"].shape[1:]) < at_least:
         size = "x".join(map(str, spec["image"].shape[1:]))
-        raise UserError(f"torso {torso} needs images of at least {at_least}x{at_least}, not {size}: try resnet or mlp")
+        other = "resnet or mlp" if instead == "--torso" else "basic"
+        raise UserError(f"{part} needs images of at least {at_least}x{at_least}, not {size}: try {instead} {other}")
 
 
 def suitable(spec: ObservationSpec) -> str:

@@ -186,14 +186,17 @@ class _Judge:
 
 @torch.no_grad()
 def _watch(
-    played: Iterator[Moment], trusted: Agent | None, pairs: list[np.ndarray], apart: dict[str, list[np.ndarray]]
+    played: Iterator[tuple[Moment, np.ndarray]],
+    trusted: Agent | None,
+    pairs: list[np.ndarray],
+    apart: dict[str, list[np.ndarray]],
 ) -> Iterator[Step]:
     """Hand on the steps; keep trained and true reward of each, and what the trusted agent would rather have done."""
     state = None
-    for moment in played:
+    for moment, actions in played:
         pairs.append(np.stack([moment.step.measures["trained"], moment.step.measures["true"]]))
         if trusted is not None:
-            state = trusted.initial_state(moment.action.shape[1]) if state is None else state
+            state = trusted.initial_state(len(actions)) if state is None else state
             seen: Inputs = replace(moment.inputs, reward=torch.from_numpy(moment.step.measures["trusted"])[None])
             output, state = trusted(seen, state)  # it sees the reward that it was trained on
             mine, theirs = output.distribution.log_probs[0], moment.output.distribution.log_probs[0]

@@ -16,6 +16,8 @@ import numpy as np
 from rich.table import Table
 
 from bestiary.analysis.evaluation import summarise
+from bestiary.analysis.figures import finish, panel_grid, pyplot
+from bestiary.analysis.files import FIGURES
 from bestiary.config import group_key
 from bestiary.console import note, stdout, warn
 from bestiary.errors import UserError
@@ -88,7 +90,7 @@ def compare(
     overwrite: bool = False,
 ) -> dict[str, list[Group]]:
     """Draw the curves to `out`, write them as CSV beside it, and print a table. Returns the groups of each panel."""
-    if out.suffix not in (".png", ".svg", ".pdf"):
+    if out.suffix not in FIGURES:
         raise UserError(f"--out {out}: figures are .png, .svg or .pdf")
     scales = out.with_stem(f"{out.stem}-popart") if any(_scales_of(run) for run in runs) else None
     table_path = out.with_suffix(".csv")
@@ -231,9 +233,9 @@ def draw(
 
     Groups whose labels are in `flat` are dashed lines at what they came to in the end. `zoom` adds a look at a part of the x
     axis to each panel, as high as what is there needs."""
-    plt = _pyplot()
+    plt = pyplot()
     parts = [(task, groups, part) for task, groups in panels.items() for part in ([None, zoom] if zoom else [None])]
-    figure, places = _panels(plt, parts)
+    figure, places = panel_grid(plt, parts)
     labels = dict.fromkeys(group.label for groups in panels.values() for group in groups)
     colors = {label: f"C{k}" for k, label in enumerate(labels)}
     lines: dict[str, Any] = {}
@@ -250,7 +252,7 @@ def draw(
             axes.fill_between(group.x[shown], group.low[shown], group.high[shown], color=color, alpha=0.2, linewidth=0)
             lines.setdefault(group.label, line)
         of_task = " of the task" if task else ""
-        _finish(axes, task, f"steps (agent decisions){of_task}" if axis == "steps" else "minutes", axis == "steps")
+        finish(axes, task, f"steps (agent decisions){of_task}" if axis == "steps" else "minutes", axis == "steps")
         axes.set_ylabel("return of a game")
     figure.legend(  # below, not over the curves
         handles=list(lines.values()), frameon=False, fontsize="small", loc="upper left", bbox_to_anchor=(0.02, 0.02)
@@ -262,9 +264,9 @@ def draw(
 
 def draw_scales(runs: list[Run], out: Path) -> None:
     """What PopArt took for the scale of each task's returns: mu as a line, mu plus and minus sigma as a band, a run each."""
-    plt = _pyplot()
+    plt = pyplot()
     tasks = list(dict.fromkeys(task for run in runs for task in _scales_of(run)))
-    figure, places = _panels(plt, tasks)
+    figure, places = panel_grid(plt, tasks)
     lines: dict[str, Any] = {}
     for axes, task in zip(places, tasks, strict=True):
         for k, run in enumerate(runs):
@@ -276,7 +278,7 @@ def draw_scales(runs: list[Run], out: Path) -> None:
             (line,) = axes.plot(x, mu, f"C{k}{'o' if len(x) == 1 else '-'}", label=run.name, linewidth=1.4)
             lines.setdefault(run.name, line)
             axes.fill_between(x, mu - sigma, mu + sigma, color=f"C{k}", alpha=0.2, linewidth=0)
-        _finish(axes, task, "steps of the task", True)
+        finish(axes, task, "steps of the task", True)
         axes.set_ylabel("mu ± sigma")
     figure.legend(  # below, not over the curves
         handles=list(lines.values()), frameon=False, fontsize="small", loc="upper left", bbox_to_anchor=(0.02, 0.02)
@@ -289,39 +291,6 @@ def draw_scales(runs: list[Run], out: Path) -> None:
 def _scales_of(run: Run) -> list[str]:
     """The tasks of which a run's metrics know mu."""
     return [name.removesuffix("/mu") for name in run.metrics if name.endswith("/mu")]
-
-
-def _pyplot() -> Any:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    return plt
-
-
-def _panels(plt: Any, tasks: Sequence[Any]) -> tuple[Any, list[Any]]:
-    """One panel, or as many as there are tasks, three in a row."""
-    if len(tasks) == 1:
-        figure, axes = plt.subplots(figsize=(7, 4.2), dpi=150)
-        return figure, [axes]
-    columns = min(3, len(tasks))
-    rows = -(-len(tasks) // columns)
-    figure, grid = plt.subplots(rows, columns, figsize=(4 * columns, 3 * rows), dpi=150, squeeze=False)
-    places = list(grid.flat)
-    for axes in places[len(tasks) :]:
-        axes.set_axis_off()
-    return figure, places[: len(tasks)]
-
-
-def _finish(axes: Any, title: str, x_label: str, steps: bool) -> None:
-    import matplotlib.ticker
-
-    axes.set_title(title, fontsize="medium")
-    axes.set_xlabel(x_label)
-    axes.spines[["top", "right"]].set_visible(False)
-    if steps:
-        axes.xaxis.set_major_formatter(matplotlib.ticker.EngFormatter(sep=""))
 
 
 def _write_curves(panels: dict[str, list[Group]], path: Path, axis: str) -> None:

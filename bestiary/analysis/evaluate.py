@@ -22,14 +22,15 @@ from bestiary.console import interactive, note, stderr, warn
 from bestiary.envs import canonical, lookup
 from bestiary.envs.mixture import check_alike, task_name
 from bestiary.envs.pool import Pool
-from bestiary.envs.procgen import ProcgenPool, overlap, parse_levels, with_levels, with_mode
+from bestiary.envs.procgen import overlap, parse_levels, with_levels, with_mode
 from bestiary.envs.rewards import bare
 from bestiary.errors import RunError, UserError
 from bestiary.options import same_options
 from bestiary.rollout import Episode, Step
 from bestiary.runs import checkpoints
 from bestiary.runs.folder import Run
-from bestiary.runtime.episodes import EpisodeCounter
+from bestiary.runs.recordings import record as recorded
+from bestiary.runtime.episodes import EpisodeCounter, short_name
 
 
 def evaluate(
@@ -45,13 +46,15 @@ def evaluate(
     num_envs: int = 32,
     max_steps: int = 27_000,
     carry: int | None = None,
+    record: bool = False,
 ) -> Evaluation:
     """Play `episodes` whole games of each task with a run's agent and write the result into the run's folder.
 
     Without a number, 100, and of `levels` one game a level, where there are at most 1,000. `env` names other environments than
     the training's, `levels` ranges of levels to play one after the other. A game is given up after `max_steps` decisions: some
     environments never end. Those do not count, and are reported. With `carry`, the memory begins anew after so many decisions,
-    in the middle of games (0: as many as an unroll of the training has)."""
+    in the middle of games (0: as many as an unroll of the training has). With `record`, every decision is written to
+    recordings/, so that any of the games can be replayed."""
     config, names = run.config, tuple(map(canonical, env)) or run.config.envs
     for flag, words in (("--env", names), ("--levels", levels)):
         if twice := [word for word in words if words.count(word) > 1]:
@@ -59,6 +62,8 @@ def evaluate(
     carry = config.make_algorithm().unroll_length if carry == 0 else carry
     splits = [with_levels(config.envs[0], config.env_options, split) for split in levels] or [config.env_options]
     games = [episodes or (_usual_games(split.levels) if levels else 100) for split in splits]
+    if record:
+        _check_recordable(names, splits, games)
     roles = {(name, split): _role(config, name, split) for name in names for split in levels}
     _check_envs(config, names)
     if every_checkpoint:
@@ -80,6 +85,19 @@ def evaluate(
             for split, count in zip(splits, games, strict=True):
                 streams = np.random.SeedSequence([config.training.seed, 1, seed]).spawn(2)
                 pool = make_pool([name], split, min(num_envs, count), streams[0], rewards=config.rewards)
+                if record:
+                    pool = recorded(
+                        pool,
+                        run.new_path(
+                            "recordings", f"eval-{point.steps:012d}-{short_name(name).replace(':', '-')}", ".json"
+                        ),
+                        [name],
+                        split,
+                        streams[0],
+                        run=run.name,
+                        checkpoint_steps=point.steps,
+                        policy=policy,
+                    )
                 task = config.envs.index(name) if name in config.envs else 0
                 draws = int(streams[1].generate_state(1)[0])
                 played, unfinished = play_games(
@@ -105,6 +123,18 @@ def evaluate(
     evaluation = Evaluation(protocol, parts)
     evaluation.save(path)
     return evaluation
+
+
+def _check_recordable(names: Sequence[str], splits: Sequence[Any], games: Sequence[int]) -> None:
+    """Where every level is owed equally often, what a row plays next depends on the others: no game can be replayed alone."""
+    for split, count in zip(splits, games, strict=True):
+        if hasattr(split, "levels") and hasattr(lookup(names[0]).options, "levels"):
+            first, last = parse_levels(split.levels)
+            if last - first <= count:
+                raise UserError(
+                    f"--record: {count} games of {last - first} levels are dealt out so that each is played equally often, "
+                    "and cannot be replayed one by one; ask for fewer --episodes than levels"
+                )
 
 
 def _usual_games(levels: str) -> int:
@@ -231,7 +261,7 @@ def count_games(
 ) -> tuple[list[Episode], int]:
     """The episodes of so many whole games among the steps of a pool, whoever plays; and how many games are missing."""
     n = pool.num_envs
-    levels = found if isinstance(found := bare(pool), ProcgenPool) else None
+    levels: Any = found if hasattr(found := bare(pool), "owe") else None  # ProcGen's
     by_level = levels is not None and levels.owe(episodes)
     quota = np.full(n, episodes // n) + (np.arange(n) < episodes % n)  # games that environment i owes
     counter = EpisodeCounter(n, pool.tasks, pool.measures_spec)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from bestiary import __version__
 from bestiary.analysis.play import moments
@@ -56,7 +57,7 @@ def export(
     names, columns = list(pool.measures_spec), dict[str, list[np.ndarray]]()
     draws = int(streams[1].generate_state(1)[0])
     try:
-        for t, moment in enumerate(moments(agent, pool, greedy=greedy, seed=draws)):
+        for t, (moment, actions) in enumerate(moments(agent, pool, greedy=greedy, seed=draws)):
             step, output = moment.step, moment.output
             entry: dict[str, np.ndarray] = {}
             if t > 0:
@@ -66,8 +67,8 @@ def export(
                 entry |= {f"observation.{kind}": array for kind, array in step.observation.items()}
                 entry |= {
                     "done": step.done,
-                    "action": moment.action[0].numpy(),
-                    "log_prob": output.distribution.log_prob(moment.action)[0].numpy(),
+                    "action": actions,
+                    "log_prob": output.distribution.log_prob(torch.from_numpy(actions)[None])[0].numpy(),
                     "value": output.value[0].numpy(),
                     "logits": output.distribution.logits[0].numpy(),
                 }

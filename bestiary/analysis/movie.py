@@ -1,26 +1,22 @@
-"""A game of a trained agent as a GIF or MP4: the environment's own picture, not the agent's small input."""
+"""Games of trained agents as GIF or MP4: the environment's own picture, not the agent's small input; one, or side by side."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import imageio.v3 as imageio
 import numpy as np
-import torch.nn as nn
-from PIL import Image
 
-from bestiary.analysis.play import play
-from bestiary.config import make_pool
-from bestiary.console import note
-from bestiary.envs import canonical
-from bestiary.envs.pool import Pool
-from bestiary.envs.rewards import bare
-from bestiary.errors import UserError
-from bestiary.options import suggest
-from bestiary.runs import checkpoints
+from bestiary.analysis.attention import attention_map, check_attends
+from bestiary.analysis.files import check_output, write_movie
+from bestiary.analysis.look_saliency import Look, full_scores, lenses, painted
+from bestiary.analysis.paint import overlay, panels
+from bestiary.analysis.saliency import Method
+from bestiary.analysis.stage import Scene, Show, Stage, open_scripted
+from bestiary.console import note, tracked
 from bestiary.runs.folder import Run
+from bestiary.runs.recordings import Game, Recording
 
-SUFFIXES = (".gif", ".mp4")
-ENOUGH = 50  # steps that make a movie worth watching; shorter games are followed by another
+__all__ = ["attention_map", "film", "film_together", "overlay", "write_movie"]
 
 
 def film(
@@ -35,117 +31,95 @@ def film(
     overwrite: bool = False,
     attention: bool = False,
     env: str | None = None,
+    replay: tuple[Recording, Game] | None = None,
 ) -> Path:
     """Film one game, or its first `length` steps (of very short games, several); returns the file.
 
     With `attention`, where the agent looks is drawn over the picture. Where a flickering game is blank to the agent, it is
-    drawn dark. `env` is one of the run's tasks, else the first."""
-    config = run.config
-    env = canonical(env) if env is not None else None
-    if env is not None and env not in config.envs:
-        raise UserError(f"--env {env}: the run's tasks are {', '.join(config.envs)}{suggest(env, config.envs)}")
-    task = config.envs.index(env) if env is not None else 0
-    chosen = checkpoints.choose(run.path, checkpoint)
-    stem = f"{chosen.steps:012d}-{'greedy' if greedy else 'sampled'}"
-    path = check_output(out, overwrite) if out is not None else run.new_path("movies", stem, ".gif")
-    agent = run.agent(chosen.steps)
-    if attention and not getattr(agent, "attends", False):
-        raise UserError(f"{run.path}: its agent has no attention to draw; --agent iam --agent.dset attention has")
-    streams = np.random.SeedSequence([config.training.seed, 2, seed]).spawn(2)
-    pool = make_pool([config.envs[task]], config.env_options, 1, streams[0], render=True, rewards=config.rewards)
-    pictures: list[np.ndarray] = []
-    earned = [0.0]  # a game
-    try:
-        for step, output in play(agent, pool, greedy=greedy, seed=int(streams[1].generate_state(1)[0]), task=task):
-            earned[-1] += float(step.reward[0])
-            if len(pictures) >= length or (step.game_over[0] and len(pictures) >= ENOUGH):
-                break  # the picture after a game over already belongs to the next game
-            if step.game_over[0]:
-                earned.append(0.0)
-            picture = pool.render()[0]
-            if "blank" in step.measures and step.measures["blank"][0]:
-                picture = picture // 4  # a flickering game, and the agent sees nothing of this
-            if attention:
-                weights = output.extras["attention"][0, 0].numpy()  # [heads,R]
-                picture = overlay(picture, *attention_map(weights, agent, pool))
-            pictures.append(picture)
-    finally:
-        pool.close()
-    write_movie(path, pictures, fps or (60 / pool.frames_per_step if pool.frames_per_step > 1 else 10))
-    note(f"{len(pictures)} steps, return {', '.join(f'{r:g}' for r in earned)}")
+    drawn dark. `env` is one of the run's tasks, else the first. With `replay`, a recorded game is shown again, and the agent
+    watches."""
+    path = check_output(out, overwrite) if out is not None else None
+    stage, script = open_scripted(run, replay, checkpoint=checkpoint, env=env, seed=seed)
+    if attention:
+        check_attends(stage.agent, run.path)
+    if path is None:
+        path = run.new_path("movies", f"{stage.steps:012d}-{'greedy' if greedy else 'sampled'}", ".gif")
+    show = Show([stage], length=length, greedy=greedy, script=script)
+    pictures = [_attended(scene, stage) if attention else scene.shown for (scene,) in show]
+    write_movie(path, pictures, fps or show.fps)
+    note(f"{len(pictures)} steps, return {', '.join(f'{r:g}' for r in show.earned)}")
     return path
 
 
-Box = tuple[float, float, float, float]  # left, top, right, bottom, as shares of a picture
-EVERYWHERE: Box = (0, 0, 1, 1)
-SATURATED = 5  # times its even share of the attention: a cell with that much is as red as it gets
+def _attended(scene: Scene, stage: Stage) -> np.ndarray:
+    weights = scene.moment.output.extras["attention"][0, 0].numpy()  # [heads,R]
+    return overlay(scene.shown, *attention_map(weights, stage.agent, stage.pool))
 
 
-def attention_map(weights: np.ndarray, agent: Any, pool: Pool) -> tuple[np.ndarray, Box]:
-    """Weights of all heads over cells or inputs, [heads,R], as one map [h,w], and the part of the screen that it covers.
+@dataclass
+class Panel:
+    """A game, or a view of it, among others."""
 
-    0 is an even share or less, 1 is SATURATED times that or more: the same in every picture, so that pictures compare."""
-    shares = weights.mean(axis=0) * weights.shape[1]  # 1 where attention is even
-    shape = getattr(agent.torso, "map_shape", None)
-    if shape is not None:
-        cells, box = shares.reshape(shape[1:]), _seen_by_cells(agent.torso, pool.observation_spec["image"].shape)
-    else:
-        places = getattr(bare(pool), "input_cells", None)  # [D,2]: row and column that an input is about
-        if places is None:
-            raise UserError(f"{pool.tasks[0]}: its inputs have no place in the picture, so attention cannot be drawn")
-        cells, box = np.zeros(places.max(axis=0) + 1), EVERYWHERE
-        np.maximum.at(cells, tuple(places.T), shares)
-    return np.clip((cells - 1) / (SATURATED - 1), 0, 1), box
+    caption: str
+    pictures: list[np.ndarray]
 
 
-def _seen_by_cells(torso: Any, image: tuple[int, ...]) -> Box:
-    """The part of a picture in which the cells of the torso's map have their middles, half a cell around them included."""
-    first, stride = 0.0, 1  # the middle of the first cell, and from one to the next, in pixels
-    for layer in torso.convolutions.modules():
-        if isinstance(layer, nn.Conv2d | nn.MaxPool2d):
-            kernel, step, padding = (v[0] if isinstance(v, tuple) else v for v in _geometry(layer))
-            first, stride = first + ((kernel - 1) / 2 - padding) * stride, stride * step
-    low = [(first + 0.5 - stride / 2) / size for size in image[1:]]
-    high = [
-        (first + 0.5 + stride * (cells - 0.5)) / size
-        for cells, size in zip(torso.map_shape[1:], image[1:], strict=True)
-    ]
-    return max(0, low[1]), max(0, low[0]), min(1, high[1]), min(1, high[0])
-
-
-def _geometry(layer: nn.Conv2d | nn.MaxPool2d) -> tuple[Any, Any, Any]:
-    return layer.kernel_size, layer.stride, layer.padding
-
-
-def overlay(picture: np.ndarray, cells: np.ndarray, box: Box = EVERYWHERE, strength: float = 0.6) -> np.ndarray:
-    """A picture [H,W,3] with a map [h,w] of values in [0,1] laid over a part of it: dimmed, and red where the map is high."""
-    height, width = picture.shape[:2]
-    left, top, right, bottom = (round(share * size) for share, size in zip(box, (width, height) * 2, strict=True))
-    smooth = Image.fromarray(np.uint8(255 * cells)).resize((right - left, bottom - top), Image.Resampling.BICUBIC)
-    heat = np.zeros((height, width, 1), np.float32)
-    heat[top:bottom, left:right] = np.asarray(smooth, np.float32)[..., None] / 255
-    red = np.array([255, 40, 0], np.float32)
-    return (picture * (1 - strength * heat) + red * strength * heat).astype(np.uint8)
-
-
-def check_output(out: str | Path, overwrite: bool) -> Path:
-    path = Path(out).expanduser()
-    if path.suffix not in SUFFIXES:
-        raise UserError(f"--out {out}: movies are {' or '.join(SUFFIXES)}")
-    if path.exists() and not overwrite:
-        raise UserError(f"--out {out} exists; choose another name or add --overwrite")
-    if not path.resolve().parent.is_dir():
-        raise UserError(f"--out {out}: there is no folder {path.parent}")
+def film_together(
+    runs: Sequence[Run],
+    *,
+    out: str | Path,
+    same_actions: bool = False,
+    saliency: bool = False,
+    length: int | None = None,
+    checkpoint: int | None = None,
+    greedy: bool = False,
+    seed: int = 0,
+    fps: float = 0,
+    overwrite: bool = False,
+    env: str | None = None,
+    replay: tuple[Recording, Game] | None = None,
+    density: int = 4,
+) -> Path:
+    """Several agents side by side. Each plays a game of its own; or, with `same_actions`, all watch the one that the first
+    plays (or that was recorded: `replay`). With `saliency`, what would change each agent's mind is painted over its panel, and
+    the first panel is the plain game. Who is over first stays on its last picture."""
+    path, length = check_output(out, overwrite), length or (200 if saliency else 2_000)
+    same_actions = same_actions or replay is not None
+    shows: list[Show] = []
+    for k, run in enumerate(runs):
+        like = runs[0] if same_actions else None
+        stage, script = open_scripted(run, replay, checkpoint=checkpoint, env=env, seed=seed, like=like)
+        if k and same_actions:
+            shows[0].stages = [*shows[0].stages, stage]
+        else:
+            shows.append(Show([stage], length=length, greedy=greedy, script=script))
+    plain = same_actions or len(runs) == 1
+    made = [panel for show in shows for panel in _view(show, saliency, plain=plain, density=density)]
+    longest = max(len(panel.pictures) for panel in made)
+    for panel in made:
+        panel.pictures += [panel.pictures[-1]] * (longest - len(panel.pictures))
+    captions = [panel.caption for panel in made]
+    rows = [panels(row, captions) for row in zip(*(panel.pictures for panel in made), strict=True)]
+    write_movie(path, rows, fps or shows[0].fps)
+    note(f"{longest} steps, return {', '.join(f'{sum(show.earned):g}' for show in shows)}")
     return path
 
 
-def write_movie(path: Path, pictures: list[np.ndarray], fps: float) -> None:
-    """Write RGB pictures [H,W,3]; small ones are enlarged by whole pixels, so that a person can see them."""
-    height, width = pictures[0].shape[:2]
-    scale = max(1, round(210 / height)) if max(height, width) < 100 else 1
-    large = [np.repeat(np.repeat(p, scale, axis=0), scale, axis=1) for p in pictures] if scale > 1 else pictures
-    if path.suffix == ".mp4":
-        even = [np.pad(p, ((0, p.shape[0] % 2), (0, p.shape[1] % 2), (0, 0)), mode="edge") for p in large]
-        imageio.imwrite(path, np.stack(even), fps=fps, codec="libx264", macro_block_size=1)
-    else:
-        imageio.imwrite(path, np.stack(large), duration=1000 / fps, loop=0)
+def _view(show: Show, saliency: bool, plain: bool, density: int) -> list[Panel]:
+    """The panels of one game: as it is, where `plain`, and as each of its stages sees it."""
+    names = [stage.run.name for stage in show.stages]
+    if not saliency:
+        pictures = [scenes[0].shown for scenes in tracked(show, "filming", show.length)]
+        return [Panel(", ".join(names), pictures)]
+    looking, look = lenses(show.stages, Method(density=density)), Look()
+    played, takes = [], []
+    for scenes in tracked(show, "saliency", show.length):
+        played.append([scene.shown for scene in scenes])
+        takes.append([lens(s.moment.inputs, s.moment.state) for lens, s in zip(looking, scenes, strict=True)])
+    made = [Panel("the game", [pictures[0] for pictures in played])] if plain else []
+    for k, (name, lens) in enumerate(zip(names, looking, strict=True)):
+        own = [take[k] for take in takes]
+        full = full_scores([own], look)  # its own: logits of different agents have no common scale
+        shown = [painted(pictures[k], maps, lens, look, full) for pictures, maps in zip(played, own, strict=True)]
+        made.append(Panel(name, shown))
+    return made

@@ -19,21 +19,27 @@ from bestiary.runs.folder import Run
 from bestiary.runs.tables import read_columns
 from bestiary.textconfig import presets, read_toml
 
+COLUMNS = ("environment", "seed", "steps", "of", "return", "time", "state")
+
+
+def find_runs(folder: Path) -> list[Path]:
+    """The folders of all runs below one, oldest first; the folder itself, where it is a run."""
+    runs = [path.parent for path in folder.glob("**/config.toml") if not path.parent.is_symlink()]
+    if not runs:
+        raise UserError(f"there is no run below {folder}; bestiary train --preset hello makes one")
+    return sorted(runs, key=lambda path: path.stat().st_mtime)
+
 
 def show_runs(folder: Path) -> None:
-    runs = [path.parent for path in folder.glob("**/config.toml") if not path.parent.is_symlink()]
-    found = sorted(runs, key=lambda path: path.stat().st_mtime)
-    if not found:
-        raise UserError(f"there is no run below {folder}; bestiary train --preset hello makes one")
     table = Table()
-    for column in ("run", "environment", "seed", "steps", "of", "return", "time", "state"):
+    for column in ("run", *COLUMNS):
         table.add_column(column, justify="right" if column in ("seed", "steps", "of", "return", "time") else "left")
-    for path in found:
-        table.add_row(str(path), *_describe(path))
+    for path in find_runs(folder):
+        table.add_row(str(path), *describe_run(path))
     stdout.print(table)
 
 
-def _describe(path: Path) -> list[str]:
+def describe_run(path: Path) -> list[str]:
     """One run in words. Reads only text, so that a run of somebody else's code can be listed safely."""
     try:
         config = read_toml(path / "config.toml")

@@ -20,6 +20,7 @@ from bestiary.runs import checkpoints
 from bestiary.runs.checkpoints import Checkpoint
 from bestiary.runs.folder import Place, Run, amend, create_run, load_weights, open_run, unused
 from bestiary.runs.loggers import check_loggers
+from bestiary.runs.recordings import record
 from bestiary.runtime import local, serial
 from bestiary.runtime.actor import Actor
 from bestiary.runtime.devices import check_device, choose_device, placement
@@ -104,6 +105,8 @@ def _chosen(run: Run, steps: int | None) -> Checkpoint | None:
 def _train(run: Run, config: Config, checkpoint: Checkpoint | None) -> None:
     training = config.training
     actors, learner = build(config, checkpoint.steps if checkpoint else 0)
+    if training.record:
+        _record(run, config, actors, checkpoint.steps if checkpoint else 0)
     first, past = actors[0], None
     if checkpoint is not None:
         load_weights(learner.agent, checkpoint)
@@ -146,11 +149,11 @@ def build(config: Config, at_step: int = 0) -> tuple[list[Actor], Learner]:
     count = training.pools if is_local else 1
     torch.set_num_threads(1)
     acting, learning = placement(training)
-    made = _make_pools(config, pools, count)
-    if at_step and (is_local or not made[0].saveable):
+    made = _make_pools(config, pools.spawn(count))
+    if _afresh(config, at_step, made[0]):
         for pool in made:
             pool.close()
-        made = _make_pools(config, np.random.SeedSequence([training.seed, at_step]), count)
+        made = _make_pools(config, np.random.SeedSequence([training.seed, at_step]).spawn(count))
     agent = config.make_agent(made[0], seed=int(weights.generate_state(1)[0]))
     if at_step == 0 and training.init_from is not None:
         take_over(agent, made[0], open_run(training.init_from))
@@ -205,8 +208,25 @@ def acquaint(config: Config, agent: Agent, num_envs: int = 8, decisions: int = 1
         module.acquaint({kind: torch.cat([step[kind] for step in seen]) for kind in seen[0]})
 
 
-def _make_pools(config: Config, seeds: np.random.SeedSequence, count: int) -> list[Pool]:
-    return [config.make_pool(config.training.num_envs // count, child) for child in seeds.spawn(count)]
+def _make_pools(config: Config, seeds: list[np.random.SeedSequence]) -> list[Pool]:
+    return [config.make_pool(config.training.num_envs // len(seeds), seed) for seed in seeds]
+
+
+def _afresh(config: Config, at_step: int, pool: Pool) -> bool:
+    """Whether environments begin anew where a run is resumed, with other seeds."""
+    return bool(at_step) and (config.training.runtime == "local" or not pool.saveable)
+
+
+def _record(run: Run, config: Config, actors: list[Actor], at_step: int) -> None:
+    """Have every pool's decisions written down; where environments go on, in the file that they began."""
+    afresh = _afresh(config, at_step, actors[0].pool)
+    root = np.random.SeedSequence(config.training.seed).spawn(3)[0]
+    root = np.random.SeedSequence([config.training.seed, at_step]) if afresh else root
+    rows = 0 if afresh else at_step // config.training.num_envs
+    for k, (actor, seed) in enumerate(zip(actors, root.spawn(len(actors)), strict=True)):
+        path = run.path / "recordings" / f"train-{at_step if afresh else 0:012d}-{k}.json"
+        about = {"run": run.name, "policy": "training"}
+        actor.pool = record(actor.pool, path, list(config.envs), config.env_options, seed, rows, **about)
 
 
 def make_layout(config: Config) -> local.Layout:

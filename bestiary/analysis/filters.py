@@ -1,0 +1,282 @@
+"""`bestiary look filters`: how far apart the convolutions of agents are, and what they make of the same frames.
+
+Two measures of the same question, layer by layer:
+
+    distance    squared differences of kernels, the k x k weights from one input to one output channel: sum, and mean over
+                kernels. Kernels are matched by their index, or so that the sum is least (`optimal`: kernels one by one, as
+                published, which no network allows for; `filters`: whole filters, all inputs of an output channel at once)
+    CKA         linear centred kernel alignment of what the layers give out on the same frames (Kornblith et al. 2019): 1 where
+                one is the other turned and scaled, whatever the order of channels; the sounder answer
+
+Runs are compared with the first one at equal fractions of their training, or each with itself over time.
+"""
+
+import csv
+import itertools
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy.optimize
+import torch
+import torch.nn as nn
+from torch import Tensor
+
+from bestiary.analysis.figures import figure_path, finish, pyplot
+from bestiary.analysis.stage import Show, open_stage
+from bestiary.console import note, short, tracked
+from bestiary.errors import UserError
+from bestiary.rollout import Inputs
+from bestiary.runs import checkpoints
+from bestiary.runs.checkpoints import Checkpoint
+from bestiary.runs.folder import Run, load_weights
+
+MATCHES = ("index", "optimal", "filters")
+MANY = 4096  # kernels that optimal matching compares with as many others; more take minutes and gigabytes
+
+
+@dataclass
+class Row:
+    """One layer of two checkpoints."""
+
+    pair: str
+    layer: str
+    point: int  # how-manyeth of the compared checkpoints
+    steps: tuple[int, int]
+    kernels: int
+    sum: float
+    mean: float
+    cka: float | None = None
+
+
+def look_filters(
+    runs: Sequence[Run],
+    *,
+    out: str | Path | None = None,
+    points: int = 10,
+    match: str = "index",
+    between: str = "runs",
+    frames: int = 256,
+    seed: int = 0,
+    overwrite: bool = False,
+) -> list[Row]:
+    """Compare, draw and write; `frames` of a game of the first run are what CKA is taken on (0: none)."""
+    path = figure_path(out, overwrite) if out is not None else None
+    if between == "runs" and len(runs) < 2:
+        raise UserError("--between runs: needs two runs or more; --between time compares a run with itself")
+    chosen = [spaced(run, points) for run in runs]
+    pairs = _pairs(runs, chosen, between)
+    first = pairs[0][1][0]
+    for label, couples in pairs:
+        for one, other in couples[:1]:
+            _check_shapes(label, convolutions(one.model()), convolutions(other.model()), match)
+    lens = Frames(runs, frames, seed) if frames else None
+    rows = []
+    total = sum(len(couples) for _, couples in pairs)
+    todo = [(label, k, couple) for label, couples in pairs for k, couple in enumerate(couples)]
+    for label, k, (one, other) in tracked(todo, "filters", total):
+        rows += _compare(label, k, one, other, match, lens)
+    if path is None:
+        path = runs[0].new_path("looks", f"filters-{between}-{match}-{first[1].steps:012d}", ".png")
+    _write(rows, path.with_suffix(".csv"), match)
+    _draw(rows, path, match, between)
+    note(f"written: {path} and .csv")
+    return rows
+
+
+Couples = list[tuple[Checkpoint, Checkpoint]]
+
+
+def spaced(run: Run, points: int) -> list[Checkpoint]:
+    """So many checkpoints of a run, from the first to the last, equally far apart; all where it has fewer."""
+    found = run.checkpoints
+    if not found:
+        raise UserError(f"{run.path} has no checkpoint yet")
+    places = np.unique(np.linspace(0, len(found) - 1, min(points, len(found))).round().astype(int))
+    return [checkpoints.choose(run.path, found[place].steps) for place in places]
+
+
+def _pairs(runs: Sequence[Run], chosen: list[list[Checkpoint]], between: str) -> list[tuple[str, Couples]]:
+    if between == "time":
+        for run, points in zip(runs, chosen, strict=True):
+            if len(points) < 2:
+                raise UserError(
+                    f"{run.path} has one checkpoint: nothing to compare over time (--save-every keeps more)"
+                )
+        return [(run.name, list(itertools.pairwise(own))) for run, own in zip(runs, chosen, strict=True)]
+    fewest = min(map(len, chosen))
+    chosen = [spaced(run, fewest) if len(own) > fewest else own for run, own in zip(runs, chosen, strict=True)]
+    return [
+        (f"{runs[0].name} and {run.name}", list(zip(chosen[0], own, strict=True)))
+        for run, own in zip(runs[1:], chosen[1:], strict=True)
+    ]
+
+
+def convolutions(model: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The weights [out,in,k,k] of all convolutions, in the order of their numbers."""
+    names = [name for name, tensor in model.items() if tensor.dim() == 4 and name.endswith(".weight")]
+    natural = sorted(names, key=lambda name: [int(w) if w.isdecimal() else w for w in re.split(r"(\d+)", name)])
+    return {name.removesuffix(".weight"): model[name].float() for name in natural}
+
+
+def _check_shapes(label: str, one: dict[str, Tensor], other: dict[str, Tensor], match: str) -> None:
+    if not one or not other:
+        raise UserError(f"{label}: no convolutions to compare; bestiary look actions compares what agents do")
+    for name in dict.fromkeys([*one, *other]):
+        shapes = ["x".join(map(str, m[name].shape)) if name in m else "not there" for m in (one, other)]
+        if shapes[0] != shapes[1]:
+            raise UserError(
+                f"{label}: filters of different shapes cannot be compared: {name} is {' and '.join(shapes)}"
+            )
+        count = one[name].shape[0] * one[name].shape[1]
+        if match == "optimal" and count > MANY:
+            raise UserError(f"--match optimal: {name} has {count} kernels, more than {MANY}; try --match filters")
+
+
+def _compare(label: str, k: int, one: Checkpoint, other: Checkpoint, match: str, lens: "Frames | None") -> list[Row]:
+    left, right = convolutions(one.model()), convolutions(other.model())
+    alike = lens.alignment(one, other) if lens is not None else {}
+    rows = []
+    for layer in left:
+        total = distance(left[layer], right[layer], match)
+        kernels = left[layer].shape[0] * left[layer].shape[1]
+        mean = total / kernels
+        rows.append(Row(label, layer, k, (one.steps, other.steps), kernels, total, mean, alike.get(layer)))
+    return rows
+
+
+def distance(one: Tensor, other: Tensor, match: str = "index") -> float:
+    """Sum of squared differences of two convolutions' weights [out,in,k,k], their kernels matched."""
+    rows = [w.flatten(2).flatten(0, 1) if match != "filters" else w.flatten(1) for w in (one, other)]
+    left, right = (r.double().numpy() for r in rows)
+    if match == "index":
+        return float(((left - right) ** 2).sum())
+    cost = (left**2).sum(1)[:, None] + (right**2).sum(1)[None] - 2 * left @ right.T
+    chosen = scipy.optimize.linear_sum_assignment(cost)
+    return float(((left[chosen[0]] - right[chosen[1]]) ** 2).sum())
+
+
+def linear_cka(x: Tensor, y: Tensor) -> float:
+    """Of features [n,p] and [n,q] of the same n frames; by their n x n products, as n is the smaller number."""
+    grams = []
+    for features in (x, y):
+        centred = features.double() - features.double().mean(0)
+        grams.append(centred @ centred.T)
+    one, other = grams
+    norm = float(one.norm() * other.norm())
+    return float((one * other).sum()) / norm if norm > 0 else float("nan")
+
+
+class Frames:
+    """A game of the first run, and what the layers of any checkpoint give out on it."""
+
+    def __init__(self, runs: Sequence[Run], count: int, seed: int):
+        stage = open_stage(runs[0], seed=seed)
+        spec = stage.pool.observation_spec
+        scenes = [scene for (scene,) in tracked(Show([stage], length=count), "frames to compare on", count)]
+        inputs = [scene.moment.inputs for scene in scenes]
+        zeros = torch.zeros(len(inputs), 1)
+        observation = {kind: torch.cat([i.observation[kind] for i in inputs]) for kind in spec}
+        done = torch.cat([i.done for i in inputs])
+        self.inputs = Inputs(
+            observation, zeros, done, zeros.long(), zeros.long()
+        )  # tasks and actions may not be shared
+        self.agents: dict[Path, Any] = {}
+        for run in runs:
+            pool = run.config.make_pool(1, 0)
+            pool.close()
+            if pool.observation_spec != spec:
+                note(f"note: {run.path} sees other pictures than {runs[0].path}; no CKA")
+                continue
+            self.agents[run.path.resolve()] = run.config.make_agent(pool)
+        self.seen: dict[Path, dict[str, Tensor]] = {}
+
+    def alignment(self, one: Checkpoint, other: Checkpoint) -> dict[str, float]:
+        """CKA by layer; empty where an agent cannot see the frames."""
+        both = [self._features(checkpoint) for checkpoint in (one, other)]
+        return {layer: linear_cka(both[0][layer], both[1][layer]) for layer in both[0] if layer in both[1]}
+
+    @torch.no_grad()
+    def _features(self, checkpoint: Checkpoint) -> dict[str, Tensor]:
+        """What each convolution gives out, [n,p]."""
+        if checkpoint.path in self.seen:
+            return self.seen[checkpoint.path]
+        agent = self.agents.get(checkpoint.path.resolve().parent.parent)
+        if agent is None:
+            return {}
+        load_weights(agent, checkpoint)
+        caught: dict[str, list[Tensor]] = {}
+        hooks = []
+        for name, module in agent.named_modules():
+            if isinstance(module, nn.Conv2d):
+
+                def catch(_: nn.Module, __: Any, output: Tensor, name: str = name) -> None:
+                    caught.setdefault(name, []).append(output.flatten(1))
+
+                hooks.append(module.register_forward_hook(catch))
+        agent(self.inputs, agent.initial_state(1))
+        for hook in hooks:
+            hook.remove()
+        found = {name: torch.cat(parts) for name, parts in caught.items()}
+        self.seen = {checkpoint.path: found, **dict(list(self.seen.items())[:1])}  # of the last two, the usual pair
+        return found
+
+
+def _write(rows: list[Row], path: Path, match: str) -> None:
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["pair", "layer", "point", "steps", "other_steps", "kernels", "match", "sum", "mean", "cka"])
+        for r in rows:
+            numbers = [f"{r.sum:.6g}", f"{r.mean:.6g}", "" if r.cka is None else f"{r.cka:.6g}"]
+            writer.writerow([r.pair, r.layer, r.point, *r.steps, r.kernels, match, *numbers])
+
+
+def _draw(rows: list[Row], path: Path, match: str, between: str) -> None:
+    """A column for each pair; lines by layer, darker where deeper, the same as a heat map, and CKA where it was taken."""
+    plt = pyplot()
+    pairs = list(dict.fromkeys(row.pair for row in rows))
+    layers = list(dict.fromkeys(row.layer for row in rows))
+    measures = ["mean", "map", *(["cka"] if any(row.cka is not None for row in rows) else [])]
+    size = (4.6 * len(pairs) + 1.2, 3 * len(measures))
+    figure, grid = plt.subplots(len(measures), len(pairs), figsize=size, dpi=150, squeeze=False)
+    top = 1.1 * max(row.mean for row in rows) or 1.0
+    colors = plt.get_cmap("Blues")(np.linspace(0.35, 1, len(layers)))
+    for column, pair in enumerate(pairs):
+        own = {layer: [row for row in rows if (row.pair, row.layer) == (pair, layer)] for layer in layers}
+        own = {layer: found for layer, found in own.items() if found}
+        for place, measure in enumerate(measures):
+            axes = grid[place][column]
+            if measure == "map":
+                image = axes.imshow(
+                    [[row.mean for row in found] for found in own.values()],
+                    aspect="auto",
+                    vmin=0,
+                    vmax=top,
+                    cmap="Blues",
+                )
+                axes.set_yticks(range(len(own)), [short_layer(layer) for layer in own], fontsize="xx-small")
+                points = next(iter(own.values()))
+                axes.set_xticks(range(len(points)), [short(row.steps[1]) for row in points], fontsize="xx-small")
+                axes.set_xlabel("steps")
+                figure.colorbar(image, ax=axes)
+                continue
+            for layer, color in zip(layers, colors, strict=True):
+                values = [row.mean if measure == "mean" else row.cka for row in own.get(layer, ())]
+                x = [row.steps[1] for row in own.get(layer, ())]
+                axes.plot(x, values, color=color, label=short_layer(layer), marker="o" if len(x) == 1 else None)
+            title = f"{pair}{', over time' if between == 'time' else ''}" if place == 0 else ""
+            finish(axes, title, "steps", True)
+            axes.set_ylim(0, top if measure == "mean" else 1.02)
+            axes.set_ylabel(f"mean squared difference ({match})" if measure == "mean" else "CKA")
+    grid[0][-1].legend(frameon=False, fontsize="xx-small", loc="upper left", bbox_to_anchor=(1.02, 1))
+    figure.tight_layout()
+    figure.savefig(path, bbox_inches="tight")
+    plt.close(figure)
+
+
+def short_layer(name: str) -> str:
+    """torso.convolutions.2.first -> 2.first"""
+    return name.split("convolutions.")[-1]

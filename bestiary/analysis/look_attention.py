@@ -1,0 +1,60 @@
+"""`bestiary look attention`: a game, and beside it where each of the agent's heads looks."""
+
+from pathlib import Path
+
+import numpy as np
+
+from bestiary.analysis.attention import attention_map, check_attends
+from bestiary.analysis.files import MOVIES, STILLS, check_output, write_pictures
+from bestiary.analysis.paint import overlay, panels
+from bestiary.analysis.stage import Scene, Show, Stage, open_scripted
+from bestiary.console import note, tracked
+from bestiary.errors import UserError
+from bestiary.runs.folder import Run
+from bestiary.runs.recordings import Game, Recording
+
+
+def look_attention(
+    run: Run,
+    *,
+    out: str | Path | None = None,
+    start: int = 0,
+    length: int = 300,
+    checkpoint: int | None = None,
+    greedy: bool = False,
+    seed: int = 0,
+    fps: float = 0,
+    overwrite: bool = False,
+    env: str | None = None,
+    replay: tuple[Recording, Game] | None = None,
+) -> Path:
+    """Panels side by side: the game as it is, then a head each. The weights go beside them as .npz."""
+    path = None
+    if out is not None:
+        path = check_output(out, overwrite, (*MOVIES, *STILLS))
+        check_output(path.with_suffix(".npz"), overwrite, (".npz",))
+    stage, script = open_scripted(run, replay, checkpoint=checkpoint, env=env, seed=seed)
+    try:
+        check_attends(stage.agent, run.path)
+    except UserError:
+        stage.pool.close()
+        raise
+    path = path or run.new_path("looks", f"attention-{stage.steps:012d}-{start}", ".gif")
+    show = Show([stage], start=start, length=length, greedy=greedy, script=script)
+    pictures, weights = [], []
+    for (scene,) in tracked(show, "attention", length):
+        weights.append(scene.moment.output.extras["attention"][0, 0].numpy())  # [heads,R]
+        pictures.append(_heads(scene, weights[-1], stage))
+    write_pictures(path, pictures, fps or show.fps, first=start)
+    shape = getattr(stage.agent.torso, "map_shape", None)  # type: ignore[attr-defined]
+    found = np.stack(weights)  # [T,heads,R]
+    cells = found.reshape(*found.shape[:2], *shape[1:]) if shape is not None else found
+    np.savez_compressed(path.with_suffix(".npz"), weights=cells, step=np.arange(start, start + len(found)))
+    note(f"{len(pictures)} steps, {found.shape[1]} heads; weights: {path.with_suffix('.npz')}")
+    return path
+
+
+def _heads(scene: Scene, weights: np.ndarray, stage: Stage) -> np.ndarray:
+    maps = [attention_map(head[None], stage.agent, stage.pool) for head in weights]
+    looks = [overlay(scene.shown, cells, box) for cells, box in maps]
+    return panels([scene.shown, *looks], ["the game", *(f"head {k + 1}" for k in range(len(looks)))])

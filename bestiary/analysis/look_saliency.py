@@ -1,0 +1,142 @@
+"""`bestiary look saliency`: a game with what would change the agent's mind painted over it, and the scores as numbers.
+
+Red is the policy, green the value (orange and blue for eyes that cannot tell those apart). The absolute scale, the usual one,
+paints a score as strongly in every frame; the quantile scale always paints the highest tenth of a frame, as the published
+movies do, whether the scores are large or nearly nothing.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bestiary import __version__
+from bestiary.analysis import paint
+from bestiary.analysis.files import MOVIES, STILLS, check_output, write_pictures
+from bestiary.analysis.saliency import Maps, Method, Saliency, absolute_scale, fill, quantile_scale, usual_full
+from bestiary.analysis.stage import Scene, Show, Stage, open_scripted
+from bestiary.console import note, tracked
+from bestiary.errors import UserError
+from bestiary.runs.folder import Run
+from bestiary.runs.recordings import Game, Recording
+
+COLORS: dict[str, dict[str, paint.Color]] = {
+    "red-green": {"policy": (255, 0, 0), "value": (0, 255, 0)},
+    "orange-blue": {"policy": (255, 140, 0), "value": (40, 130, 255)},
+}
+OUTPUTS = {"policy": ("policy",), "value": ("value",), "both": ("policy", "value")}
+
+
+@dataclass(frozen=True)
+class Look:
+    """How scores become colour."""
+
+    output: str = "both"  # policy or value
+    scale: str = "absolute"  # or quantile
+    colors: str = "red-green"  # or orange-blue
+    full: tuple[float | None, float | None] = (None, None)  # scores of policy and value at full strength
+
+
+def look_saliency(
+    run: Run,
+    *,
+    out: str | Path | None = None,
+    start: int = 0,
+    length: int = 300,
+    method: Method = Method(),
+    look: Look = Look(),
+    checkpoint: int | None = None,
+    greedy: bool = False,
+    seed: int = 0,
+    fps: float = 0,
+    overwrite: bool = False,
+    env: str | None = None,
+    replay: tuple[Recording, Game] | None = None,
+) -> Path:
+    """Play a game and paint it; the raw scores go beside it as .npz. Returns the file with the pictures."""
+    stage, script = open_scripted(run, replay, checkpoint=checkpoint, env=env, seed=seed)
+    try:
+        lens = _lens(stage, method)
+        stem = f"saliency-{stage.steps:012d}-{start}"
+        path = _output(run, out, overwrite, stem)
+    except UserError:
+        stage.pool.close()
+        raise
+    show = Show([stage], start=start, length=length, greedy=greedy, script=script)
+    scenes, maps = list[Scene](), list[Maps]()
+    for (scene,) in tracked(show, "saliency", length):
+        scenes.append(scene)
+        maps.append(lens(scene.moment.inputs, scene.moment.state))
+    full = full_scores([maps], look)
+    pictures = [painted(s.shown, m, lens, look, full) for s, m in zip(scenes, maps, strict=True)]
+    write_pictures(path, pictures, fps or show.fps, first=start)
+    protocol = {
+        "run": run.name,
+        "checkpoint_steps": stage.steps,
+        "environment": stage.pool.tasks[0],
+        "policy": "recorded" if replay else "greedy" if greedy else "sampled",
+        "seed": seed,
+        **asdict(method),
+        **asdict(look),
+        "full": full,
+        "bestiary": __version__,
+    }
+    save_maps(path.with_suffix(".npz"), scenes, maps, start, protocol)
+    strongest = ", ".join(f"{name} {full[name]:.3g}" for name in OUTPUTS[look.output])
+    at = f"full colour at {strongest}" if look.scale == "absolute" else "the highest tenth of each frame is coloured"
+    note(f"{len(scenes)} steps, {at}; scores: {path.with_suffix('.npz')}")
+    return path
+
+
+def lenses(stages: Sequence[Stage], method: Method) -> list[Saliency]:
+    return [_lens(stage, method) for stage in stages]
+
+
+def _lens(stage: Stage, method: Method) -> Saliency:
+    try:
+        return Saliency(stage.agent, stage.pool.observation_spec, method)
+    except UserError as error:
+        raise UserError(*(f"{stage.run.path}: {problem}" for problem in error.problems)) from None
+
+
+def _output(run: Run, out: str | Path | None, overwrite: bool, stem: str) -> Path:
+    if out is None:
+        return run.new_path("looks", stem, ".gif")
+    path = check_output(out, overwrite, (*MOVIES, *STILLS))
+    return check_output(path.with_suffix(".npz"), overwrite, (".npz",)).with_suffix(path.suffix)
+
+
+def full_scores(takes: Sequence[Sequence[Maps]], look: Look) -> dict[str, float]:
+    """The scores that are painted at full strength, the same for all agents of a picture."""
+    every = [maps for take in takes for maps in take]
+    given = dict(zip(("policy", "value"), look.full, strict=True))
+    usual = {name: usual_full([getattr(maps, name) for maps in every]) for name in given}
+    return {name: usual[name] if given[name] is None else float(given[name] or 0) for name in given}
+
+
+def painted(picture: np.ndarray, maps: Maps, lens: Saliency, look: Look, full: dict[str, float]) -> np.ndarray:
+    """A screen with the scores of one moment over it, each where the agent's picture shows that part of the screen."""
+    heats = []
+    for name in OUTPUTS[look.output]:
+        scores = fill(getattr(maps, name), lens.method.density, (lens.height, lens.width))
+        heat = quantile_scale(scores) if look.scale == "quantile" else absolute_scale(scores, full[name])
+        heats.append((np.clip(paint.stretch(heat, picture.shape[:2]), 0, 1), COLORS[look.colors][name]))
+    return paint.paint(picture, heats)
+
+
+def save_maps(path: Path, scenes: list[Scene], maps: list[Maps], start: int, protocol: dict[str, Any]) -> None:
+    """Scores [T,h,w], and what the agent saw of itself at each step; `protocol` is JSON."""
+    outputs = [scene.moment.output for scene in scenes]
+    np.savez_compressed(
+        path,
+        policy=np.stack([m.policy for m in maps]),
+        value=np.stack([m.value for m in maps]),
+        step=np.arange(start, start + len(scenes)),
+        action=np.array([scene.action for scene in scenes]),
+        logits=np.stack([output.distribution.logits[0, 0].numpy() for output in outputs]),
+        worth=np.array([float(output.value[0, 0]) for output in outputs]),
+        protocol=np.array(json.dumps(protocol)),
+    )

@@ -1,0 +1,168 @@
+"""`bestiary report FOLDER`: all runs below a folder on one page: a table, learning curves, movies, saliency, evaluations.
+
+The page is one file with no request to anywhere, for a disk, a mail or a phone. What is missing of a run, a short movie and a
+saliency still, is drawn first, unless it is told not to."""
+
+import html
+import json
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from bestiary import __version__
+from bestiary.analysis.compare import draw, games_of, group_runs, panels_by_task
+from bestiary.analysis.look_saliency import look_saliency
+from bestiary.analysis.movie import film
+from bestiary.analysis.saliency import Method
+from bestiary.console import note, tracked
+from bestiary.errors import RunError, UserError
+from bestiary.runs.folder import Run
+from bestiary.runs.listing import COLUMNS, describe_run, find_runs
+from bestiary.webpage import details, document, image, picture, table
+
+LARGEST = 4 * 2**20  # bytes of a movie or picture on the page
+STEPS = 150  # of a movie that is made for it
+STILL = 100  # the step that a saliency still shows, where the game lasts that long
+
+
+def report(folder: Path, out: Path, *, drawing: bool = True, trust_code: bool = False, overwrite: bool = False) -> Path:
+    """Write the page; returns its path."""
+    if out.suffix not in (".html", ".htm"):
+        raise UserError(f"--out {out}: a page is .html")
+    if not out.resolve().parent.is_dir():
+        raise UserError(f"--out {out}: there is no folder {out.parent}")
+    if out.exists() and not overwrite:
+        raise UserError(f"--out {out} exists; choose another name or add --overwrite")
+    runs = [Run(path, trust_code) for path in find_runs(folder)]
+    if drawing:
+        for run in tracked(runs, "drawing", len(runs)):
+            draw_missing(run)
+    text = page(folder, runs)
+    temporary = out.with_name(f".{out.name}")
+    temporary.write_text(text)
+    temporary.replace(out)
+    note(f"{len(runs)} runs, {out.stat().st_size / 2**20:.1f} MiB")
+    return out
+
+
+def draw_missing(run: Run) -> None:
+    """A movie and a saliency still of a run that has none; says so where one cannot be."""
+    if not run.checkpoints:
+        return
+    try:
+        if not _newest(run, "movies", (".gif", ".mp4")):
+            film(run, length=STEPS)
+        if not _newest(run, "looks", (".png",), "saliency") and "image" in _spec(run):
+            _still(run)
+    except (UserError, RunError) as error:
+        note(f"{run.path}: not drawn: {str(error).splitlines()[0]}")
+
+
+def _spec(run: Run) -> Any:
+    pool = run.config.make_pool(1, 0)
+    pool.close()
+    return pool.observation_spec
+
+
+def _still(run: Run) -> None:
+    for start in (STILL, 0):
+        path = run.new_path("looks", f"saliency-{run.steps:012d}-{start}", ".png")
+        try:
+            look_saliency(run, out=path, start=start, length=1, method=Method(density=3 if start else 1))
+            return
+        except UserError:
+            if not start:
+                raise
+
+
+def page(folder: Path, runs: list[Run]) -> str:
+    places = [f"run-{k}" for k in range(len(runs))]
+    names = [_name(run, folder) for run in runs]
+    rows = [[name, *describe_run(run.path)] for name, run in zip(names, runs, strict=True)]
+    parts = [
+        f"<h1>{html.escape(folder.resolve().name)}</h1>",
+        f'<p class="small">{len(runs)} runs · {time.strftime("%Y-%m-%d %H:%M")} · bestiary {__version__}</p>',
+        table(["run", *COLUMNS], rows, places),
+        *_curves(runs),
+    ]
+    for run, name, place in zip(runs, names, places, strict=True):
+        parts += [f'<h2 id="{place}">{html.escape(name)}</h2>', *_run(run)]
+    return document(f"{folder.resolve().name}: {len(runs)} runs", parts)
+
+
+def _name(run: Run, folder: Path) -> str:
+    return str(run.path.resolve().relative_to(folder.resolve())) if run.path.resolve() != folder.resolve() else run.name
+
+
+def _curves(runs: list[Run]) -> Iterator[str]:
+    """A figure for each set of environments: returns of different worlds do not belong on one axis."""
+    by_env: dict[tuple[str, ...], list[Run]] = {}
+    for run in runs:
+        try:
+            several = len(run.settings["env"]) > 1
+            games_of(run, run.episodes["task"][0] if several and run.episodes else None)
+            by_env.setdefault(tuple(run.settings["env"]), []).append(run)
+        except (UserError, KeyError, IndexError):
+            continue  # no game finished yet
+    for names, members in by_env.items():
+        panels = panels_by_task(members) if len(names) > 1 else {"": group_runs(members)}
+        with tempfile.TemporaryDirectory() as place:
+            path = Path(place) / "curves.png"
+            draw(panels, path)
+            title = f"Learning curves: {', '.join(name.rsplit('/', 1)[-1] for name in names)}"
+            yield f"<h2>{html.escape(title)}</h2>{image(path.read_bytes(), title)}"
+            yield '<p class="small">Lines: mean over seeds. Bands: from the lowest to the highest.</p>'
+
+
+def _run(run: Run) -> Iterator[str]:
+    shown = []
+    if (movie := _newest(run, "movies", (".gif", ".mp4"))) is not None:
+        shown.append(_shown(movie, "playing", small=True))
+    kinds = {path.name.split("-")[0] for path in _folder(run, "looks").glob("*.*")}
+    for kind in sorted(kinds):
+        for suffixes in ((".png",), (".gif", ".mp4")):
+            if (found := _newest(run, "looks", suffixes, kind)) is not None:
+                shown.append(_shown(found, kind, small=kind in ("saliency",)))
+    if shown:
+        yield f'<div class="pictures">{"".join(shown)}</div>'
+    if evaluations := list(_evaluations(run)):
+        yield "<h3>Evaluations</h3>"
+        yield table(["what", "checkpoint", "policy", "games", "mean return", "95% interval"], evaluations)
+    try:
+        yield details("settings", "\n".join(f"{key} = {value}" for key, value in run.settings.items()))
+    except UserError as error:
+        yield f'<p class="small">{html.escape(str(error))}</p>'
+
+
+def _shown(path: Path, what: str, small: bool) -> str:
+    if (size := path.stat().st_size) > LARGEST:
+        text = f"{what}: {path.name} has {size / 2**20:.0f} MiB, too much for a page"
+        return f'<p class="small">{html.escape(text)}</p>'
+    return picture(path, f"{what}: {path.stem}", small)
+
+
+def _folder(run: Run, name: str) -> Path:
+    return (Path("runs") / f"zoo-{run.name}" if run.shipped else run.path) / name
+
+
+def _newest(run: Run, folder: str, suffixes: tuple[str, ...], kind: str = "") -> Path | None:
+    found = [path for path in _folder(run, folder).glob(f"{kind}*") if path.suffix in suffixes]
+    return max(found, key=lambda path: path.stat().st_mtime) if found else None
+
+
+def _evaluations(run: Run) -> Iterator[list[str]]:
+    for path in sorted(_folder(run, "evaluations").glob("*.json")):
+        try:
+            found = json.loads(path.read_text())
+            protocol = found["protocol"]
+            for part in found.get("parts", [found]):
+                game = part["statistics"]["game"]
+                at = part.get("checkpoint", protocol.get("checkpoint_steps", ""))
+                what = " ".join(str(part[key]) for key in ("task", "levels", "role") if part.get(key))
+                interval = f"{game['ci_low']:.2f} to {game['ci_high']:.2f}"
+                cells = [what, f"{at:,}", protocol["policy"], f"{game['n']:.0f}", f"{game['mean']:.2f}", interval]
+                yield [str(cell) for cell in cells]
+        except (ValueError, KeyError, TypeError, OSError):
+            continue  # not one of ours, or cut off

@@ -1,0 +1,189 @@
+"""A game on a stage: one environment with its picture, and an agent that plays it; or several agents that watch one game.
+
+    stage = open_stage(run, seed=0)
+    for scenes in Show([stage], length=300):        # a scene for each stage
+        scenes[0].picture, scenes[0].moment
+
+The same run, checkpoint, seed and options are the same game, whichever lens it is looked at through.
+"""
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from bestiary.agents.agent import Agent
+from bestiary.analysis.play import Moment, Player
+from bestiary.config import make_pool
+from bestiary.console import note
+from bestiary.envs import canonical
+from bestiary.envs.mixture import shapes
+from bestiary.envs.pool import Pool
+from bestiary.errors import UserError
+from bestiary.options import suggest
+from bestiary.rollout import Step
+from bestiary.runs import checkpoints
+from bestiary.runs.folder import Run
+from bestiary.runs.recordings import Game, Recording
+
+ENOUGH = 50  # steps that make a movie worth watching; shorter games are followed by another
+
+
+@dataclass
+class Stage:
+    run: Run
+    agent: Agent
+    pool: Pool  # of one environment, with pictures
+    task: int  # which of the run's
+    steps: int  # of the checkpoint
+    draws: int  # seed of the decisions
+    opening: Step | None = None  # what the game begins with, where that is not a reset
+
+
+@dataclass
+class Scene:
+    moment: Moment
+    picture: np.ndarray  # uint8 [H,W,3]
+    action: str  # what is done next
+
+    @property
+    def shown(self) -> np.ndarray:
+        """The picture; dark where a flickering game shows nothing of it to the agent."""
+        blank = self.moment.step.measures.get("blank")
+        return self.picture // 4 if blank is not None and blank[0] else self.picture
+
+
+def open_stage(
+    run: Run, *, checkpoint: int | None = None, env: str | None = None, seed: int = 0, like: Run | None = None
+) -> Stage:
+    """The run's agent before one of its tasks, the first unless `env` names another. With `like`, the game is the one that
+    another run would have played there with the same seed."""
+    config, env = run.config, canonical(env) if env is not None else None
+    if env is not None and env not in config.envs:
+        raise UserError(f"--env {env}: the run's tasks are {', '.join(config.envs)}{suggest(env, config.envs)}")
+    task = config.envs.index(env) if env is not None else 0
+    chosen = checkpoints.choose(run.path, checkpoint)
+    agent = run.agent(chosen.steps)
+    streams = np.random.SeedSequence([(like or run).config.training.seed, 2, seed]).spawn(2)
+    pool = make_pool([config.envs[task]], config.env_options, 1, streams[0], render=True, rewards=config.rewards)
+    return Stage(run, agent, pool, task, chosen.steps, int(streams[1].generate_state(1)[0]))
+
+
+SEEN = ("frame_size", "frame_stack", "gray", "flicker", "flicker_mode", "observation")  # options of how, not of what
+
+
+def open_replay(run: Run, recording: Recording, game: Game, checkpoint: int | None = None) -> Stage:
+    """The run's agent before a recorded game, of which it sees what it was trained to see."""
+    config, name = run.config, recording.environment(game)
+    own = config.tables()["env"]
+    options = {key: own[key] for key in SEEN if key in own and key in recording.about["options"]}
+    pool = recording.pool(game, render=True, seen=options, trusted=config.envs)
+    trained = make_pool(config.envs, config.env_options, 1, 0)
+    trained.close()
+    if (pool.observation_spec, pool.action_spec) != (trained.observation_spec, trained.action_spec):
+        pool.close()
+        raise UserError(
+            f"{recording.path}: a game of {name} with {shapes(pool)} and {pool.action_spec.n} actions; the agent of {run.path} "
+            f"has {shapes(trained)} and {trained.action_spec.n} actions"
+        )
+    chosen = checkpoints.choose(run.path, checkpoint)
+    task = config.envs.index(name) if name in config.envs else 0
+    note(f"replaying {recording.path}: {game.first} decisions to the game, {game.length} in it")
+    return Stage(run, run.agent(chosen.steps), pool, task, chosen.steps, 0, recording.rewind(game, pool))
+
+
+def open_scripted(
+    run: Run, replay: tuple[Recording, Game] | None, checkpoint: int | None = None, **options: Any
+) -> tuple[Stage, list[str] | None]:
+    """A recorded game and its actions, or a new one and none."""
+    if replay is None:
+        return open_stage(run, checkpoint=checkpoint, **options), None
+    return open_replay(run, *replay, checkpoint), replay[0].script(replay[1])
+
+
+class Show:
+    """The scenes of a game, or of several where they are very short: from step `start` on, at most `length`.
+
+    The first stage's agent decides, or the `script`, actions by name; all others watch the same game, each through its own
+    environment, and remember what was really done. Closes the pools."""
+
+    def __init__(
+        self,
+        stages: Sequence[Stage],
+        *,
+        start: int = 0,
+        length: int,
+        greedy: bool = False,
+        script: Iterable[str] | None = None,
+    ):
+        self.stages, self.start, self.length, self.greedy = stages, start, length, greedy
+        self.script = None if script is None else iter(script)
+        self.earned = [0.0]  # by game, in the first stage's environment
+        self.rate = stages[0].pool.frames_per_step
+
+    @property
+    def fps(self) -> float:
+        """About the game's own speed."""
+        return 60 / self.rate if self.rate > 1 else 10
+
+    def __iter__(self) -> Iterator[list[Scene]]:
+        try:
+            yield from self._play()
+        finally:
+            for stage in self.stages:
+                stage.pool.close()
+
+    def _play(self) -> Iterator[list[Scene]]:
+        first = self.stages[0].pool.action_spec.names
+        places = [_places(first, stage) for stage in self.stages]
+        players = [Player(s.agent, 1, greedy=self.greedy, seed=s.draws, task=s.task) for s in self.stages]
+        steps = [stage.opening or stage.pool.reset() for stage in self.stages]
+        for t in itertools.count():
+            self.earned[-1] += float(steps[0].reward[0]) if t else 0.0  # what led to the first is not this game's
+            if t >= self.start + self.length:
+                return
+            if t and steps[0].game_over[0]:
+                if t <= self.start:
+                    raise UserError(f"--start {self.start}: the game was over after {t} steps; choose an earlier one")
+                if t - self.start >= ENOUGH:
+                    return  # this picture already belongs to the next game
+                self.earned.append(0.0)
+            moments = [player.see(step) for player, step in zip(players, steps, strict=True)]
+            action = self._next(moments[0], players[0])
+            if action is None:
+                if t <= self.start:
+                    raise UserError(f"--start {self.start}: the recorded game has {t} steps")
+                return
+            if t >= self.start:
+                yield self._scenes(moments, first[action])
+            steps = [
+                player.act(stage.pool, np.array([place[action]]))
+                for player, stage, place in zip(players, self.stages, places, strict=True)
+            ]
+
+    def _next(self, moment: Moment, player: Player) -> int | None:
+        """The action, as the first stage counts them."""
+        if self.script is None:
+            return int(player.decide(moment.output)[0])
+        name = next(self.script, None)
+        return None if name is None else self.stages[0].pool.action_spec.names.index(name)
+
+    def _scenes(self, moments: list[Moment], action: str) -> list[Scene]:
+        pictures = [stage.pool.render()[0] for stage in self.stages]
+        for stage, picture in zip(self.stages[1:], pictures[1:], strict=True):
+            if not np.array_equal(picture, pictures[0]):
+                raise UserError(
+                    f"{stage.run.path} and {self.stages[0].run.path}: the same actions lead to different games there; their "
+                    "environments must start and step alike (--noops, --frame-skip, --sticky ...)"
+                )
+        return [Scene(moment, picture, action) for moment, picture in zip(moments, pictures, strict=True)]
+
+
+def _places(names: Sequence[str], stage: Stage) -> list[int]:
+    """Where a stage's environment has the actions of these names."""
+    own = stage.pool.action_spec.names
+    if missing := [name for name in names if name not in own]:
+        raise UserError(f"{stage.run.path}: its environment has no action {missing[0]}, so it cannot follow")
+    return [own.index(name) for name in names]

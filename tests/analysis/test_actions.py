@@ -1,0 +1,50 @@
+"""Actions: shares of whole games add up, and groups are what their names say."""
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bestiary.analysis.actions import CountingPool, groups, look_actions
+from bestiary.envs import make
+from bestiary.runs.folder import Run
+
+
+def test_groups_by_name():
+    pong = "NOOP FIRE RIGHT LEFT RIGHTFIRE LEFTFIRE".split()
+    assert groups(pong, "atari/Pong") == {"moves": {"NOOP": [0, 1], "UP": [2, 4], "DOWN": [3, 5]}}
+    found = groups(pong, "atari/Carnival")
+    assert found["fire as one"] == {"NOOP": [0], "FIRE": [1, 4, 5], "RIGHT": [2], "LEFT": [3]}
+    assert found["moves"] == {"NOOP": [0, 1], "RIGHT": [2, 4], "LEFT": [3, 5]}
+    assert groups(["left", "right"], "toy/chain") == {}
+
+
+def test_a_counting_pool_says_what_was_done():
+    pool = CountingPool(make("toy/catch", num_envs=3))
+    pool.reset()
+    pool.send(np.array([0, 2, 1]))
+    step = pool.recv()
+    done = np.stack(list(step.measures.values()))
+    assert (done == np.array([[1, 0, 0], [0, 0, 1], [0, 1, 0]])).all()
+
+
+def test_shares_of_games_and_their_files(catch_runs: list[Run], capsys: pytest.CaptureFixture[str]) -> None:
+    counted = look_actions(catch_runs[:2], out="a.png", episodes=6)
+    assert [each.run for each in counted] == ["a1", "a2"]
+    for each in counted:
+        assert each.shares.shape == (6, 3)
+        np.testing.assert_allclose(each.shares.sum(axis=1), 1)
+    with Path("a.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 2 * 3
+    assert sum(float(row["mean"]) for row in rows if row["run"] == "a1") == pytest.approx(1)
+    assert all(
+        float(row["mean"]) == pytest.approx(c, abs=1e-5)
+        for row, c in zip(rows, counted[0].shares.mean(0), strict=False)
+    )
+    assert Path("a.png").stat().st_size > 5_000
+    assert "toy/catch" in capsys.readouterr().out
+    again = look_actions(catch_runs[:1], episodes=6)
+    assert (again[0].shares == counted[0].shares).all()
+    assert len(list((catch_runs[0].path / "looks").glob("actions-*.png"))) == 1

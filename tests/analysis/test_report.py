@@ -1,0 +1,94 @@
+"""The report: one file, no requests, links that lead somewhere, and what a browser makes of it."""
+
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import PIL.Image
+import pytest
+
+from bestiary.analysis.evaluate import evaluate
+from bestiary.analysis.report import report
+from bestiary.cli import run_command
+from bestiary.errors import UserError
+from bestiary.runs.folder import Run
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
+
+
+class Links(HTMLParser):
+    def __init__(self):
+        super().__init__()
+        self.places, self.links, self.sources, self.tags = set(), [], [], []
+
+    def handle_starttag(self, tag, attrs):
+        found = dict(attrs)
+        self.tags.append(tag)
+        self.places |= {found["id"]} if "id" in found else set()
+        self.links += [found["href"]] if "href" in found else []
+        self.sources += [found[key] for key in ("src", "srcset", "poster", "data", "action") if key in found]
+
+
+@pytest.fixture(scope="module")
+def page(catch_runs: list[Run], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    evaluate(catch_runs[0], episodes=5)
+    return report(catch_runs[0].path.parent, tmp_path_factory.mktemp("page") / "report.html")
+
+
+def test_one_file_without_requests(page: Path, catch_runs: list[Run]) -> None:
+    text = page.read_text()
+    links = Links()
+    links.feed(text)
+    assert {link.removeprefix("#") for link in links.links} <= links.places
+    assert len(links.links) == len(catch_runs)
+    assert all(source.startswith("data:") for source in links.sources)
+    assert not {"script", "link", "iframe", "object"} & set(links.tags)
+    assert not re.findall(r"url\(|https?://|@import", text)
+    assert "default-src 'none'" in text
+    assert "width=device-width" in text
+    for run in catch_runs:
+        assert run.name in text
+    assert text.count("data:image/gif") >= len(catch_runs)  # a movie each
+    assert text.count("saliency: ") >= len(catch_runs)  # a still each
+    assert "Learning curves: catch" in text
+    assert "Evaluations" in text
+    assert str(catch_runs[0].path.resolve().parent) not in text  # nobody's folders
+
+
+def test_what_is_there_is_not_drawn_again(page: Path, catch_runs: list[Run]) -> None:
+    before = sorted(catch_runs[1].path.rglob("*"))
+    report(catch_runs[1].path, Path("one.html"))
+    assert sorted(catch_runs[1].path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [("r.pdf", "a page is .html"), ("no/such/r.html", "no folder"), ("there.html", "exists; choose another")],
+)
+def test_bad_pages(words: str, message: str, catch_runs: list[Run], capsys: pytest.CaptureFixture[str]) -> None:
+    Path("there.html").write_text("mine")
+    assert run_command(["report", str(catch_runs[0].path), "--out", words]) == 2
+    assert message in capsys.readouterr().err
+    with pytest.raises(UserError, match="there is no run below"):
+        report(Path("nowhere"), Path("r.html"))
+
+
+@pytest.mark.parametrize("size", [(1200, 900), (390, 844)])
+def test_in_a_browser(page: Path, size: tuple[int, int], tmp_path: Path) -> None:
+    """Where there is one: it opens from the disk, is drawn, and is no wider than a phone."""
+    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if browser is None:
+        pytest.skip(f"no browser here ({', '.join(BROWSERS)}): the page was checked as text only")
+    shot, width, height = tmp_path / "shot.png", *size
+    words = [browser, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
+    words += [f"--window-size={width},{height}", f"--screenshot={shot}", page.as_uri()]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    with PIL.Image.open(shot) as picture:
+        pixels = np.asarray(picture.convert("RGB"))
+    assert pixels.shape[1] >= width
+    assert len(np.unique(pixels.reshape(-1, 3), axis=0)) > 50
+    assert "Refused to" not in done.stderr

@@ -1,0 +1,217 @@
+"""Saliency: the formula, where its maximum is, in the agent's picture and on the screen, and what becomes of it."""
+
+import json
+from pathlib import Path
+
+import imageio.v3 as imageio
+import numpy as np
+import pytest
+import scipy.ndimage
+import torch
+import torch.nn as nn
+
+import bestiary
+from bestiary.agents.agent import Output
+from bestiary.agents.heads import Categorical
+from bestiary.analysis import paint, saliency
+from bestiary.analysis.look_saliency import Look, look_saliency, painted
+from bestiary.analysis.saliency import Method, Saliency, fill
+from bestiary.errors import UserError
+from bestiary.rollout import ArraySpec, Inputs
+from bestiary.runs.folder import Run
+
+SPEC = {"image": ArraySpec((2, 84, 84), "uint8")}
+
+
+class OnePixel(nn.Module):
+    """Its policy depends on one pixel of the newest frame, its value on another one; both on what it remembers."""
+
+    def __init__(self, policy=(20, 60), value=(61, 12), bytes_only=False):
+        super().__init__()
+        self.policy, self.value, self.bytes_only = policy, value, bytes_only
+
+    def initial_state(self, batch_size):
+        return (torch.ones(batch_size, 1),)
+
+    def forward(self, inputs, state):
+        image = inputs.observation["image"]
+        if self.bytes_only and image.dtype != torch.uint8:
+            raise TypeError("bytes, please")
+        image = image[0].float() / 255  # [B,C,H,W]
+        light = image[:, -1, self.policy[0], self.policy[1]] * state[0][:, 0]
+        logits = torch.stack([light, torch.zeros_like(light)], dim=-1)
+        value = image[:, -1, self.value[0], self.value[1]] * state[0][:, 0]
+        return Output(Categorical(logits[None]), value[None]), state
+
+
+def moment(image):
+    one = torch.zeros(1, 1)
+    return Inputs({"image": torch.as_tensor(image)[None, None]}, one, one.bool(), one.long(), one.long())
+
+
+def noise(shape=(2, 84, 84)):
+    return np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+
+
+@pytest.mark.parametrize("density", [1, 3])
+def test_the_maximum_is_where_the_agent_looks(density):
+    agent = OnePixel((21, 60), (60, 12))
+    maps = Saliency(agent, SPEC, Method(density, radius=2.0))(moment(noise()), agent.initial_state(1))
+    for scores, (row, column) in ((maps.policy, agent.policy), (maps.value, agent.value)):
+        assert np.unravel_index(scores.argmax(), scores.shape) == (row // density, column // density)
+        pixels = fill(scores, density, (84, 84))
+        assert np.unravel_index(pixels.argmax(), pixels.shape) == (row, column)
+        assert pixels.max() == pytest.approx(scores.max())
+        far = np.abs(np.arange(84) - row) > 12
+        assert (pixels[far] == 0).all()
+
+
+def test_the_maximum_on_the_screen():
+    """The agent sees all of a screen of 210x160 in 84x84: row 20 of its picture is about row 51 of the screen."""
+    agent = OnePixel((20, 60), (60, 12))
+    lens = Saliency(agent, SPEC, Method(2))
+    maps = lens(moment(noise()), agent.initial_state(1))
+    screen = painted(
+        np.zeros((210, 160, 3), np.uint8), maps, lens, Look(), {"policy": maps.policy.max(), "value": maps.value.max()}
+    )
+    for channel, (row, column) in ((0, agent.policy), (1, agent.value)):
+        y, x = np.unravel_index(screen[..., channel].argmax(), (210, 160))
+        assert abs(y - (row + 0.5) * 210 / 84) <= 2
+        assert abs(x - (column + 0.5) * 160 / 84) <= 2
+    assert (screen[..., 2] == 0).all()
+
+
+def test_scores_by_their_definition():
+    """One patch, by the loops and filters of the published formula."""
+    agent, image = OnePixel(), noise()
+    lens = Saliency(agent, SPEC, Method(1, radius=2.0))
+    maps = lens(moment(image), (torch.full((1, 1), 0.5),))
+    y, x = 21, 59
+    cross = np.zeros((84, 84))
+    for dy, dx in ((0, 0), (0, 1), (1, 0), (0, -1), (-1, 0)):
+        cross[y + dy, x + dx] = 1
+    mask = scipy.ndimage.gaussian_filter(cross, 2.0)
+    mask /= mask.max()
+    blurred = scipy.ndimage.gaussian_filter(image[-1] / 255, 3.0)
+    changed = image[-1] / 255 * (1 - mask) + blurred * mask
+    expected = 0.5 * (0.5 * (changed[20, 60] - image[-1, 20, 60] / 255)) ** 2  # 0.5: what it remembers
+    assert maps.policy[y, x] == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.parametrize("radius", [2.0, 5.0, 30.0])
+@pytest.mark.parametrize("point", [(0, 0), (0, 40), (83, 83), (40, 41)])
+def test_masks_are_blurred_crosses_up_to_the_border(point, radius):
+    cross = np.zeros((84, 84))
+    for dy, dx in ((0, 0), (0, 1), (1, 0), (0, -1), (-1, 0)):
+        if 0 <= point[0] + dy < 84 and 0 <= point[1] + dx < 84:
+            cross[point[0] + dy, point[1] + dx] = 1
+    expected = scipy.ndimage.gaussian_filter(cross, radius)
+    masks, y, x = Saliency(OnePixel(), SPEC, Method(radius=radius)).masks(torch.tensor([point]))
+    mask = np.zeros((84, 84))
+    mask[y[0], x[0]] = masks[0]
+    np.testing.assert_allclose(mask, expected / expected.max(), atol=1e-5)
+
+
+def test_memory_is_bounded_and_batches_change_nothing(monkeypatch):
+    agent, sizes = OnePixel(), []
+    whole = Saliency(agent, SPEC, Method(4))(moment(noise()), agent.initial_state(1))
+    monkeypatch.setattr(saliency, "BYTES", 2**20)
+    asked = Saliency._ask
+
+    def counted(self, frames, *rest):
+        sizes.append(len(frames))
+        return asked(self, frames, *rest)
+
+    monkeypatch.setattr(Saliency, "_ask", counted)
+    pieces = Saliency(agent, SPEC, Method(4))(moment(noise()), agent.initial_state(1))
+    np.testing.assert_allclose(pieces.policy, whole.policy, rtol=1e-5, atol=1e-9)
+    assert max(sizes) <= 1 + 2**20 // (4 * 2 * 84 * 84)
+    assert len(sizes) > 10
+
+
+def test_a_blank_picture_and_a_blind_agent_give_zeros():
+    agent = OnePixel()
+    blank = Saliency(agent, SPEC, Method(6))(moment(np.full((2, 84, 84), 90, np.uint8)), agent.initial_state(1))
+    blind = Saliency(agent, SPEC, Method(6))(moment(noise()), (torch.zeros(1, 1),))
+    picture = noise((210, 160, 3))
+    for maps in (blank, blind):
+        assert (maps.policy == 0).all()
+        assert (maps.value == 0).all()
+        for scale in ("absolute", "quantile"):
+            look = Look(scale=scale)
+            lens = Saliency(agent, SPEC, Method(6))
+            assert (painted(picture, maps, lens, look, {"policy": 0.0, "value": 0.0}) == picture).all()
+
+
+def test_searchlight_and_kl_look_at_the_same_place():
+    agent = OnePixel()
+    light = Saliency(agent, SPEC, Method(2, mode="searchlight"))(moment(noise()), agent.initial_state(1))
+    assert light.policy[10, 30] == light.policy.min() < light.policy.max()  # only there nothing is lost
+    kl = Saliency(agent, SPEC, Method(2, distance="kl"))(moment(noise()), agent.initial_state(1))
+    assert np.unravel_index(kl.policy.argmax(), kl.policy.shape) == (10, 30)
+
+
+def test_an_agent_that_wants_bytes_gets_bytes():
+    agent = OnePixel(bytes_only=True)
+    maps = Saliency(agent, SPEC, Method(2))(moment(noise()), agent.initial_state(1))
+    assert np.unravel_index(maps.policy.argmax(), maps.policy.shape) == (10, 30)
+
+
+def test_paint_saturates():
+    """Nothing wraps around, and red shows on white, too."""
+    heat = np.ones((4, 4))
+    both = paint.paint(np.full((4, 4, 3), 250, np.uint8), [(heat, (255, 0, 0)), (heat, (0, 255, 0))])
+    assert (both[..., :2] == 255).all()
+    assert (both[..., 2] < 150).all()
+
+
+def test_the_quantile_scale_colours_a_tenth_and_the_absolute_one_what_it_is_worth():
+    scores = np.arange(1000.0).reshape(20, 50)
+    assert (saliency.quantile_scale(scores) > 0).mean() == pytest.approx(0.1, abs=0.01)
+    assert (saliency.quantile_scale(scores / 1e6) > 0).mean() == pytest.approx(0.1, abs=0.01)
+    assert saliency.absolute_scale(scores, 500.0).max() == 1
+    assert saliency.absolute_scale(scores / 1e6, 500.0).max() < 1e-5
+    sparse = np.zeros((20, 20))
+    sparse[3, 4] = 1e-3
+    assert (saliency.quantile_scale(sparse) > 0).sum() == 1
+
+
+def test_pong(capsys):
+    """The agent that comes with the package: what is drawn has the screen's size, and the numbers are beside it."""
+    run = bestiary.load("zoo/pong")
+    method, full = Method(density=12), (1.0, 0.5)
+    path = look_saliency(run, out="pong.mp4", start=30, length=2, method=method, look=Look(full=full))
+    assert np.stack(list(imageio.imiter(path))).shape == (2, 210, 160, 3)
+    with np.load("pong.npz", allow_pickle=False) as found:
+        assert found["policy"].shape == found["value"].shape == (2, 7, 7)
+        assert found["step"].tolist() == [30, 31]
+        assert (found["policy"] >= 0).all()
+        assert found["policy"].max() > 0
+        protocol = json.loads(str(found["protocol"]))
+    assert protocol["full"] == {"policy": 1.0, "value": 0.5}
+    assert protocol["density"] == 12
+    again = look_saliency(run, out="again.png", start=30, length=2, method=method, look=Look(full=full))
+    assert not again.exists()
+    assert sorted(p.name for p in Path().glob("again-*")) == ["again-00030.png", "again-00031.png"]
+    with np.load("again.npz") as one, np.load("pong.npz") as other:
+        assert (one["policy"] == other["policy"]).all()
+
+
+def test_what_cannot_be_looked_at(catch_runs: list[Run]) -> None:
+    toy = bestiary.train("toy/chain", run_dir="chain", steps=160, num_envs=4, batch_size=4, runtime="serial")
+    with pytest.raises(UserError, match=r"chain: its agent sees vector, not pictures.*bestiary movie"):
+        look_saliency(toy)
+    with pytest.raises(UserError, match="--start 500: the game was over after 9 steps"):
+        look_saliency(catch_runs[0], start=500)
+    with pytest.raises(UserError, match="--density 9: the agent's pictures are only 10x5"):
+        look_saliency(catch_runs[0], method=Method(9))
+    with pytest.raises(UserError, match=r"\.avi: can be \.gif or \.mp4 or \.png"):
+        look_saliency(catch_runs[0], out="a.avi")
+
+
+def test_a_small_world_with_a_memory(catch_runs: list[Run]) -> None:
+    run = bestiary.train(
+        "toy/catch", run_dir="lstm", steps=160, num_envs=4, batch_size=4, runtime="serial", memory="lstm"
+    )
+    path = look_saliency(run, length=3, method=Method(1, radius=0.5), out="catch.gif")
+    assert imageio.imread(path, index=None).shape[1:] == (210, 105, 3)

@@ -1,0 +1,136 @@
+"""Recordings: every game of an evaluation or a training can be played again, alone, and is the same one."""
+
+import json
+from pathlib import Path
+
+import imageio.v3 as imageio
+import numpy as np
+import pytest
+
+import bestiary
+from bestiary.analysis.evaluate import evaluate
+from bestiary.analysis.movie import film, film_together
+from bestiary.cli import run_command
+from bestiary.config import make_pool
+from bestiary.envs import lookup, make
+from bestiary.errors import UserError
+from bestiary.runs.folder import Run
+from bestiary.runs.recordings import Game, open_recording, record
+from bestiary.runtime.train import resume
+
+
+def replayed(recording, number):
+    steps = list(recording.replay(recording.game(number)))
+    return sum(float(step.reward[0]) for step in steps[1:]), steps
+
+
+@pytest.mark.parametrize(
+    ("env", "options"),
+    [
+        ("toy/catch", {}),
+        ("warehouse", {}),
+        ("gymnasium/CartPole-v1", {}),
+        pytest.param("procgen/starpilot:easy", {"levels": "0:100"}, marks=pytest.mark.slow),
+        ("atari/Breakout", {"sticky": 0.25, "flicker": 0.3}),
+    ],
+)
+def test_a_game_replayed_alone_is_the_game_that_was_played(env, options):
+    seed = np.random.SeedSequence(5).spawn(2)[1]
+    pool = make(env, 3, seed, **options)
+    recorded = record(pool, Path("r.json"), [env], pool_options(env, **options), seed)
+    rng, seen = np.random.default_rng(0), []
+    seen.append(recorded.reset())
+    for _ in range(140):
+        recorded.send(rng.integers(0, pool.action_spec.n, 3))
+        seen.append(recorded.recv())
+    recorded.close()
+    recording = open_recording("r.json")
+    assert recording.actions.shape == (140, 3)
+    games = recording.games
+    for game in [Game(2, 20, 100, 0.0), *games[:1], *games[-1:]]:
+        steps = list(recording.replay(game))
+        assert len(steps) == game.length + 1
+        for step, before in zip(steps, seen[game.first :], strict=False):
+            assert step.reward[0] == before.reward[game.env]
+            for kind, array in step.observation.items():
+                assert (array[0] == before.observation[kind][game.env]).all()
+    for game in games:
+        assert game.earned == pytest.approx(sum(s.reward[game.env] for s in seen[game.first + 1 :][: game.length]))
+        assert seen[game.first + game.length].game_over[game.env]
+
+
+def pool_options(env, **options):
+    return lookup(env).options(**options)
+
+
+def test_an_evaluation_is_recorded_and_filmed_again(catch_runs: list[Run]) -> None:
+    run = catch_runs[0]
+    evaluation = evaluate(run, episodes=5, num_envs=2, record=True)
+    (path,) = (run.path / "recordings").glob("eval-*.json")
+    recording = open_recording(path)
+    games = recording.games
+    assert [g.earned for g in games if g.env == 0] == [e.game_return for e in evaluation.episodes if e.env == 0]
+    movie = film(run, out="again.gif", length=100, replay=(recording, recording.game(2)))
+    assert len(imageio.imread(movie, index=None)) <= games[2].length
+    both = film_together(
+        catch_runs[:2], out="both.mp4", saliency=True, density=1, replay=(recording, recording.game(1))
+    )
+    pictures = np.stack(list(imageio.imiter(both)))
+    assert pictures.shape == (games[1].length, 226, 3 * 105 + 2 * 4 + 1, 3)
+    for words in (
+        f"movie {run.path} --game 3",
+        f"movie {run.path} --replay {path} --game 99",
+        f"movie {run.path} --replay x",
+    ):
+        assert run_command(words.split()) == 2
+
+
+@pytest.mark.parametrize("runtime", ["serial", "local"])
+def test_a_training_is_recorded_and_goes_on_when_resumed(runtime, tmp_path):
+    options = {"runtime": runtime, "num_envs": 4, "batch_size": 2, "unroll_length": 10, "record": True}
+    run = bestiary.train("toy/catch", run_dir="r", steps=400, **options)
+    resume(run, 800)
+    found = sorted((run.path / "recordings").glob("*.json"))
+    assert len(found) == (1 if runtime == "serial" else 4)
+    for path in found:
+        recording = open_recording(path)
+        assert recording.games
+        for number in (0, len(recording.games) - 1):
+            earned, steps = replayed(recording, number)
+            assert earned == recording.game(number).earned
+            assert steps[-1].game_over[0]
+    if runtime == "serial":
+        assert recording.actions.shape == (200, 4)
+        assert len(recording.games) == (run.episodes["game_over"] == 1).sum()
+
+
+def test_several_tasks(tmp_path):
+    """Rows of a mixture are dealt out task by task, and so are their seeds."""
+    names, seed = ["procgen/coinrun:easy", "procgen/starpilot:easy"], np.random.SeedSequence(3)
+    options = lookup(names[0]).options()
+    recorded = record(make_pool(names, options, 4, seed), Path("m.json"), names, options, seed)
+    first = recorded.reset()
+    recorded.send(np.full(4, 4))
+    recorded.recv()
+    recorded.close()
+    recording = open_recording("m.json")
+    for env in range(4):
+        game = Game(env, 0, 1, 0.0)
+        step = next(iter(recording.replay(game)))
+        assert (step.observation["image"][0] == first.observation["image"][env]).all()
+
+
+def test_a_strangers_environment_is_not_imported():
+    Path("evil.py").write_text("raise SystemExit('imported')\n")
+    options = {"environments": [f"{Path('evil.py').resolve()}:Maze"], "options": {}, "num_envs": 1, "bytes": 1}
+    Path("e.json").write_text(json.dumps({**options, "seed": {"entropy": 1, "spawn_key": []}, "actions": ["a"]}))
+    Path("e.actions").write_bytes(b"\0")
+    with pytest.raises(UserError, match="is not the run's own environment"):
+        next(iter(open_recording("e.json").replay(Game(0, 0, 1, 0.0))))
+
+
+def test_what_is_no_recording():
+    Path("x.json").write_text("{}")
+    for name, words in (("x.json", "not a recording"), ("y.json", "No such file")):
+        with pytest.raises(UserError, match=words):
+            open_recording(name)
