@@ -88,7 +88,9 @@ def look_actions(
         agent = run.agent(point.steps)
         for task, name in enumerate(run.config.envs):
             streams = np.random.SeedSequence([run.config.training.seed, 1, seed]).spawn(2)
-            pool = make_pool([name], run.config.env_options, min(num_envs, episodes), streams[0])
+            pool = make_pool(
+                [name], run.config.env_options, min(num_envs, episodes), streams[0], rewards=run.config.rewards
+            )
             counting: Any = CountingPool(pool)
             draws = int(streams[1].generate_state(1)[0])
             played, _ = play_games(
