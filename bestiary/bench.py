@@ -47,7 +47,7 @@ PUBLISHED = {"num_envs": 64, "batch_size": 32}  # IMPALA's batches, which other 
 WAREHOUSE = {
     "env": "warehouse",
     "algo": "ppo",
-    "num_envs": 128,
+    "num_envs": 256,
     "rollout_length": 32,
     "algo.sequence": 8,
     "algo.epochs": 3,

@@ -7,6 +7,8 @@ neighbouring columns of a row. Rows are padded to whole Lanes with zeros.
 Backward needs the matrix before each step. Forward saves it every CHUNK steps, and what each step changed; backward replays
 a chunk from there. That is exact, also across restarts, and needs little memory. Nothing depends on the order of threads:
 each call is one thread's, and repeats bit for bit.
+
+All of it is one file because Numba knows that a compiled function is stale by its own file alone (`bestiary.jit`).
 """
 
 import math

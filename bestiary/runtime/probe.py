@@ -23,7 +23,8 @@ from bestiary.rollout import ObservationSpec, Rollout
 from bestiary.runtime.devices import choose_device
 from bestiary.runtime.learner import Learner
 
-SECONDS = 0.2  # of learning at each size
+SECONDS = 0.1  # of learning at each size, each time
+TIMES = 2  # that all sizes are gone through: a moment in which the machine was busy must not decide
 LONG = 1.0  # seconds a batch; larger ones are not tried
 WORSE = (
     0.9  # with less than this share of the best rate so far, two sizes after it, the search ends: it only gets worse
@@ -74,19 +75,23 @@ def probe(config: Config, pool: Pool) -> dict[int, float]:
     rates: dict[int, float] = {}
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
+    pools = config.training.pools
+    largest = max(1, algorithm.batch_size(config.training.num_envs // pools, pools) // workers)
     with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool_of_workers:
         learner.map = pool_of_workers.map
-        size, pools = 1, config.training.pools
-        while size * workers <= algorithm.batch_size(config.training.num_envs // pools, pools) or size == 1:
-            state = agent.initial_state(size * workers)
-            batch = algorithm.example(_made_up(pool, state, algorithm.unroll_length, size * workers))
-            learner.group_size = size
-            rates[size], long = _rate(learner, batch)
-            if long:
-                break
-            if size > 2 * max(rates, key=rates.__getitem__) and rates[size] < WORSE * max(rates.values()):
-                break
-            size *= 2
+        for _ in range(TIMES):
+            size = 1
+            while size <= largest:
+                state = agent.initial_state(size * workers)
+                batch = algorithm.example(_made_up(pool, state, algorithm.unroll_length, size * workers))
+                learner.group_size = size
+                rate, long = _rate(learner, batch)
+                rates[size] = max(rate, rates.get(size, 0.0))
+                if long:
+                    break
+                if size > 2 * max(rates, key=rates.__getitem__) and rates[size] < WORSE * max(rates.values()):
+                    break
+                size *= 2
     torch.set_num_threads(threads)
     return rates
 

@@ -88,12 +88,10 @@ def test_a_fixed_lag_gives_the_same_bytes_again(options: dict[str, Any]) -> None
     assert one.metrics["max_lag"].max() <= options["lag"] * (one.metrics["updates"][-1] / (one.steps / 40)) + 1
 
 
-def test_a_fixed_lag_is_reproducible_on_atari_too_and_differs_by_seed() -> None:
+def test_a_fixed_lag_is_reproducible_on_atari_too() -> None:
     options = {**LOCAL, "lag": 1, "steps": 400}
-    one, two, other = (
-        bestiary.train("atari/Pong", run_dir=f"r{i}", seed=s, **options) for i, s in enumerate((1, 1, 2))
-    )
-    assert weights_of(one) == weights_of(two) != weights_of(other)
+    one, two = (bestiary.train("atari/Pong", run_dir=f"r{i}", **options) for i in (1, 2))
+    assert weights_of(one) == weights_of(two)
 
 
 def test_every_decision_is_made_with_one_published_version_whole(monkeypatch: pytest.MonkeyPatch) -> None:
