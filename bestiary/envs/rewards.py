@@ -88,7 +88,11 @@ NAMED: dict[str, Named] = {
         "the environment's reward, less STRENGTH for every change of action", lambda s, _: {"reward": 1, "changed": -s}
     ),
     "scaled": Named("STRENGTH times the environment's reward", lambda s, _: {"reward": s}),
-    "capped": Named("the environment's reward, at most STRENGTH a step", lambda _s, _: {"reward": 1}, limited=True),
+    "capped": Named(
+        "the environment's reward, at most STRENGTH and at least -STRENGTH a step",
+        lambda _s, _: {"reward": 1},
+        limited=True,
+    ),
 }
 
 
@@ -140,7 +144,8 @@ class Scope:
         return np.where(counts, np.clip(values, -self.limit, self.limit), 0.0)
 
     def __str__(self) -> str:
-        words = [f"@steps={self.first}:{self.last:g}"] if self.first or self.last < math.inf else []
+        last = "" if self.last == math.inf else f"{self.last:.0f}"
+        words = [f"@steps={self.first}:{last}"] if self.first or last else []
         words += [f"@life={self.life}"] if self.life else []
         words += [f"@every={self.every}"] if self.every > 1 else []
         return "".join([*words, f"@max={self.limit:g}" if self.limit < math.inf else ""])
@@ -185,7 +190,8 @@ class Custom:
     function: Callable[[Arrays], Any]
 
     def __call__(self, measures: Arrays, clock: np.ndarray, life: np.ndarray) -> np.ndarray:
-        found = np.asarray(self.function(measures), np.float32)
+        own = {name: array.copy() for name, array in measures.items()}  # what it writes into is nobody else's
+        found = np.asarray(self.function(own), np.float32)
         if found.shape != clock.shape:
             raise RunError(f"{self.name}: gave {found.shape} for {len(clock)} environments, not ({len(clock)},)")
         return found
@@ -208,24 +214,22 @@ def make_reward(
             raise UserError(f"{flag} {text}: a function of your own stands alone; it can add up whatever it likes")
         return Custom(text, plugins.load(text, "reward"))
     problems: list[str] = []
-    named: dict[str, list[Term]] = {}
-    listed: dict[str, Term] = {}
+    named: dict[tuple[str, Scope], list[Term]] = {}
+    listed: dict[tuple[str, Scope], list[Term]] = {}
     for word in text.split(","):
         try:
             body, *scopes = (part.strip() for part in word.split("@"))
-            scope = _scope(scopes)
+            scope, kind = _scope(scopes), listed if "=" in body else named
             name, terms = _expand(body, scope, available, env)
-            if name in named or name in listed:
-                raise ValueError(f"{name} is there twice; give it once")
-            if "=" in body:
-                listed[name] = terms[0]
-            else:
-                named[name] = terms
+            if (name, scope) in kind:
+                raise ValueError(f"{name} is there twice; give it once, or each in a scope of its own")
+            kind[name, scope] = terms
         except ValueError as error:
             problems.append(f"{flag} {text}: {error}")
-    for name, terms in named.items():
+    components = {name for name, _ in listed}
+    for (name, _), terms in named.items():
         for term in terms:
-            if term.component in listed and term.component != name:
+            if term.component in components:
                 problems.append(
                     f"{flag} {text}: {name} and {term.component}=... contradict each other: {name} already has "
                     f"{term}; leave one out"
@@ -233,7 +237,7 @@ def make_reward(
     if problems:
         raise UserError(*problems)
     total: dict[tuple[str, Scope], float] = {}
-    for term in [*(t for terms in named.values() for t in terms), *listed.values()]:
+    for term in (term for terms in (*named.values(), *listed.values()) for term in terms):
         total[term.component, term.scope] = total.get((term.component, term.scope), 0.0) + term.weight
     return Weighting(tuple(Term(component, weight, scope) for (component, scope), weight in total.items()))
 

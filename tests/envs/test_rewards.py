@@ -11,9 +11,8 @@ from bestiary.errors import RunError, UserError
 from bestiary.rollout import Arrays
 
 KNOWN = {
-    name: Component("") for name in ("reward", "alive", "changed", "score", "fuel_shot", "bullet", "moved", "fire")
+    name: Component("") for name in "reward alive changed score fuel_shot bullet moved off_center fuel fire".split()
 }
-KNOWN["off_center"] = Component("")
 RIVER = "atari/Riverraid"
 
 
@@ -40,6 +39,7 @@ def weights(text: str) -> dict[str, float]:
         ("peaceful:2", {"score": 1, "fire": -2}),
         ("steady:3", {"reward": 1, "changed": -3}),
         ("scaled:1k", {"reward": 1000}),
+        ("fuel:10,fuel=-2", {"score": 1, "fuel_shot": 720, "fuel": -2}),  # what is shot, and what is in the tank
     ],
 )
 def test_what_is_written_and_what_it_weighs(text: str, expected: dict[str, float]) -> None:
@@ -57,12 +57,13 @@ def test_nothing_is_the_environments_own_reward() -> None:
         ("mooved=1", "did you mean moved"),
         ("gold:1", "there is no reward 'gold'"),
         ("moved:1", r"a component is written moved=WEIGHT"),
-        ("fuel=1", r"a named reward is written fuel:STRENGTH"),
+        ("pacifist=1", r"a named reward is written pacifist:STRENGTH"),
         ("fuel", "fuel needs a strength"),
         ("fuel:much", "the strength of fuel is 'much', which is no number"),
         ("score=nan", "the weight of score is 'nan', which is no number"),
         ("fuel:1:2", "fuel is written fuel:STRENGTH"),
         ("score=1,score=2", "score is there twice"),
+        ("score=1@life=1,score=2@life=1", "score is there twice"),
         ("fuel:1,fuel:2", "fuel is there twice"),
         ("fuel:10,score=1", "fuel and score=... contradict each other"),
         ("score=1@life=0", r"@life=0 is no scope: it is written @life=1"),
@@ -92,13 +93,14 @@ def test_a_named_reward_of_another_game() -> None:
         ("@every=2", [0, 5, 0, 5, 0, 5]),
         ("@max=2", [2, 2, 2, 2, 2, 2]),
         ("@life=2@every=2@max=3", [0, 0, 0, 3, 0, 3]),
+        ("@steps=0:2,score=2@steps=4:9", [5, 5, 0, 0, 10, 10]),
     ],
 )
 def test_scopes(scope: str, expected: list[float]) -> None:
     reward = make_reward(f"score=1{scope}", KNOWN, RIVER)
     clock, life = np.arange(6), np.array([1, 1, 1, 2, 2, 2])
     assert reward({"score": np.full(6, 5.0, np.float32)}, clock, life).tolist() == expected
-    assert str(reward) == f"score=1{scope}".replace("4:", "4:inf")
+    assert str(reward) == f"score=1{scope}"
 
 
 def play(pool: RewardedPool, length: int, seed: int = 0) -> list[Arrays]:
@@ -227,6 +229,16 @@ def test_a_reward_that_is_not_finite_says_in_which_step(tmp_path) -> None:
         play(RewardedPool(make("toy/chain", num_envs=2), Rewards(f"{file}:wide", None)), 9)
     with pytest.raises(UserError, match="a function of your own stands alone"):
         RewardedPool(make("toy/chain", num_envs=2), Rewards(None, f"{file}:fails; alive=1"))
+
+
+def test_a_function_cannot_change_what_others_see(tmp_path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("def greedy(measures):\n    paid = measures['reward']\n    paid += 5\n    return paid\n")
+    pool = RewardedPool(make("toy/chain", num_envs=2, seed=1), Rewards(f"{file}:greedy", None))
+    for step in play(pool, 20):
+        np.testing.assert_array_equal(step["paid"], step["reward"] + 5)
+        np.testing.assert_array_equal(step["true"], step["reward"])
+    assert step["reward"].max() < 5
 
 
 def test_a_scope_without_limits_is_the_usual_one() -> None:
