@@ -10,7 +10,7 @@ import csv
 import itertools
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +24,12 @@ from bestiary.agents.agent import Agent, count_parameters
 from bestiary.analysis.distances import DISTANCES, over_time
 from bestiary.analysis.evaluate import count_games
 from bestiary.analysis.evaluation import summarise
+from bestiary.analysis.figures import pyplot
 from bestiary.analysis.play import Moment, moments
-from bestiary.config import make_pool
+from bestiary.config import Config, make_pool
 from bestiary.console import note, stdout
 from bestiary.envs.mixture import check_alike
-from bestiary.envs.rewards import RewardedPool, Rewards
+from bestiary.envs.rewards import RewardedPool, Rewards, try_rewards
 from bestiary.errors import UserError
 from bestiary.rollout import Inputs, Step
 from bestiary.runs import checkpoints
@@ -42,6 +43,7 @@ class Finding:
     """One run at one checkpoint."""
 
     run: str
+    environment: str  # and its options, where they are not the usual ones
     rewards: Rewards
     steps: int
     parameters: int
@@ -56,6 +58,7 @@ class Finding:
         trained, true = summarise(list(self.trained)), summarise(list(self.true))
         row: dict[str, Any] = {
             "run": self.run,
+            "environment": self.environment,
             "reward": self.rewards.trained or "reward=1",
             "true_reward": self.rewards.true,
             "steps": self.steps,
@@ -87,11 +90,18 @@ def audit(
     """Write audit.csv, audit.json and the figures into the folder `out`, and print a table.
 
     `true_reward` is what to judge all runs by, in place of what each was watched on."""
-    if out.exists() and (not out.is_dir() or any(out.iterdir())) and not overwrite:
+    for place in (out, *out.parents):
+        if place.exists() and not place.is_dir():
+            raise UserError(f"--out {out}: {place} is a file, not a folder")
+    if out.is_dir() and any(out.iterdir()) and not overwrite:
         raise UserError(f"--out {out} exists; choose another folder or add --overwrite")
-    for run in runs:
+    for run in (*runs, *([trusted] if trusted else [])):
         if len(run.config.envs) > 1:
             raise UserError(f"{run.path} has several tasks, whose returns have no common mean: audit runs of one task")
+    paths = [run.path.resolve() for run in runs]
+    for run, path in zip(runs, paths, strict=True):
+        if paths.count(path) > 1:
+            raise UserError(f"{run.path} is there {paths.count(path)} times; it would count as runs of other seeds")
     judge = _Judge(trusted, true_reward, episodes, greedy, seed, num_envs, max_steps)
     chosen = [(run, c.steps) for run in runs for c in _points(run, every_checkpoint)]
     for run in runs:
@@ -138,7 +148,9 @@ class _Judge:
     max_steps: int
 
     def rewards(self, run: Run) -> Rewards:
-        return Rewards(run.config.rewards.trained, self.true_reward or run.config.rewards.true or "reward=1")
+        """What it was trained on, and what it is judged by: of several that it watched, the first."""
+        watched = run.config.rewards.objectives[0] or "reward=1"
+        return Rewards(run.config.rewards.trained, self.true_reward or watched)
 
     def pool(self, run: Run, num_envs: int, seed: Any) -> RewardedPool:
         config = run.config
@@ -149,13 +161,19 @@ class _Judge:
         return pool
 
     def check(self, run: Run) -> None:
-        """Refuse, before any work, what a trusted run cannot judge."""
-        pool = self.pool(run, 1, 0)
-        pool.close()
+        """Refuse, before any work, what cannot be judged so, or by such a trusted run."""
         if self.trusted is not None:
-            own = self.trusted.config.make_pool(1, 0)
-            own.close()
-            check_alike((str(self.trusted.path), str(run.path)), (own, pool))
+            pools = [one.config.make_pool(1, 0) for one in (self.trusted, run)]
+            for pool in pools:
+                pool.close()
+            check_alike((str(self.trusted.path), str(run.path)), pools)
+        made = self.pool(run, 1, 0)
+        try:
+            try_rewards(made)
+        finally:
+            made.close()
+        if len(self.rewards(run).objectives) > 1:
+            raise UserError(f"--true-reward {self.true_reward}: runs are judged by one reward; audit once for each")
 
     def find(self, run: Run, steps: int) -> Finding:
         agent = run.agent(steps)
@@ -180,8 +198,9 @@ class _Judge:
             for how, value in over_time(np.concatenate(values)).items()
         }
         lengths = np.array([e.game_length for e in games])
+        about = str(run.path), environment(run.config), self.rewards(run), steps
         sizes = count_parameters(agent), fully_connected(agent)
-        return Finding(str(run.path), self.rewards(run), steps, *sizes, trained, true, lengths, correlations, distances)
+        return Finding(*about, *sizes, trained, true, lengths, correlations, distances)
 
 
 @torch.no_grad()
@@ -213,6 +232,15 @@ def together(one: np.ndarray, other: np.ndarray) -> dict[str, float]:
         "pearson": float(np.corrcoef(one, other)[0, 1]),
         "spearman": float(scipy.stats.spearmanr(one, other).statistic),
     }
+
+
+def environment(config: Config) -> str:
+    """`atari/Pong, flicker=0.5`: runs that see or do other things are no seeds of each other."""
+    options = config.env_options
+    usual = type(options)()
+    known = [field.name for field in fields(options)]
+    changed = [f"{name}={getattr(options, name)}" for name in known if getattr(options, name) != getattr(usual, name)]
+    return ", ".join([config.envs[0], *changed])
 
 
 def fully_connected(agent: Agent) -> int:
@@ -276,8 +304,9 @@ def newest(findings: Sequence[Finding]) -> list[Finding]:
 
 @dataclass(frozen=True)
 class Curve:
-    """Trained and true along one axis, of the runs of one reward (and, along steps, of one size)."""
+    """Trained and true along one axis, of the runs of one reward in one environment (and, along steps, of one size)."""
 
+    environment: str
     rewards: Rewards
     axis: str
     levels: list[Level]
@@ -287,12 +316,12 @@ class Curve:
 def curves(findings: Sequence[Finding]) -> list[Curve]:
     """Those with more than one point."""
     made = []
-    for rewards in dict.fromkeys(f.rewards for f in findings):
-        own = [f for f in findings if f.rewards == rewards]
-        made.append(Curve(rewards, "parameters", levels(newest(own), "parameters")))
+    for pair in dict.fromkeys((f.environment, f.rewards) for f in findings):
+        own = [f for f in findings if (f.environment, f.rewards) == pair]
+        made.append(Curve(*pair, "parameters", levels(newest(own), "parameters")))
         for size in sorted({f.parameters for f in own}):
             alike = [f for f in own if f.parameters == size]
-            made.append(Curve(rewards, "steps", levels(alike, "steps"), {"parameters": size}))
+            made.append(Curve(*pair, "steps", levels(alike, "steps"), {"parameters": size}))
     return [curve for curve in made if len(curve.levels) > 1]
 
 
@@ -305,7 +334,8 @@ def _write(findings: Sequence[Finding], out: Path, protocol: dict[str, Any]) -> 
         writer.writerows(rows)
     marks = [
         {
-            "reward": curve.rewards.trained,
+            "environment": curve.environment,
+            "reward": curve.rewards.trained or "reward=1",
             "true_reward": curve.rewards.true,
             "axis": curve.axis,
             **curve.at,
@@ -353,12 +383,9 @@ def draw(findings: Sequence[Finding], out: Path) -> list[Path]:
 def _draw_pairs(panels: Sequence[Curve], label: str, path: Path) -> None:
     """A panel a curve: trained on the left axis, true on the right, means as lines, two standard errors as bands; a dashed line
     at a transition."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
     from matplotlib.ticker import EngFormatter
 
+    plt = pyplot()
     columns = min(3, len(panels))
     rows = -(-len(panels) // columns)
     figure, places = plt.subplots(rows, columns, figsize=(5.5 * columns, 3.8 * rows), dpi=150, squeeze=False)
@@ -387,7 +414,8 @@ def _draw_pairs(panels: Sequence[Curve], label: str, path: Path) -> None:
         axes.set_xlabel(label)
         size = "".join(f", {value:,} {name}" for name, value in curve.at.items())
         title = f"{curve.rewards.trained or 'reward=1'} for {curve.rewards.true}{size}"
-        axes.set_title(title, fontsize="medium")
+        several = len({curve.environment for curve in panels}) > 1
+        axes.set_title(f"{curve.environment}\n{title}" if several else title, fontsize="medium")
     figure.tight_layout()
     figure.savefig(path)
     plt.close(figure)
@@ -395,11 +423,7 @@ def _draw_pairs(panels: Sequence[Curve], label: str, path: Path) -> None:
 
 def _draw_distances(findings: Sequence[Finding], path: Path) -> None:
     """Of every run and checkpoint from the trusted run: bars at the means over steps."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
+    plt = pyplot()
     bounded = [name for name in DISTANCES if not name.endswith("kl")]
     figure, axes = plt.subplots(figsize=(7, 0.6 + 0.5 * len(findings)), dpi=150)
     height = 0.8 / len(bounded)

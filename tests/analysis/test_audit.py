@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 import bestiary
-from bestiary.analysis.audit import Level, together, transition
+from bestiary.analysis.audit import Finding, Level, curves, together, transition
 from bestiary.cli import run_command
+from bestiary.envs.rewards import Rewards
 from bestiary.runs.folder import Run
 from bestiary.runs.tables import read_columns
 
@@ -49,7 +50,40 @@ def test_an_audit_end_to_end(runs: list[Run], capsys: pytest.CaptureFixture[str]
     found = json.loads(Path("found/audit.json").read_text())
     assert found["protocol"]["trusted"] == "plain"
     assert "trained and true" in capsys.readouterr().out
-    assert run_command(["audit", small, "--out", "found"]) == 2  # it exists
+    assert found["rows"][0]["environment"] == "warehouse"
+
+
+MISTAKES = [
+    ("{small} --out full", "--out full exists"),
+    ("{small} --overwrite --out full/file", "full/file is a file, not a folder"),
+    ("{small} --out full/file/x", "full/file is a file, not a folder"),
+    ("{small} {small}", "is there 2 times"),
+    ("{small} --true-reward gold=1", "warehouse has no component gold"),
+    ("{small} --true-reward collected=1;moved=1", "runs are judged by one reward"),
+    ("{small} --true-reward full/file.py:bad", "file.py, line 2: KeyError: 'gold'"),
+]
+
+
+@pytest.mark.parametrize(("words", "expected"), MISTAKES, ids=[words for words, _ in MISTAKES])
+def test_mistakes(words: str, expected: str, runs: list[Run], capsys: pytest.CaptureFixture[str]) -> None:
+    Path("full").mkdir()
+    Path("full/file").touch()
+    Path("full/file.py").write_text("def bad(measures):\n    return measures['gold']\n")
+    assert run_command(["audit", *words.format(small=runs[0].path).split()]) == 2
+    assert expected in capsys.readouterr().err
+    assert not Path("audit").exists()
+
+
+def finding(run: str, environment: str, parameters: int) -> Finding:
+    ones = np.ones(3)
+    return Finding(run, environment, Rewards(None, "reward=1"), 10, parameters, 0, ones, ones, ones, {})
+
+
+def test_runs_of_other_environments_are_no_seeds_of_each_other() -> None:
+    made = [finding(f"{env}{size}", env, size) for env in ("toy/chain", "toy/chain, length=4") for size in (1, 2)]
+    found = curves(made)
+    assert [curve.environment for curve in found] == ["toy/chain", "toy/chain, length=4"]
+    assert [len(level.true) for curve in found for level in curve.levels] == [3] * 4  # games of one run each
 
 
 def test_nobody_is_far_from_themselves(runs: list[Run]) -> None:
