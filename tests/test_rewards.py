@@ -2,19 +2,22 @@
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import bestiary
 from bestiary.agents.agent import count_parameters
 from bestiary.agents.torsos import Shallow
 from bestiary.cli import run_command
 from bestiary.resolve import resolve
-from bestiary.rollout import ArraySpec
+from bestiary.rollout import ArraySpec, Inputs
 from bestiary.runs.folder import open_run
+from bestiary.runtime.train import describe
 
 SMALL: dict[str, Any] = {
     "runtime": "serial",
@@ -28,7 +31,8 @@ SMALL: dict[str, Any] = {
 
 def test_channels_are_kept_apart_and_the_run_remembers(capsys: pytest.CaptureFixture[str]) -> None:
     trained, true = "on_shelf=1,left_half=-0.5@every=2", "collected=1; expired=-1"
-    run = bestiary.train("warehouse", run_dir="w", reward=trained, true_reward=true, steps=4_800, **SMALL)
+    rewards: dict[str, Any] = {"reward": trained, "true_reward": true, "algo.reward_scale": 0.5}
+    run = bestiary.train("warehouse", run_dir="w", steps=3_200, **rewards, **SMALL)
     episodes, metrics = run.episodes, run.metrics
     np.testing.assert_array_equal(episodes["return"], episodes["trained_return"])
     np.testing.assert_array_equal(episodes["true_return"], episodes["collected"])
@@ -37,8 +41,8 @@ def test_channels_are_kept_apart_and_the_run_remembers(capsys: pytest.CaptureFix
     assert (episodes["trained_return"] <= episodes["on_shelf"]).all()
     assert metrics["trained_return"][-1] == pytest.approx(episodes["trained_return"][-100:].mean())
     assert metrics["true_return"][-1] == pytest.approx(episodes["true_return"][-100:].mean())
-    assert metrics["learnt_reward"][-1] == pytest.approx(metrics["trained_return"][-1] / 100, abs=0.3)
-    assert "trained on on_shelf=1,left_half=-0.5@every=2, times 1" in capsys.readouterr().err
+    assert metrics["learnt_reward"][-1] == pytest.approx(0.5 * metrics["trained_return"][-1] / 100, abs=0.1)
+    assert "trained on on_shelf=1,left_half=-0.5@every=2, times 0.5" in capsys.readouterr().err
 
     for best in ("best-trained", "best-true"):  # kept, and found again
         assert run_command(["eval", "w", "--episodes", "4", "--checkpoint", best]) == 0
@@ -135,14 +139,48 @@ def test_list_rewards(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_what_is_learnt_from_fits_unless_told_otherwise() -> None:
-    def scale(**options: str) -> float | None:
-        return resolve({"env": "atari/Riverraid", **options}).parts["algo"].options.reward_scale
+    def scale(env: str = "warehouse", **options: str) -> float | None:
+        return resolve({"env": env, **options}).parts["algo"].options.reward_scale
 
     assert scale() is None
-    assert scale(true_reward="score=1") is None
-    assert scale(reward="pacifist:20") == pytest.approx(0.1)
-    assert scale(reward="pacifist:20", **{"algo.reward_scale": "1"}) == 1
-    assert scale(reward="pacifist:20", **{"algo.reward": "none"}) is None
+    assert scale(true_reward="collected=1") is None
+    assert scale("atari/Riverraid", reward="pacifist:20") == pytest.approx(0.1)
+    assert scale(reward="survival:10") == pytest.approx(0.1)
+    assert scale(reward="survival:10", **{"algo.reward_scale": "1"}) == 1
+    assert scale(reward="survival:10", **{"algo.reward": "none"}) is None
+
+
+def test_what_the_clip_hides_is_said_before_training(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["train", "warehouse", "--reward", "on_shelf=5", "--dry-run"]
+    assert run_command(words) == 0
+    assert "warning" not in capsys.readouterr().err
+    assert run_command([*words, "--algo.reward-scale", "1"]) == 0
+    assert "on_shelf=5 is learnt from just as if its weight were larger" in capsys.readouterr().err
+
+
+PICTURES = {"env": "warehouse", "size": "20x20", "observation": "image"}
+
+
+@pytest.mark.parametrize(
+    ("options", "seen"),
+    [
+        ({"env": "toy/chain"}, "the last trained one, clamped to [-1,1] (--agent.inputs)"),
+        ({"env": "toy/chain", "agent.inputs": "action"}, "none (--agent.inputs)"),
+        ({"env": "toy/chain", "agent": "iam"}, "none"),
+        ({**PICTURES, "agent": "aaa"}, "the last trained one, clamped to [-1,1] (--agent.inputs)"),
+        ({**PICTURES, "agent": "aaa", "agent.inputs": "action"}, "none (--agent.inputs)"),
+    ],
+)
+def test_whether_the_agent_sees_the_reward_is_said_truly(options: dict[str, str], seen: str) -> None:
+    config = resolve({"reward": "survival:1", **options})
+    assert f"seen by the agent: {seen}\n" in describe(config)
+    pool = config.make_pool(2, 0)
+    step, agent = pool.reset(), config.make_agent(pool)
+    pool.close()
+    inputs = [Inputs.of(replace(step, reward=np.full(2, r), done=~step.done), np.zeros(2, np.int64)) for r in (-1, 1)]
+    with torch.no_grad():
+        one, other = (agent(given, agent.initial_state(2))[0].value for given in inputs)
+    assert bool((one != other).any()) == (not seen.startswith("none"))
 
 
 @pytest.mark.parametrize(
@@ -156,8 +194,6 @@ def test_what_is_learnt_from_fits_unless_told_otherwise() -> None:
     ],
 )
 def test_the_published_sizes(width: int, counts: tuple[int, ...]) -> None:
-    import torch
-
     spec = {"image": ArraySpec((4, 84, 84), "uint8")}
     for depth, expected in enumerate(counts, start=1):
         with torch.device("meta"):

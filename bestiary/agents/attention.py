@@ -43,6 +43,11 @@ class AttentionAgent(nn.Module):
         basis: int = option(8, "frequencies of the place, each way", low=1, high=64)
         hidden: int = option(256, "units of the policy's LSTM", low=1)
         center: bool = option(True, "see pictures less their mean, taken in random play before the training")
+        inputs: str = option(
+            "reward+action",
+            "what the policy sees besides: the last reward, clamped to [-1,1], the last action",
+            choices=("reward+action", "reward", "action", "none"),
+        )
 
     def __init__(
         self,
@@ -54,7 +59,7 @@ class AttentionAgent(nn.Module):
     ):
         super().__init__()
         o = self.options = options
-        self.num_actions = action.n
+        self.num_actions, self.sees_reward, self.sees_action = action.n, "reward" in o.inputs, "action" in o.inputs
         self.torso = Vision(observation, o.center)
         channels, height, width = self.torso.map_shape
         self.core = ConvLSTM(channels, o.keys + o.values, (height, width))
@@ -67,7 +72,7 @@ class AttentionAgent(nn.Module):
             nn.Linear(o.queries * key, o.queries * key),
         )
         self.sharpness = nn.Parameter(torch.zeros(o.queries))  # the logarithm of what logits are multiplied by
-        told = o.queries * (value + key) + 1 + action.n
+        told = o.queries * (value + key) + int(self.sees_reward) + (action.n if self.sees_action else 0)
         self.answer = nn.Sequential(nn.Linear(told, 512), nn.ReLU(), nn.Linear(512, o.hidden))
         self.lstm = nn.LSTMCell(o.hidden, o.hidden)
         self.policy = nn.Linear(o.hidden, action.n)
@@ -90,13 +95,11 @@ class AttentionAgent(nn.Module):
         gates = self.core.listen(seen)  # of all steps at once: they do not depend on the memory
         gates = gates.view(T, B, *gates.shape[1:])
         going_on = (~inputs.done).unsqueeze(-1)  # [T,B,1]
-        told = torch.cat(
-            [
-                inputs.reward.clamp(-1, 1).unsqueeze(-1) * going_on,
-                F.one_hot(inputs.last_action, self.num_actions) * going_on,
-            ],
-            dim=-1,
-        )
+        told = []  # besides what is seen, [T,B,...] each
+        if self.sees_reward:
+            told.append(inputs.reward.clamp(-1, 1).unsqueeze(-1) * going_on)
+        if self.sees_action:
+            told.append(F.one_hot(inputs.last_action, self.num_actions) * going_on)
         vision, cell, hidden, carried = state
         outputs, maps = [], []
         for t in range(T):
@@ -105,7 +108,7 @@ class AttentionAgent(nn.Module):
             vision, cell = (torch.where(keep[..., None, None], s, 0.0) for s in (vision, cell))
             vision, cell = self.core(gates[t], vision, cell)
             answers, queries, weights = self._ask(vision, hidden)
-            x = self.answer(torch.cat([answers.flatten(1), queries.flatten(1), told[t]], dim=-1))
+            x = self.answer(torch.cat([answers.flatten(1), queries.flatten(1), *(more[t] for more in told)], dim=-1))
             hidden, carried = self.lstm(x, (hidden, carried))
             outputs.append(hidden)
             maps.append(weights)

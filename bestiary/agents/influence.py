@@ -39,6 +39,7 @@ class InfluenceAgent(nn.Module):
 
     parts: ClassVar[tuple[str, ...]] = ("torso", "memory", "critic")
     defaults: ClassVar[dict[str, str]] = {"memory": "gru"}
+    sees_reward: ClassVar[bool] = False
 
     @dataclass(frozen=True)
     class Options:

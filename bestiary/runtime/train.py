@@ -287,11 +287,12 @@ def reward_lines(config: Config, pool: Pool, agent: Agent) -> str:
     assert isinstance(pool, RewardedPool)
     mode, scale = getattr(options, "reward", "none"), getattr(options, "reward_scale", None) or 1.0
     clip = {"none": "not clipped", "abs_one": "clipped to [-1,1]"}.get(mode, mode)
-    seen = "the last trained one, clamped to [-1,1]" if getattr(agent, "sees_reward", False) else "none"
+    sees = {True: "the last trained one, clamped to [-1,1]", False: "none", None: "the last trained one, if it looks"}
+    seen, choosable = sees[getattr(agent, "sees_reward", None)], hasattr(config.parts["agent"].options, "inputs")
     lines = [
         f"{'reward':<12} trained on {pool.trained}, times {scale:g}, {clip}",
         *(f"{'':<12} watched as {return_name(name)}: {reward}" for name, reward in pool.true.items()),
-        f"{'':<12} seen by the agent: {seen} (--agent.inputs)",
+        f"{'':<12} seen by the agent: {seen}{' (--agent.inputs)' * choosable}",
     ]
     return "\n".join(lines)
 
@@ -313,8 +314,9 @@ def _build_once(config: Config) -> tuple[Pool, Agent]:
 
 
 def describe(config: Config) -> str:
-    """What the config builds, in a few lines: observation, actions, parts and their parameter counts."""
+    """What the config builds, in a few lines: observation, actions, parts and their parameter counts. Warns as `start` does."""
     pool, agent = _build_once(config)
+    _warn_of_the_clip(config)
     seen = ", ".join(f"{kind} {s.dtype}{list(s.shape)}" for kind, s in pool.observation_spec.items())
     lines = [
         f"environment  {', '.join(config.envs)}: {seen}; {pool.action_spec.n} actions",
