@@ -41,7 +41,8 @@ class Part:
             self.statistics["life"] = summarise([e.ret for e in self.episodes])
         self._add_rewards(games, several_lives=len(games) < len(self.episodes))
         if self.task.startswith("procgen/") and normalised(self.task, 0) is not None:
-            self.statistics["normalised"] = summarise([normalised(self.task, e.game_return) or 0.0 for e in games])
+            own = [e.game_measures.get("reward", e.game_return) for e in games]  # whatever is trained on
+            self.statistics["normalised"] = summarise([normalised(self.task, value) or 0.0 for value in own])
 
     def _add_rewards(self, games: list[Episode], several_lives: bool) -> None:
         """Where what is trained on is not the environment's own reward: each true one, and both for each step."""

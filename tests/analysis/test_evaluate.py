@@ -11,8 +11,9 @@ import pytest
 
 import bestiary
 from bestiary.analysis.evaluate import _role, evaluate
-from bestiary.analysis.evaluation import summarise
+from bestiary.analysis.evaluation import Part, summarise
 from bestiary.errors import RunError, UserError
+from bestiary.rollout import Episode
 from bestiary.runs.folder import Run
 
 
@@ -218,3 +219,11 @@ def test_another_game(mazes: Run, capsys: pytest.CaptureFixture[str]) -> None:
         evaluate(mazes, levels=("9:2",))
     evaluate(mazes, episodes=2, num_envs=2, levels=("2:6",))
     assert "--levels 2:6 overlaps the levels of the training" in capsys.readouterr().err
+
+
+def test_a_normalised_return_is_of_the_games_own_reward() -> None:
+    measures = {"reward": 10.0, "trained": 500.0, "true": 3.0}
+    episode = Episode(0, "procgen/maze:easy", 500.0, 9, 500.0, 9, True, 0, measures, measures)
+    part = Part("procgen/maze:easy", [episode])
+    assert part.statistics["normalised"]["mean"] == pytest.approx(1)  # maze: 5 to 10
+    assert part.mean == 500
