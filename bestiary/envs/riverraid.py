@@ -22,6 +22,7 @@ OTHER_POINTS = (30, 60, 100, 500)  # tanker, helicopter, jet, bridge
 SCORES = (0, 30, 60, 80, 100, 500)  # of one step, nearly always
 
 COMPONENTS = {
+    "reward": Component("the environment's own reward: the score", SCORES, "score"),
     "score": Component("points scored in the step", SCORES),
     "fuel_shot": Component("fuel depots that were shot", tuple(float(s == DEPOT_POINTS) for s in SCORES), "score"),
     "bullet": Component("1 while a bullet of the player's is on the screen", (0, 1)),

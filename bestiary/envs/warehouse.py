@@ -151,7 +151,9 @@ class WarehousePool:
 
     def watch(self) -> None:
         """From the next reset on, measure what rewards are made of, too."""
-        self.components = COMPONENTS
+        paid = COMPONENTS["collected" if self.world.reward_mode == "one" else "age_share"]
+        worth = tuple(self.world.reward_scale * value for value in paid.values)
+        self.components = {"reward": Component("the environment's own reward", worth, "collected"), **COMPONENTS}
         self.measures_spec |= dict.fromkeys(COMPONENTS, SCALAR)
 
     def reset(self) -> Step:

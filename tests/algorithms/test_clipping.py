@@ -7,8 +7,9 @@ import torch
 from bestiary.algorithms.clipping import complaints, fitting_scale, learnt, usual_steps
 from bestiary.algorithms.rewards import squash
 from bestiary.algorithms.schedules import SCHEDULES
+from bestiary.envs import make
 from bestiary.envs.atari import COMPONENTS as ATARI
-from bestiary.envs.rewards import GENERIC, make_reward
+from bestiary.envs.rewards import GENERIC, RewardedPool, Rewards, make_reward
 from bestiary.envs.riverraid import COMPONENTS
 
 KNOWN = {**GENERIC, **ATARI, **COMPONENTS}
@@ -55,6 +56,7 @@ def test_center_clipped_is_a_band(distance: int, expected: float) -> None:
         ("smooth:5", "moved=-5 makes no difference"),
         ("smooth:11", "moved=-11 is learnt from just as if its weight were larger"),
         ("center:1", "different rewards that a step can bring"),
+        ("scaled:5", "reward=5 is learnt from just as if its weight were larger"),
         ("bullet=1", ""),
     ],
 )
@@ -67,7 +69,14 @@ def test_what_the_clip_hides_is_said(text: str, hidden: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "scale"),
-    [("fuel:10", 1 / 800), ("pacifist:20", 0.1), ("smooth:10", 0.1), ("center:1", 1 / 47.8), ("bullet=0.5", 1.0)],
+    [
+        ("fuel:10", 1 / 800),
+        ("pacifist:20", 0.1),
+        ("smooth:10", 0.1),
+        ("center:1", 1 / 47.8),
+        ("bullet=0.5", 1.0),
+        ("capped:50", 1 / 50),
+    ],
 )
 def test_the_fitting_scale_lets_everything_through(text: str, scale: float) -> None:
     found = fitting_scale(reward(text), KNOWN)
@@ -76,10 +85,16 @@ def test_the_fitting_scale_lets_everything_through(text: str, scale: float) -> N
 
 
 def test_nothing_is_claimed_where_nothing_is_known() -> None:
-    unknown = make_reward("reward=3,bullet=-1", KNOWN, "atari/Riverraid")
-    assert usual_steps(unknown, KNOWN) is None
-    assert fitting_scale(unknown, KNOWN) == 1
-    assert complaints(unknown, KNOWN, "abs_one", 1.0) == []
+    unknown = make_reward("score=3,fire=-1", GENERIC | ATARI, "atari/Pong")
+    assert usual_steps(unknown, GENERIC | ATARI) is None
+    assert fitting_scale(unknown, GENERIC | ATARI) == 1
+    assert complaints(unknown, GENERIC | ATARI, "abs_one", 1.0) == []
+
+
+def test_the_warehouses_own_reward_is_known() -> None:
+    for options, largest in (({}, 1), ({"reward_scale": 4}, 4), ({"reward_mode": "age", "reward_scale": 4}, 4)):
+        pool = RewardedPool(make("warehouse", **options), Rewards("scaled:2,expired=-1"))
+        assert fitting_scale(pool.trained, pool.components) == pytest.approx(1 / (2 * largest), rel=1e-5)
 
 
 def test_the_scale_comes_before_the_clip() -> None:
