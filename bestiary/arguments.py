@@ -292,7 +292,8 @@ def which_checkpoint(text: str | None, run: Any) -> int | None:
     if text != "best":
         if (steps := best(run.path / "checkpoints", text)) is None:
             raise UserError(
-                f"--checkpoint {text}: {run.path} has none: it is kept where there is a --reward of one's own"
+                f"--checkpoint {text}: {run.path} has none: it is kept where a run of one task has a --reward or "
+                "--true-reward, and after 20 games"
             )
         return steps
     if (steps := best(run.path / "checkpoints")) is None:
