@@ -294,6 +294,7 @@ def _export(argv: list[str]) -> None:
     parser.add_argument("--length", metavar="STEPS", default="500", help="steps of each (default 500)")
     parser.add_argument("--out", metavar="FILE", help="rollouts.npz (default: in the run folder's rollouts/)")
     parser.add_argument("--overwrite", action="store_true", help="replace an existing file")
+    parser.add_argument("--env", metavar="ENV", help="which of several tasks to play (default: the first)")
     add_player(parser)
     a, run, options = parse_with_env(parser, argv)
     if run is None:
@@ -306,6 +307,7 @@ def _export(argv: list[str]) -> None:
         checkpoint=which_checkpoint(a.checkpoint, run),
         greedy=a.greedy,
         seed=number("--seed", a.seed),
+        env=a.env,
         overwrite=a.overwrite,
     )
     print(f"rollouts: {path}")

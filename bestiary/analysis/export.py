@@ -20,6 +20,7 @@ import torch
 
 from bestiary import __version__
 from bestiary.analysis.play import moments
+from bestiary.analysis.stage import which_task
 from bestiary.config import make_pool
 from bestiary.console import note
 from bestiary.envs.rewards import Rewards
@@ -37,12 +38,14 @@ def export(
     checkpoint: int | None = None,
     greedy: bool = False,
     seed: int = 0,
+    env: str | None = None,
     overwrite: bool = False,
 ) -> Path:
     """Play `rollouts` environments for `length` steps and write down everything about them; returns the file.
 
-    Every component of the environment's reward is measured, whatever the run was trained on."""
-    config = run.config
+    Every component of the environment's reward is measured, whatever the run was trained on. `env` is one of the run's tasks,
+    else the first."""
+    config, task = run.config, which_task(run, env)
     chosen = checkpoints.choose(run.path, checkpoint)
     path = Path(out).expanduser() if out is not None else None
     if path is not None and (path.suffix != ".npz" or not path.resolve().parent.is_dir()):
@@ -53,11 +56,11 @@ def export(
     agent = run.agent(chosen.steps)
     streams = np.random.SeedSequence([config.training.seed, 4, seed]).spawn(2)
     rewards = Rewards(config.rewards.trained, config.rewards.true or "reward=1")
-    pool = make_pool(config.envs[:1], config.env_options, rollouts, streams[0], rewards=rewards)
+    pool = make_pool([config.envs[task]], config.env_options, rollouts, streams[0], rewards=rewards)
     names, columns = list(pool.measures_spec), dict[str, list[np.ndarray]]()
     draws = int(streams[1].generate_state(1)[0])
     try:
-        for t, (moment, actions) in enumerate(moments(agent, pool, greedy=greedy, seed=draws)):
+        for t, (moment, actions) in enumerate(moments(agent, pool, greedy=greedy, seed=draws, task=task)):
             step, output = moment.step, moment.output
             entry: dict[str, np.ndarray] = {}
             if t > 0:
@@ -80,7 +83,7 @@ def export(
         pool.close()
     protocol: dict[str, Any] = {
         "run": run.name,
-        "environment": config.envs[0],
+        "environment": config.envs[task],
         "environment_options": config.tables()["env"],
         "rewards": asdict(rewards),
         "actions": list(pool.action_spec.names),

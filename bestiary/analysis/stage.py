@@ -60,15 +60,20 @@ def open_stage(
 ) -> Stage:
     """The run's agent before one of its tasks, the first unless `env` names another. With `like`, the game is the one that
     another run would have played there with the same seed."""
-    config, env = run.config, canonical(env) if env is not None else None
-    if env is not None and env not in config.envs:
-        raise UserError(f"--env {env}: the run's tasks are {', '.join(config.envs)}{suggest(env, config.envs)}")
-    task = config.envs.index(env) if env is not None else 0
+    config, task = run.config, which_task(run, env)
     chosen = checkpoints.choose(run.path, checkpoint)
     agent = run.agent(chosen.steps)
     streams = np.random.SeedSequence([(like or run).config.training.seed, 2, seed]).spawn(2)
     pool = make_pool([config.envs[task]], config.env_options, 1, streams[0], render=True, rewards=config.rewards)
     return Stage(run, agent, pool, task, chosen.steps, int(streams[1].generate_state(1)[0]))
+
+
+def which_task(run: Run, env: str | None) -> int:
+    """The how-manyeth of a run's tasks an environment is; the first, where none is named."""
+    names, name = run.config.envs, canonical(env) if env is not None else run.config.envs[0]
+    if name not in names:
+        raise UserError(f"--env {name}: the run's tasks are {', '.join(names)}{suggest(name, names)}")
+    return names.index(name)
 
 
 SEEN = ("frame_size", "frame_stack", "gray", "flicker", "flicker_mode", "observation")  # options of how, not of what

@@ -117,6 +117,25 @@ def test_an_export_is_what_was_played(runs: list[Run]) -> None:
     assert run_command(["export", *words[:-1], "r.pkl"]) == 2
 
 
+def test_an_export_of_one_of_several_tasks(capsys: pytest.CaptureFixture[str]) -> None:
+    words = (
+        "train warehouse:mini warehouse:memory --steps 320 --num-envs 4 --batch-size 4 --runtime serial --run-dir two"
+    )
+    assert run_command([*words.split(), "--group-size", "4"]) == 0
+    for options, expected in (([], "warehouse:mini"), (["--env", "warehouse:memory"], "warehouse:memory")):
+        words = "export two --rollouts 2 --length 100 --overwrite --out r.npz"
+        assert run_command([*words.split(), *options]) == 0
+        found = np.load("r.npz", allow_pickle=False)
+        assert json.loads(str(found["protocol"]))["environment"] == expected
+        ends = np.flatnonzero(found["game_over"][:, 0])
+        assert ends[0] + 1 == {"warehouse:mini": 100, "warehouse:memory": 96}[expected]  # the variants' time limits
+    capsys.readouterr()
+    assert run_command([*words.split(), "--env", "warehouse"]) == 2
+    assert "the run's tasks are warehouse:mini, warehouse:memory" in capsys.readouterr().err
+    assert run_command("audit two --out two-audit".split()) == 2
+    assert "has several tasks" in capsys.readouterr().err
+
+
 def level(x: float, trained: float, true: float, seed: int = 0, n: int = 20) -> Level:
     rng = np.random.default_rng([seed, int(x)])
     return Level(x, trained + rng.normal(size=n), true + rng.normal(size=n))
