@@ -27,7 +27,7 @@ from bestiary.analysis.evaluation import summarise
 from bestiary.analysis.figures import pyplot
 from bestiary.analysis.play import Moment, moments
 from bestiary.config import Config, make_pool
-from bestiary.console import note, stdout
+from bestiary.console import note, short, stdout
 from bestiary.envs.mixture import check_alike
 from bestiary.envs.rewards import RewardedPool, Rewards, try_rewards
 from bestiary.errors import UserError
@@ -407,10 +407,11 @@ def _draw_pairs(panels: Sequence[Curve], label: str, path: Path) -> None:
             before = max(level.x for level in found if level.x < mark)
             middle = np.sqrt(before * mark) if logarithmic else (before + mark) / 2
             axes.axvline(middle, color="gray", linestyle="--", linewidth=1)
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         if logarithmic:
             axes.set_xscale("log")
-        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-        axes.xaxis.set_minor_formatter("")
+            axes.minorticks_off()
+            axes.set_xticks(x, [short(size) for size in x])  # tens and hundreds may well be none of them
         axes.set_xlabel(label)
         size = "".join(f", {value:,} {name}" for name, value in curve.at.items())
         title = f"{curve.rewards.trained or 'reward=1'} for {curve.rewards.true}{size}"
