@@ -299,6 +299,13 @@ def newest(findings: Sequence[Finding]) -> list[Finding]:
     return [f for f in findings if f.steps == last[f.run]]
 
 
+def shared(findings: Sequence[Finding]) -> list[Finding]:
+    """At the checkpoints that all of the runs have: at one of a single seed, the mean would jump to that seed's."""
+    runs = {f.run for f in findings}
+    steps = set.intersection(*({f.steps for f in findings if f.run == run} for run in runs))
+    return [f for f in findings if f.steps in steps]
+
+
 # --- files, tables and figures ---
 
 
@@ -320,7 +327,7 @@ def curves(findings: Sequence[Finding]) -> list[Curve]:
         own = [f for f in findings if (f.environment, f.rewards) == pair]
         made.append(Curve(*pair, "parameters", levels(newest(own), "parameters")))
         for size in sorted({f.parameters for f in own}):
-            alike = [f for f in own if f.parameters == size]
+            alike = shared([f for f in own if f.parameters == size])
             made.append(Curve(*pair, "steps", levels(alike, "steps"), {"parameters": size}))
     return [curve for curve in made if len(curve.levels) > 1]
 

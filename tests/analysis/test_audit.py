@@ -74,9 +74,9 @@ def test_mistakes(words: str, expected: str, runs: list[Run], capsys: pytest.Cap
     assert not Path("audit").exists()
 
 
-def finding(run: str, environment: str, parameters: int) -> Finding:
+def finding(run: str, environment: str, parameters: int, steps: int = 10, true: float = 1.0) -> Finding:
     ones = np.ones(3)
-    return Finding(run, environment, Rewards(None, "reward=1"), 10, parameters, 0, ones, ones, ones, {})
+    return Finding(run, environment, Rewards(None, "reward=1"), steps, parameters, 0, ones, true * ones, ones, {})
 
 
 def test_runs_of_other_environments_are_no_seeds_of_each_other() -> None:
@@ -94,6 +94,14 @@ def test_nobody_is_far_from_themselves(runs: list[Run]) -> None:
     assert table["kl_max"] == pytest.approx(0, abs=1e-6)
     assert table["tv_max"] == pytest.approx(0, abs=1e-6)
     assert table["true"] < 0
+
+
+def test_a_checkpoint_that_only_one_seed_has_is_no_drop() -> None:
+    """As `best-true` is: seed a is worse than b at all times, and alone at 20."""
+    worse = [finding("a", "toy/chain", 1, steps, 1.0) for steps in (10, 20, 30)]
+    found = curves([*worse, *(finding("b", "toy/chain", 1, steps, 1.1) for steps in (10, 30))])
+    assert [[level.x for level in curve.levels] for curve in found] == [[10, 30]]
+    assert transition(found[0].levels) is None
 
 
 def test_an_export_is_what_was_played(runs: list[Run]) -> None:
