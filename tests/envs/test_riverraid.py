@@ -95,13 +95,15 @@ def recomputed(before: bytes, after: bytes, score: float) -> dict[str, float]:
         "fuel_shot": shot,
         "trained": 10 - 3 * moved,
         "true": score + 720 * shot,
+        "true_2": 10 if after[50] == 180 else -10,
+        "true_3": 10 - 0.5 * distance * distance / 20,
     }
 
 
 @pytest.fixture(scope="module")
 def trace() -> list[Arrays]:
-    """Some hundred steps of two planes that shoot a lot, under `smooth:3`, watched on `fuel:10`."""
-    pool = RewardedPool(make(RIVER, num_envs=2, seed=4), Rewards("smooth:3", "fuel:10; off_center=1"))
+    """Some hundred steps of two planes that shoot a lot, under `smooth:3`, watched on the other published proxies."""
+    pool = RewardedPool(make(RIVER, num_envs=2, seed=4), Rewards("smooth:3", "fuel:10; pacifist:20; center:0.5"))
     rng, step = np.random.default_rng(0), pool.reset()
     found = [{**step.measures, "done": step.done, "reward": step.reward}]
     for _ in range(260):
