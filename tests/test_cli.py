@@ -43,7 +43,10 @@ MISTAKES: list[tuple[str, tuple[str, ...]]] = [
     ("train toy/chain --memory srwm --memory.features elu", ("--memory.features: it is an option of memory delta",)),
     ("train toy/chain --memory fake-sr --memory.kernel numba", ("unknown option --memory.kernel: it is an option of",)),
     ("train toy/chain --memory srwm --memory.heads 7", ("--memory.heads 7 x head size 18 is not --memory.hidden 128",)),
-    ("train toy/chain --memory delta --memory.head-size 8", ("--memory.heads 8 x head size 8 is not --memory.hidden",)),
+    (
+        "train toy/chain --memory delta --memory.head-size 8",
+        ("--memory.heads 8 x head size 8 is not --memory.hidden 128; try --memory.hidden 64",),
+    ),
     ("train toy/chain --memory delta --memory.truncate 3", ("--memory.truncate 3: expected one of none, step",)),
     (
         "train toy/chain --memory srwm --memory.kernel triton --device cpu",

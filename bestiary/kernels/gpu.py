@@ -120,7 +120,7 @@ def delta_backward(
         tl.debug_barrier()  # the buffer has been read
         for t in range(first, end):
             step = n * T + t
-            weights = tl.where((tl.load(done + t * B + n // H) != 0) & (t > first), 0.0, weights)
+            weights = tl.where(tl.load(done + t * B + n // H) != 0, 0.0, weights)
             _store(before + (t - first) * E * M, weights, M, E, M, EP, MP)
             error = _load_row(errors + step * M, M, MP)
             weights += _outer(_load_row(k + step * E, E, EP), tl.load(beta + step) * error)
@@ -241,7 +241,7 @@ def srwm_backward(
         tl.debug_barrier()  # the buffer has been read
         for t in range(first, end):
             step = n * T + t
-            reset = (tl.load(done + t * B + n // H) != 0) & (t > first)
+            reset = tl.load(done + t * B + n // H) != 0
             shift_y, shift_q = tl.where(reset, 0.0, shift_y), tl.where(reset, 0.0, shift_q)
             shift_k, shift_b = tl.where(reset, 0.0, shift_k), tl.where(reset, 0.0, shift_b)
             w_y, w_q, w_k, w_b = base_y + shift_y, base_q + shift_q, base_k + shift_k, base_b + shift_b

@@ -51,6 +51,14 @@ def elu(x):
     return y / (y.sum(-1, keepdims=True) + 1e-5)
 
 
+def silu(x):
+    y = x * sigmoid(x)
+    return y / np.sqrt((y**2).sum(-1, keepdims=True))
+
+
+SLOW_FEATURES = {"elu": elu, "softmax": softmax, "silu": silu}
+
+
 def layer_norm(x, layer):
     weight, bias = (p.detach().numpy() for p in (layer.weight, layer.bias))
     return (x - x.mean()) / np.sqrt(x.var() + 1e-5) * weight + bias
@@ -61,7 +69,7 @@ def linear(x, layer):
     return y if layer.bias is None else y + layer.bias.detach().numpy()
 
 
-def slow(memory, kind, x, done):
+def slow(memory, kind, x, done, features="elu", softmaxed=True, norm=False):
     """[T,B,D] -> [T,B,hidden], one environment, one step, one head at a time."""
     H, E = 2, 4
     out = np.zeros((len(x), x.shape[1], 8))
@@ -77,11 +85,14 @@ def slow(memory, kind, x, done):
                     own = slice(head * E, (head + 1) * E)
                     if kind == "delta":
                         made = linear(layer_norm(h, mixer.norm), mixer.slow).reshape(H, 3 * E + 1)[head]
-                        heads.append(delta(fast, (layer, head), made, elu, E))
-                    elif kind == "fake-sr":
-                        heads.append(h[own] @ mixer.weight[head].detach().numpy())
+                        heads.append(delta(fast, (layer, head), made, SLOW_FEATURES[features], E))
+                        continue
+                    seen = (layer_norm(h, mixer.norm) if norm else h)[own]
+                    seen = softmax(seen) if softmaxed else seen
+                    if kind == "fake-sr":
+                        heads.append(seen @ mixer.weight[head].detach().numpy())
                     else:
-                        y = self_referential(fast, (layer, head), softmax(h[own]), mixer.matrix, head)
+                        y = self_referential(fast, (layer, head), seen, mixer.matrix, head)
                         heads.append(delta(fast, (layer, head, "d"), y, softmax, E) if kind == "sr-delta" else y)
                 h = h + linear(np.concatenate(heads), mixer.project)
                 inner = np.maximum(linear(layer_norm(h, feedforward.norm), feedforward.layers[0]), 0)
@@ -104,12 +115,43 @@ def self_referential(fast, key, x, matrix, head):
     return y
 
 
-@pytest.mark.parametrize("kind", ["delta", "srwm", "sr-delta", "fake-sr"])
-def test_layers_against_a_slow_statement(kind):
-    memory = make(FAST[kind])
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("delta", {"features": "elu"}),
+        ("delta", {"features": "softmax"}),
+        ("delta", {"features": "silu"}),
+        ("srwm", {"softmax": True}),
+        ("srwm", {"softmax": False, "norm": True}),
+        ("sr-delta", {"softmax": True}),
+        ("sr-delta", {"softmax": False, "norm": True}),
+        ("fake-sr", {"softmax": True}),
+        ("fake-sr", {"softmax": False}),
+    ],
+    ids=str,
+)
+def test_layers_against_a_slow_statement(kind, options):
+    memory = make(FAST[kind], **options)
     x, done = torch.randn(T, B, D, dtype=torch.float64), torch.rand(T, B) < 0.3
     y, _ = memory(x, done, memory.initial_state(B))
-    np.testing.assert_allclose(y.detach().numpy(), slow(memory, kind, x.numpy(), done.numpy()), atol=1e-9)
+    if "softmax" in options:
+        options = {"softmaxed": options["softmax"], "norm": options.get("norm", False)}
+    expected = slow(memory, kind, x.numpy(), done.numpy(), **options)
+    np.testing.assert_allclose(y.detach().numpy(), expected, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["srwm", "sr-delta", "fake-sr"])
+def test_first_weights_as_published(name):
+    """Of mean zero and deviation 1 / sqrt(E); the rates' of the mean that is asked for."""
+    memory = make(FAST[name], hidden=256, heads=4, layers=1)
+    mixer = memory.mixers[0]
+    for weights in [mixer.weight] if name == "fake-sr" else mixer.matrix.base:
+        assert weights.mean().item() == pytest.approx(0, abs=0.02)
+        assert weights.std().item() == pytest.approx(1 / 8, rel=0.1)
+    if name != "fake-sr":
+        *same, rates = make(FAST[name], hidden=256, heads=4, layers=1, rate=-1.0).mixers[0].matrix.base
+        torch.testing.assert_close(rates, mixer.matrix.base[3] - 1)
+        assert all(torch.equal(a, b) for a, b in zip(same, mixer.matrix.base, strict=False))
 
 
 PUBLISHED = {"srwm": 967_760, "fake-sr": 958_544, "sr-delta": 976_208, "delta": 1_054_800}
@@ -180,15 +222,6 @@ def test_heads_must_fit(name):
 
 def test_they_are_all_on_the_list():
     assert set(FAST) < set(MEMORIES)
-
-
-@pytest.mark.parametrize("features", ["elu", "softmax", "silu"])
-def test_features_of_keys(features):
-    memory = make(Delta, features=features)
-    y, _ = memory(
-        torch.randn(T, B, D, dtype=torch.float64), torch.zeros(T, B, dtype=torch.bool), memory.initial_state(B)
-    )
-    assert torch.isfinite(y).all()
 
 
 # --- what a learner sees of them ---

@@ -7,7 +7,16 @@ from typing import Any
 import pytest
 import torch
 
-from tests.kernels.helpers import assert_near, delta_inputs, run_delta, run_srwm, single, srwm_inputs
+from tests.kernels.helpers import (
+    assert_near,
+    call_delta,
+    call_srwm,
+    delta_inputs,
+    run_delta,
+    run_srwm,
+    single,
+    srwm_inputs,
+)
 
 # batch, heads, length, rows, columns (None: as many as rows), truncate. The interpreter is slow: 40 ms a step and program
 FEW = [
@@ -29,14 +38,15 @@ ALL = [
 
 def main(cases: list[tuple[int, int, int, int, int | None, bool]]) -> None:
     for case in cases:
-        compare("delta", delta_inputs, run_delta, *case)
-        compare("srwm", srwm_inputs, run_srwm, *case)
+        compare("delta", delta_inputs, run_delta, call_delta, *case)
+        compare("srwm", srwm_inputs, run_srwm, call_srwm, *case)
 
 
 def compare(
     operation: str,
     make: Any,
     run: Any,
+    call: Any,
     batch: int,
     heads: int,
     length: int,
@@ -48,6 +58,9 @@ def compare(
     truth = run("reference", inputs, truncate)
     try:
         assert_near(run("triton", single(inputs), truncate), truth, 1e-4)
+        with torch.no_grad():  # what acts: a kernel that saves nothing
+            out, _ = call(single(inputs), implementation="triton")
+        assert_near({"out": out}, {"out": truth["out"]}, 1e-4)
     except AssertionError as error:
         pytest.fail(f"{operation} B={batch} H={heads} T={length} E={rows} M={columns}, truncate {truncate}: {error}")
     print(operation, batch, heads, length, rows, columns, truncate)

@@ -1,6 +1,7 @@
 """Which implementation is taken, what it refuses, and what it keeps for backward."""
 
 import sys
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -80,6 +81,12 @@ def test_what_is_not_installed_is_said(package, module, device, named, monkeypat
     with pytest.raises(UserError, match=said):
         choose(package if named else "auto", device)
     assert choose("reference", device)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="triton is for Linux")
+def test_triton_is_there_to_be_tested():
+    """Without it, test_triton is skipped, and a kernel that does not compile would go unnoticed."""
+    assert find_spec("triton"), "pip install -e '.[test]'"
 
 
 @pytest.mark.parametrize("name", ["q", "v", "beta", "done", "state"])

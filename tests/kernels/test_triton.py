@@ -24,7 +24,8 @@ USED = [
     pytest.param(operation, rows, columns, save, marks=[] if rows == 16 else pytest.mark.slow)
     for operation, rows, columns in (
         *(("delta", 16, 16), ("srwm", 16, 16), ("srwm", 16, 49)),  # the memories as they are unless told otherwise
-        *(("delta", 64, 64), ("srwm", 64, 64)),  # the largest heads
+        *(("delta", 64, 64), ("srwm", 64, 64), ("srwm", 64, 193)),  # the largest heads
+        *(("delta", 17, 17), ("srwm", 17, 17), ("srwm", 17, 52)),  # heads that are padded
     )
     for save in (True, False, None)
 ]

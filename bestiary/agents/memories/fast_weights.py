@@ -50,12 +50,11 @@ class Sizes:
     def __post_init__(self) -> None:
         size = self.head_size or self.hidden // self.heads
         if self.heads * size != self.hidden:
-            near = min(
-                (h for h in range(1, self.hidden + 1) if self.hidden % h == 0), key=lambda h: abs(h - self.heads)
-            )
+            divisors = (h for h in range(1, self.hidden + 1) if self.hidden % h == 0)
+            near = f"--memory.heads {min(divisors, key=lambda h: abs(h - self.heads))}"
+            fits = near if self.head_size is None else f"--memory.hidden {self.heads * size}"
             raise ValueError(
-                f"--memory.heads {self.heads} x head size {size} is not --memory.hidden {self.hidden}; "
-                f"try --memory.heads {near}"
+                f"--memory.heads {self.heads} x head size {size} is not --memory.hidden {self.hidden}; try {fits}"
             )
 
     @property
