@@ -26,6 +26,13 @@ def check_output(out: str | Path, overwrite: bool, suffixes: Sequence[str] = MOV
     return path
 
 
+def check_look(out: str | Path, overwrite: bool) -> Path:
+    """Of pictures that have numbers of the same name beside them, as .npz."""
+    path = check_output(out, overwrite, (*MOVIES, *STILLS))
+    check_output(path.with_suffix(".npz"), overwrite, (".npz",))
+    return path
+
+
 def write_movie(path: Path, pictures: list[np.ndarray], fps: float) -> None:
     """Write RGB pictures [H,W,3]; small ones are enlarged by whole pixels, so that a person can see them."""
     large = [enlarge(picture) for picture in pictures]

@@ -32,7 +32,7 @@ from bestiary.errors import UserError
 from bestiary.rollout import Inputs
 from bestiary.runs import checkpoints
 from bestiary.runs.checkpoints import Checkpoint
-from bestiary.runs.folder import Run, load_weights
+from bestiary.runs.folder import Run, labels, load_weights
 
 MATCHES = ("index", "optimal", "filters")
 MANY = 4096  # kernels that optimal matching compares with as many others; more take minutes and gigabytes
@@ -106,12 +106,13 @@ def _pairs(runs: Sequence[Run], chosen: list[list[Checkpoint]], between: str) ->
                 raise UserError(
                     f"{run.path} has one checkpoint: nothing to compare over time (--save-every keeps more)"
                 )
-        return [(run.name, list(itertools.pairwise(own))) for run, own in zip(runs, chosen, strict=True)]
+        return [(name, list(itertools.pairwise(own))) for name, own in zip(labels(runs), chosen, strict=True)]
     fewest = min(map(len, chosen))
     chosen = [spaced(run, fewest) if len(own) > fewest else own for run, own in zip(runs, chosen, strict=True)]
+    first, *names = labels(runs)
     return [
-        (f"{runs[0].name} and {run.name}", list(zip(chosen[0], own, strict=True)))
-        for run, own in zip(runs[1:], chosen[1:], strict=True)
+        (f"{first} and {name}", list(zip(chosen[0], own, strict=True)))
+        for name, own in zip(names, chosen[1:], strict=True)
     ]
 
 
