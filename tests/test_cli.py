@@ -108,7 +108,7 @@ MISTAKES: list[tuple[str, tuple[str, ...]]] = [
     ("look attention {run} --out a.gif", ("its agent has no attention to draw",)),
     ("look filters {run}", ("--between runs: needs two runs or more",)),
     ("look filters {run} {run} --out a.png", ("no convolutions to compare",)),
-    ("look filters {run} {run} --frames 1", ("one frame aligns with anything",)),
+    ("look filters {run} {run} --frames 3", ("so few align with anything",)),
     ("look actions {run} --episodes 0", ("--episodes 0: must be at least 1",)),
     ("look actions {run} --out a.txt", ("figures are .png, .svg or .pdf",)),
     ("movie {run} {run} --out a.gif --attention", ("--attention: of one agent",)),
