@@ -92,11 +92,11 @@ Couples = list[tuple[Checkpoint, Checkpoint]]
 
 
 def spaced(run: Run, points: int) -> list[Checkpoint]:
-    """So many checkpoints of a run, from the first to the last, equally far apart; all where it has fewer."""
+    """So many checkpoints of a run, from the first to the last, equally far apart; all where it has fewer; of one, the last."""
     found = run.checkpoints
     if not found:
         raise UserError(f"{run.path} has no checkpoint yet")
-    places = np.unique(np.linspace(0, len(found) - 1, min(points, len(found))).round().astype(int))
+    places = np.unique(np.linspace(len(found) - 1, 0, min(points, len(found))).round().astype(int))
     return [checkpoints.choose(run.path, found[place].steps) for place in places]
 
 

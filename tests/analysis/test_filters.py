@@ -104,4 +104,5 @@ def test_what_cannot_be_compared(runs: list[Run], catch_runs: list[Run]) -> None
     with pytest.raises(UserError, match="has one checkpoint"):
         look_filters([pong], between="time")
     assert [c.steps for c in spaced(runs[0], 2)] == [160, 480]
+    assert [c.steps for c in spaced(runs[0], 1)] == [480]
     assert not Path("x.png").exists()
