@@ -110,7 +110,7 @@ MISTAKES: list[tuple[str, tuple[str, ...]]] = [
     ("look filters {run} {run} --out a.png", ("no convolutions to compare",)),
     ("look filters {run} {run} --frames 3", ("so few align with anything",)),
     ("look actions {run} --episodes 0", ("--episodes 0: must be at least 1",)),
-    ("look actions {run} --out a.txt", ("figures are .png, .svg or .pdf",)),
+    ("look actions {run} --out a.txt", ("figures are .png or .svg or .pdf",)),
     ("movie {run} {run} --out a.gif --attention", ("--attention: of one agent",)),
     ("movie {run} --same-actions", ("needs two runs or more",)),
     ("movie {run} {run}", ("--out: where to?",)),

@@ -126,14 +126,20 @@ class Recording:
         columns = read_columns(self.path.with_suffix(".csv"))
         if not columns:
             return []
-        rows = zip(*(columns[name] for name in ("env", "first", "length", "return")), strict=True)
-        return [Game(int(env), int(first), int(length), float(earned)) for env, first, length, earned in rows]
+        try:
+            rows = zip(*(columns[name] for name in ("env", "first", "length", "return")), strict=True)
+            return [Game(int(env), int(first), int(length), float(earned)) for env, first, length, earned in rows]
+        except (KeyError, ValueError) as error:
+            raise UserError(f"{self.path.with_suffix('.csv')}: not the games of a recording: {error}") from error
 
     def game(self, number: int) -> Game:
         games = self.games
         if not 0 <= number < len(games):
             raise UserError(f"--game {number}: {self.path} has {len(games)} whole games, from 0 on")
-        return games[number]
+        game, (rows, envs) = games[number], self.actions.shape
+        if not (0 <= game.env < envs and 0 <= game.first < game.first + game.length <= rows):
+            raise UserError(f"--game {number}: what was done in it is not in {self.path.with_suffix('.actions')}")
+        return game
 
     def environment(self, game: Game) -> str:
         names = self.about["environments"]
@@ -203,9 +209,13 @@ def open_recording(path: str | Path) -> Recording:
         raise UserError(f"{path}: {error.strerror}") from error
     except ValueError as error:
         raise UserError(f"{path}: not a recording: {error}") from error
-    needed = ("environments", "options", "rewards", "seed", "num_envs", "actions", "bytes")
-    if not isinstance(about, dict) or any(key not in about for key in needed):
-        raise UserError(f"{path}: not a recording (bestiary eval --record makes one)")
+    try:
+        for key in ("environments", "options", "num_envs", "actions", "bytes"):
+            about[key]
+        Rewards(**about["rewards"])
+        np.random.SeedSequence(about["seed"]["entropy"], spawn_key=about["seed"]["spawn_key"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{path}: not a recording (bestiary eval --record makes one): {error}") from error
     if not found.with_suffix(".actions").is_file():
         raise UserError(f"{path}: {found.with_suffix('.actions').name} is missing beside it")
     return Recording(found, about)

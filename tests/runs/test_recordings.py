@@ -168,7 +168,17 @@ def test_a_strangers_code_is_not_imported(evil, message):
 
 
 def test_what_is_no_recording():
-    Path("x.json").write_text("{}")
-    for name, words in (("x.json", "not a recording"), ("y.json", "No such file")):
+    about = {"environments": ["toy/catch"], "options": {}, "rewards": {}, "num_envs": 1, "bytes": 1, "actions": ["a"]}
+    good = {**about, "seed": {"entropy": 1, "spawn_key": []}}
+    for text in ("{}", "[]", "x", json.dumps({**good, "seed": {}}), json.dumps({**good, "rewards": {"x": 1}})):
+        Path("x.json").write_text(text)
+        with pytest.raises(UserError, match="not a recording"):
+            open_recording("x.json")
+    with pytest.raises(UserError, match="No such file"):
+        open_recording("y.json")
+    Path("x.json").write_text(json.dumps(good))
+    Path("x.actions").write_bytes(b"\0" * 5)
+    for rows, words in (("env,first\n0,0\n", "not the games"), ("env,first,length,return\n0,2,9,0\n", "what was done")):
+        Path("x.csv").write_text(rows)
         with pytest.raises(UserError, match=words):
-            open_recording(name)
+            open_recording("x.json").game(0)
