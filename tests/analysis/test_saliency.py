@@ -181,7 +181,10 @@ def test_pong(capsys):
     """The agent that comes with the package: what is drawn has the screen's size, and the numbers are beside it."""
     run = bestiary.load("zoo/pong")
     method, full = Method(density=12), (1.0, 0.5)
-    path = look_saliency(run, out="pong.mp4", start=30, length=2, method=method, look=Look(full=full))
+    path = look_saliency(
+        run, out="pong.mp4", start=30, length=2, method=method, look=Look(full=full), checkpoint=1_000_000
+    )
+    assert "nearest to step 1000000 is at 1200000" in capsys.readouterr().err
     assert np.stack(list(imageio.imiter(path))).shape == (2, 210, 160, 3)
     with np.load("pong.npz", allow_pickle=False) as found:
         assert found["policy"].shape == found["value"].shape == (2, 7, 7)
