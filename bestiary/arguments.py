@@ -271,14 +271,16 @@ def add_replay(parser: Parser) -> None:
 
 def which_replay(a: argparse.Namespace) -> Any:
     """The recording and the game that were asked for; None where none was."""
-    from bestiary.runs.recordings import open_recording
+    from bestiary.runs.recordings import SEEN, open_recording
 
     if a.replay is None:
         if a.game is not None:
             raise UserError(f"--game {a.game}: is for --replay")
         return None
-    if a.greedy or a.sample:
-        raise UserError("--replay: what is done was recorded; --greedy and --sample do not apply")
+    fixed = {"greedy": a.greedy, "sample": a.sample, "env": a.env, "seed": a.seed != "0"}
+    fixed |= {name[4:]: value is not None for name, value in vars(a).items() if name.startswith("env.")}
+    if changed := [f"--{name.replace('_', '-')}" for name, given in fixed.items() if given and name not in SEEN]:
+        raise UserError(f"{', '.join(changed)}: the game of --replay was recorded, and so was all that is done in it")
     recording = open_recording(a.replay)
     return recording, recording.game(number("--game", a.game) if a.game else 0)
 

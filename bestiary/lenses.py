@@ -135,8 +135,8 @@ def _filters(argv: list[str]) -> None:
     a = parser.parse_strictly(argv)
     runs = [open_run(word, a.trust_code) for word in a.run]
     frames = number("--frames", a.frames)
-    if frames == 1:
-        raise UserError("--frames 1: one frame aligns with anything; give more, or 0")
+    if 0 < frames < 4:
+        raise UserError(f"--frames {frames}: so few align with anything; give more, or 0")
     look_filters(
         runs,
         out=_figure(a, runs, "filters.png"),

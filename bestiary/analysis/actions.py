@@ -20,7 +20,7 @@ from bestiary.envs.mixture import task_name
 from bestiary.envs.pool import Pool
 from bestiary.rollout import ArraySpec, Episode, Step
 from bestiary.runs import checkpoints
-from bestiary.runs.folder import Run
+from bestiary.runs.folder import Run, labels
 
 MEASURE = "did "  # before the name of an action
 RENAMED = {"atari/Pong": {"RIGHT": "UP", "LEFT": "DOWN"}}  # the paddle goes where no name says
@@ -39,8 +39,8 @@ class Counted:
     def groupings(self) -> dict[str, dict[str, np.ndarray]]:
         """For each way to group actions, the shares [G] of each group."""
         found = {"actions": {name: self.shares[:, k] for k, name in enumerate(self.names)}}
-        for way, labels in groups(self.names, self.task).items():
-            found[way] = {label: self.shares[:, members].sum(axis=1) for label, members in labels.items()}
+        for way, members in groups(self.names, self.task).items():
+            found[way] = {group: self.shares[:, of].sum(axis=1) for group, of in members.items()}
         return found
 
 
@@ -84,7 +84,7 @@ def look_actions(
     path = figure_path(out, overwrite) if out is not None else None
     chosen = [checkpoints.choose(run.path, checkpoint) for run in runs]
     counted = []
-    for run, point in zip(runs, chosen, strict=True):
+    for run, label, point in zip(runs, labels(runs), chosen, strict=True):
         agent = run.agent(point.steps)
         for task, name in enumerate(run.config.envs):
             streams = np.random.SeedSequence([run.config.training.seed, 1, seed]).spawn(2)
@@ -94,10 +94,10 @@ def look_actions(
             counting: Any = CountingPool(pool)
             draws = int(streams[1].generate_state(1)[0])
             played, _ = play_games(
-                agent, counting, episodes, max_steps, greedy=greedy, seed=draws, task=task, doing=f"playing {run.name}"
+                agent, counting, episodes, max_steps, greedy=greedy, seed=draws, task=task, doing=f"playing {label}"
             )
             shares = _by_game(played, pool.action_spec.names)
-            counted.append(Counted(run.name, task_name(name), point.steps, pool.action_spec.names, shares))
+            counted.append(Counted(label, task_name(name), point.steps, pool.action_spec.names, shares))
     if path is None:
         path = runs[0].new_path("looks", f"actions-{chosen[0].steps:012d}", ".png")
     _draw(counted, path)
@@ -141,18 +141,18 @@ def _draw(counted: list[Counted], path: Path) -> None:
     for row, task in zip(grid, tasks, strict=True):
         own = [each for each in counted if each.task == task]
         for axes, way in zip(row, ways, strict=True):
-            labels = list(dict.fromkeys(label for each in own for label in each.groupings().get(way, ())))
-            if not labels:
+            shown = list(dict.fromkeys(label for each in own for label in each.groupings().get(way, ())))
+            if not shown:
                 axes.set_axis_off()
                 continue
             width = 0.8 / len(own)
             for k, each in enumerate(own):
                 found = each.groupings().get(way, {})
-                places = [labels.index(label) + (k - (len(own) - 1) / 2) * width for label in found]
+                places = [shown.index(label) + (k - (len(own) - 1) / 2) * width for label in found]
                 means, deviations = ([100 * f(x) for x in found.values()] for f in (np.mean, np.std))
                 name = f"{each.run} ({len(each.shares)} games)"
                 axes.bar(places, means, width, yerr=deviations, label=name, error_kw={"linewidth": 0.8}, color=f"C{k}")
-            axes.set_xticks(range(len(labels)), labels, rotation=90 if len(labels) > 6 else 0, fontsize="x-small")
+            axes.set_xticks(range(len(shown)), shown, rotation=90 if len(shown) > 6 else 0, fontsize="x-small")
             axes.set_title(f"{task}: {way}", fontsize="medium")
             axes.set_ylabel("% of decisions")
             axes.set_ylim(bottom=0)
@@ -182,7 +182,8 @@ def _show(counted: list[Counted]) -> None:
         table.add_column("action")
         for each in own:
             table.add_column(each.run, justify="right")
-        for k, name in enumerate(own[0].names):
-            cells = [100 * each.shares[:, k] for each in own]
-            table.add_row(name, *(f"{x.mean():.1f} ± {x.std():.1f}" for x in cells))
+        found = [each.groupings()["actions"] for each in own]
+        for name in dict.fromkeys(name for each in own for name in each.names):
+            cells = [100 * shares[name] if name in shares else None for shares in found]
+            table.add_row(name, *("" if x is None else f"{x.mean():.1f} ± {x.std():.1f}" for x in cells))
         stdout.print(table)

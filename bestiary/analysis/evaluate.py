@@ -72,8 +72,6 @@ def evaluate(
             raise UserError(f"{run.path} has no checkpoint yet")
     else:
         chosen = [checkpoints.choose(run.path, checkpoint)]
-        if checkpoint is not None and chosen[0].steps != checkpoint:
-            note(f"the checkpoint nearest to step {checkpoint} is at {chosen[0].steps}")
     policy = "greedy" if greedy else "sampled"
     stem = "all" if every_checkpoint else f"{chosen[0].steps:012d}"
     path = run.new_path("evaluations", f"{stem}-{policy}-{max(games)}", ".json")  # before any work
@@ -94,6 +92,7 @@ def evaluate(
                         [name],
                         split,
                         streams[0],
+                        config.rewards,
                         run=run.name,
                         checkpoint_steps=point.steps,
                         policy=policy,

@@ -4,19 +4,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bestiary.analysis.files import FIGURES
-from bestiary.errors import UserError
+from bestiary.analysis.files import FIGURES, check_output
 
 
 def figure_path(out: str | Path, overwrite: bool) -> Path:
     """Where a figure goes, with a table of the same name beside it; refuses what cannot be written or is there."""
-    path = Path(out).expanduser()
-    if path.suffix not in FIGURES:
-        raise UserError(f"--out {out}: figures are .png, .svg or .pdf")
-    if not path.resolve().parent.is_dir():
-        raise UserError(f"--out {out}: there is no folder {path.parent}")
-    if (taken := [str(p) for p in (path, path.with_suffix(".csv")) if p.exists()]) and not overwrite:
-        raise UserError(f"{' and '.join(taken)} exist; choose another --out or add --overwrite")
+    path = check_output(out, overwrite, FIGURES, "figures are")
+    check_output(path.with_suffix(".csv"), overwrite, (".csv",))
     return path
 
 

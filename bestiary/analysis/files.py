@@ -14,15 +14,24 @@ STILLS = (".png",)
 FIGURES = (".png", ".svg", ".pdf")
 
 
-def check_output(out: str | Path, overwrite: bool, suffixes: Sequence[str] = MOVIES) -> Path:
+def check_output(out: str | Path, overwrite: bool, suffixes: Sequence[str] = MOVIES, what: str = "movies are") -> Path:
+    """Where something goes; refuses what cannot be written, or is there."""
     path = Path(out).expanduser()
     if path.suffix not in suffixes:
-        what = "movies are" if tuple(suffixes) == MOVIES else "can be"
         raise UserError(f"--out {out}: {what} {' or '.join(suffixes)}")
+    if path.is_dir():
+        raise UserError(f"--out {out} is a folder; name a file")
     if path.exists() and not overwrite:
         raise UserError(f"--out {path} exists; choose another name or add --overwrite")
     if not path.resolve().parent.is_dir():
         raise UserError(f"--out {out}: there is no folder {path.parent}")
+    return path
+
+
+def check_look(out: str | Path, overwrite: bool) -> Path:
+    """Of pictures that have numbers of the same name beside them, as .npz."""
+    path = check_output(out, overwrite, (*MOVIES, *STILLS), "can be")
+    check_output(path.with_suffix(".npz"), overwrite, (".npz",))
     return path
 
 

@@ -6,7 +6,8 @@ Two measures of the same question, layer by layer:
                 kernels. Kernels are matched by their index, or so that the sum is least (`optimal`: kernels one by one, as
                 published, which no network allows for; `filters`: whole filters, all inputs of an output channel at once)
     CKA         linear centred kernel alignment of what the layers give out on the same frames (Kornblith et al. 2019): 1 where
-                one is the other turned and scaled, whatever the order of channels; the sounder answer
+                one is the other turned and scaled, whatever the order of channels, 0 where they have nothing in common; the
+                sounder answer
 
 Runs are compared with the first one at equal fractions of their training, or each with itself over time.
 """
@@ -32,7 +33,7 @@ from bestiary.errors import UserError
 from bestiary.rollout import Inputs
 from bestiary.runs import checkpoints
 from bestiary.runs.checkpoints import Checkpoint
-from bestiary.runs.folder import Run, load_weights
+from bestiary.runs.folder import Run, labels, load_weights
 
 MATCHES = ("index", "optimal", "filters")
 MANY = 4096  # kernels that optimal matching compares with as many others; more take minutes and gigabytes
@@ -91,11 +92,11 @@ Couples = list[tuple[Checkpoint, Checkpoint]]
 
 
 def spaced(run: Run, points: int) -> list[Checkpoint]:
-    """So many checkpoints of a run, from the first to the last, equally far apart; all where it has fewer."""
+    """So many checkpoints of a run, from the first to the last, equally far apart; all where it has fewer; of one, the last."""
     found = run.checkpoints
     if not found:
         raise UserError(f"{run.path} has no checkpoint yet")
-    places = np.unique(np.linspace(0, len(found) - 1, min(points, len(found))).round().astype(int))
+    places = np.unique(np.linspace(len(found) - 1, 0, min(points, len(found))).round().astype(int))
     return [checkpoints.choose(run.path, found[place].steps) for place in places]
 
 
@@ -106,12 +107,13 @@ def _pairs(runs: Sequence[Run], chosen: list[list[Checkpoint]], between: str) ->
                 raise UserError(
                     f"{run.path} has one checkpoint: nothing to compare over time (--save-every keeps more)"
                 )
-        return [(run.name, list(itertools.pairwise(own))) for run, own in zip(runs, chosen, strict=True)]
+        return [(name, list(itertools.pairwise(own))) for name, own in zip(labels(runs), chosen, strict=True)]
     fewest = min(map(len, chosen))
     chosen = [spaced(run, fewest) if len(own) > fewest else own for run, own in zip(runs, chosen, strict=True)]
+    first, *names = labels(runs)
     return [
-        (f"{runs[0].name} and {run.name}", list(zip(chosen[0], own, strict=True)))
-        for run, own in zip(runs[1:], chosen[1:], strict=True)
+        (f"{first} and {name}", list(zip(chosen[0], own, strict=True)))
+        for name, own in zip(names, chosen[1:], strict=True)
     ]
 
 
@@ -160,14 +162,21 @@ def distance(one: Tensor, other: Tensor, match: str = "index") -> float:
 
 
 def linear_cka(x: Tensor, y: Tensor) -> float:
-    """Of features [n,p] and [n,q] of the same n frames; by their n x n products, as n is the smaller number."""
-    grams = []
-    for features in (x, y):
-        centred = features.double() - features.double().mean(0)
-        grams.append(centred @ centred.T)
-    one, other = grams
+    """Of features [n,p] and [n,q] of the same n frames, at least four; -1 to 1, nan where one of them is constant.
+
+    A layer gives out far more numbers than there are frames. What a frame has in common with itself is left out of their
+    products (Szekely & Rizzo 2014), else any two such layers would seem alike."""
+    one, other = (_products(features.double()) for features in (x, y))
     norm = float(one.norm() * other.norm())
     return float((one * other).sum()) / norm if norm > 0 else float("nan")
+
+
+def _products(features: Tensor) -> Tensor:
+    """Products [n,n] of different frames' features, centred without their diagonal."""
+    n, centred = len(features), features - features.mean(0)
+    products = (centred @ centred.T).fill_diagonal_(0)
+    rows = products.sum(0) / (n - 2)
+    return (products - rows - rows.unsqueeze(1) + rows.sum() / (n - 1)).fill_diagonal_(0)
 
 
 class Frames:

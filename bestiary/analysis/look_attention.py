@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from bestiary.analysis.attention import attention_map, check_attends
-from bestiary.analysis.files import MOVIES, STILLS, check_output, write_pictures
+from bestiary.analysis.files import check_look, write_pictures
 from bestiary.analysis.paint import overlay, panels
 from bestiary.analysis.stage import Scene, Show, Stage, open_scripted
 from bestiary.console import note, tracked
@@ -29,10 +29,7 @@ def look_attention(
     replay: tuple[Recording, Game] | None = None,
 ) -> Path:
     """Panels side by side: the game as it is, then a head each. The weights go beside them as .npz."""
-    path = None
-    if out is not None:
-        path = check_output(out, overwrite, (*MOVIES, *STILLS))
-        check_output(path.with_suffix(".npz"), overwrite, (".npz",))
+    path = check_look(out, overwrite) if out is not None else None
     stage, script = open_scripted(run, replay, checkpoint=checkpoint, env=env, seed=seed)
     try:
         check_attends(stage.agent, run.path)

@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 
 from bestiary import __version__
+from bestiary.agents.agent import Output
 from bestiary.analysis import paint
-from bestiary.analysis.files import MOVIES, STILLS, check_output, write_pictures
+from bestiary.analysis.files import check_look, write_pictures
 from bestiary.analysis.saliency import Maps, Method, Saliency, absolute_scale, fill, quantile_scale, usual_full
-from bestiary.analysis.stage import Scene, Show, Stage, open_scripted
+from bestiary.analysis.stage import Show, Stage, open_scripted
 from bestiary.console import note, tracked
 from bestiary.errors import UserError
 from bestiary.runs.folder import Run
@@ -57,22 +58,19 @@ def look_saliency(
     replay: tuple[Recording, Game] | None = None,
 ) -> Path:
     """Play a game and paint it; the raw scores go beside it as .npz. Returns the file with the pictures."""
+    path = check_look(out, overwrite) if out is not None else None
     stage, script = open_scripted(run, replay, checkpoint=checkpoint, env=env, seed=seed)
-    try:
-        lens = _lens(stage, method)
-        stem = f"saliency-{stage.steps:012d}-{start}"
-        path = _output(run, out, overwrite, stem)
-    except UserError:
-        stage.pool.close()
-        raise
+    (lens,) = lenses([stage], method)
+    path = path or run.new_path("looks", f"saliency-{stage.steps:012d}-{start}", ".gif")
     show = Show([stage], start=start, length=length, greedy=greedy, script=script)
-    scenes, maps = list[Scene](), list[Maps]()
+    pictures, maps, answers = list[np.ndarray](), list[Maps](), list[tuple[str, Output]]()
     for (scene,) in tracked(show, "saliency", length):
-        scenes.append(scene)
+        pictures.append(scene.shown)
         maps.append(lens(scene.moment.inputs, scene.moment.state))
-    full = full_scores([maps], look)
-    pictures = [painted(s.shown, m, lens, look, full) for s, m in zip(scenes, maps, strict=True)]
-    write_pictures(path, pictures, fps or show.fps, first=start)
+        answers.append((scene.action, scene.moment.output))
+    full = full_scores(maps, look)
+    shown = [painted(picture, m, lens, look, full) for picture, m in zip(pictures, maps, strict=True)]
+    write_pictures(path, shown, fps or show.fps, first=start)
     protocol = {
         "run": run.name,
         "checkpoint_steps": stage.steps,
@@ -84,36 +82,30 @@ def look_saliency(
         "full": full,
         "bestiary": __version__,
     }
-    save_maps(path.with_suffix(".npz"), scenes, maps, start, protocol)
+    save_maps(path.with_suffix(".npz"), maps, answers, start, protocol)
     strongest = ", ".join(f"{name} {full[name]:.3g}" for name in OUTPUTS[look.output])
     at = f"full colour at {strongest}" if look.scale == "absolute" else "the highest tenth of each frame is coloured"
-    note(f"{len(scenes)} steps, {at}; scores: {path.with_suffix('.npz')}")
+    note(f"{len(maps)} steps, {at}; scores: {path.with_suffix('.npz')}")
     return path
 
 
 def lenses(stages: Sequence[Stage], method: Method) -> list[Saliency]:
-    return [_lens(stage, method) for stage in stages]
+    """One for each agent; where one has no pictures, all stages are closed."""
+    made = []
+    for stage in stages:
+        try:
+            made.append(Saliency(stage.agent, stage.pool.observation_spec, method))
+        except UserError as error:
+            for each in stages:
+                each.pool.close()
+            raise UserError(*(f"{stage.run.path}: {problem}" for problem in error.problems)) from None
+    return made
 
 
-def _lens(stage: Stage, method: Method) -> Saliency:
-    try:
-        return Saliency(stage.agent, stage.pool.observation_spec, method)
-    except UserError as error:
-        raise UserError(*(f"{stage.run.path}: {problem}" for problem in error.problems)) from None
-
-
-def _output(run: Run, out: str | Path | None, overwrite: bool, stem: str) -> Path:
-    if out is None:
-        return run.new_path("looks", stem, ".gif")
-    path = check_output(out, overwrite, (*MOVIES, *STILLS))
-    return check_output(path.with_suffix(".npz"), overwrite, (".npz",)).with_suffix(path.suffix)
-
-
-def full_scores(takes: Sequence[Sequence[Maps]], look: Look) -> dict[str, float]:
-    """The scores that are painted at full strength, the same for all agents of a picture."""
-    every = [maps for take in takes for maps in take]
+def full_scores(take: Sequence[Maps], look: Look) -> dict[str, float]:
+    """The scores that are painted at full strength, the same in all of an agent's pictures."""
     given = dict(zip(("policy", "value"), look.full, strict=True))
-    usual = {name: usual_full([getattr(maps, name) for maps in every]) for name in given}
+    usual = {name: usual_full([getattr(maps, name) for maps in take]) for name in given}
     return {name: usual[name] if given[name] is None else float(given[name] or 0) for name in given}
 
 
@@ -127,15 +119,17 @@ def painted(picture: np.ndarray, maps: Maps, lens: Saliency, look: Look, full: d
     return paint.paint(picture, heats)
 
 
-def save_maps(path: Path, scenes: list[Scene], maps: list[Maps], start: int, protocol: dict[str, Any]) -> None:
-    """Scores [T,h,w], and what the agent saw of itself at each step; `protocol` is JSON."""
-    outputs = [scene.moment.output for scene in scenes]
+def save_maps(
+    path: Path, maps: list[Maps], answers: list[tuple[str, Output]], start: int, protocol: dict[str, Any]
+) -> None:
+    """Scores [T,h,w], and what the agent did and thought at each step; `protocol` is JSON."""
+    actions, outputs = zip(*answers, strict=True)
     np.savez_compressed(
         path,
         policy=np.stack([m.policy for m in maps]),
         value=np.stack([m.value for m in maps]),
-        step=np.arange(start, start + len(scenes)),
-        action=np.array([scene.action for scene in scenes]),
+        step=np.arange(start, start + len(maps)),
+        action=np.array(actions),
         logits=np.stack([output.distribution.logits[0, 0].numpy() for output in outputs]),
         worth=np.array([float(output.value[0, 0]) for output in outputs]),
         protocol=np.array(json.dumps(protocol)),

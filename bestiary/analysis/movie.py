@@ -10,10 +10,11 @@ from bestiary.analysis.attention import attention_map, check_attends
 from bestiary.analysis.files import check_output, write_movie
 from bestiary.analysis.look_saliency import Look, full_scores, lenses, painted
 from bestiary.analysis.paint import overlay, panels
-from bestiary.analysis.saliency import Method
+from bestiary.analysis.saliency import Method, Saliency
 from bestiary.analysis.stage import Scene, Show, Stage, open_scripted
 from bestiary.console import note, tracked
-from bestiary.runs.folder import Run
+from bestiary.errors import UserError
+from bestiary.runs.folder import Run, labels
 from bestiary.runs.recordings import Game, Recording
 
 __all__ = ["attention_map", "film", "film_together", "overlay", "write_movie"]
@@ -85,6 +86,10 @@ def film_together(
     the first panel is the plain game. Who is over first stays on its last picture."""
     path, length = check_output(out, overwrite), length or (200 if saliency else 2_000)
     same_actions = same_actions or replay is not None
+    if same_actions and not saliency:
+        raise UserError(
+            "--same-actions, --replay: there is one game, whoever watches; --saliency paints what each makes of it"
+        )
     shows: list[Show] = []
     for k, run in enumerate(runs):
         like = runs[0] if same_actions else None
@@ -93,8 +98,13 @@ def film_together(
             shows[0].stages = [*shows[0].stages, stage]
         else:
             shows.append(Show([stage], length=length, greedy=greedy, script=script))
-    plain = same_actions or len(runs) == 1
-    made = [panel for show in shows for panel in _view(show, saliency, plain=plain, density=density)]
+    stages = [stage for show in shows for stage in show.stages]
+    looking = lenses(stages, Method(density=density)) if saliency else []
+    plain, names, made = same_actions or len(runs) == 1, labels(runs), list[Panel]()
+    for show in shows:
+        count = len(show.stages)
+        made += _painted(show, names[:count], looking[:count], plain) if saliency else [_plain(show, names[0])]
+        names, looking = names[count:], looking[count:]
     longest = max(len(panel.pictures) for panel in made)
     for panel in made:
         panel.pictures += [panel.pictures[-1]] * (longest - len(panel.pictures))
@@ -105,21 +115,20 @@ def film_together(
     return path
 
 
-def _view(show: Show, saliency: bool, plain: bool, density: int) -> list[Panel]:
+def _plain(show: Show, name: str) -> Panel:
+    return Panel(name, [scenes[0].shown for scenes in tracked(show, "filming", show.length)])
+
+
+def _painted(show: Show, names: list[str], looking: list[Saliency], plain: bool) -> list[Panel]:
     """The panels of one game: as it is, where `plain`, and as each of its stages sees it."""
-    names = [stage.run.name for stage in show.stages]
-    if not saliency:
-        pictures = [scenes[0].shown for scenes in tracked(show, "filming", show.length)]
-        return [Panel(", ".join(names), pictures)]
-    looking, look = lenses(show.stages, Method(density=density)), Look()
-    played, takes = [], []
+    look, played, takes = Look(), [], []
     for scenes in tracked(show, "saliency", show.length):
         played.append([scene.shown for scene in scenes])
         takes.append([lens(s.moment.inputs, s.moment.state) for lens, s in zip(looking, scenes, strict=True)])
     made = [Panel("the game", [pictures[0] for pictures in played])] if plain else []
     for k, (name, lens) in enumerate(zip(names, looking, strict=True)):
         own = [take[k] for take in takes]
-        full = full_scores([own], look)  # its own: logits of different agents have no common scale
+        full = full_scores(own, look)  # its own: logits of different agents have no common scale
         shown = [painted(pictures[k], maps, lens, look, full) for pictures, maps in zip(played, own, strict=True)]
         made.append(Panel(name, shown))
     return made

@@ -71,6 +71,6 @@ def _captioned(picture: np.ndarray, caption: str, height: int) -> np.ndarray:
     canvas.paste(Image.fromarray(picture))
     font, draw = ImageFont.load_default(11), ImageDraw.Draw(canvas)
     while caption and draw.textlength(caption, font=font) > picture.shape[1] - 4:
-        caption = caption[:-1]
+        caption = caption[1:]  # names differ at their ends
     draw.text((2, height + 1), caption, fill=(230, 230, 230), font=font)
     return np.asarray(canvas)

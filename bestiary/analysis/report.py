@@ -13,6 +13,7 @@ from typing import Any
 
 from bestiary import __version__
 from bestiary.analysis.compare import draw, games_of, group_runs, panels_by_task
+from bestiary.analysis.files import check_output
 from bestiary.analysis.look_saliency import look_saliency
 from bestiary.analysis.movie import film
 from bestiary.analysis.saliency import Method
@@ -29,12 +30,7 @@ STILL = 100  # the step that a saliency still shows, where the game lasts that l
 
 def report(folder: Path, out: Path, *, drawing: bool = True, trust_code: bool = False, overwrite: bool = False) -> Path:
     """Write the page; returns its path."""
-    if out.suffix not in (".html", ".htm"):
-        raise UserError(f"--out {out}: a page is .html")
-    if not out.resolve().parent.is_dir():
-        raise UserError(f"--out {out}: there is no folder {out.parent}")
-    if out.exists() and not overwrite:
-        raise UserError(f"--out {out} exists; choose another name or add --overwrite")
+    out = check_output(out, overwrite, (".html", ".htm"), "a page is")
     runs = [Run(path, trust_code) for path in find_runs(folder)]
     if drawing:
         for run in tracked(runs, "drawing", len(runs)):

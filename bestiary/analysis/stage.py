@@ -26,7 +26,7 @@ from bestiary.options import suggest
 from bestiary.rollout import Step
 from bestiary.runs import checkpoints
 from bestiary.runs.folder import Run
-from bestiary.runs.recordings import Game, Recording
+from bestiary.runs.recordings import SEEN, Game, Recording
 
 ENOUGH = 50  # steps that make a movie worth watching; shorter games are followed by another
 
@@ -76,15 +76,12 @@ def which_task(run: Run, env: str | None) -> int:
     return names.index(name)
 
 
-SEEN = ("frame_size", "frame_stack", "gray", "flicker", "flicker_mode", "observation")  # options of how, not of what
-
-
 def open_replay(run: Run, recording: Recording, game: Game, checkpoint: int | None = None) -> Stage:
-    """The run's agent before a recorded game, of which it sees what it was trained to see."""
+    """The run's agent before a recorded game, of which it sees what it was trained to see, rewards among it."""
     config, name = run.config, recording.environment(game)
     own = config.tables()["env"]
     options = {key: own[key] for key in SEEN if key in own and key in recording.about["options"]}
-    pool = recording.pool(game, render=True, seen=options, trusted=config.envs)
+    pool = recording.pool(game, render=True, seen=options, rewards=config.rewards, trusted=config.envs)
     trained = make_pool(config.envs, config.env_options, 1, 0)
     trained.close()
     if (pool.observation_spec, pool.action_spec) != (trained.observation_spec, trained.action_spec):
@@ -152,7 +149,7 @@ class Show:
             if t and steps[0].game_over[0]:
                 if t <= self.start:
                     raise UserError(f"--start {self.start}: the game was over after {t} steps; choose an earlier one")
-                if t - self.start >= ENOUGH:
+                if t - self.start >= ENOUGH or self.script is not None:
                     return  # this picture already belongs to the next game
                 self.earned.append(0.0)
             moments = [player.see(step) for player, step in zip(players, steps, strict=True)]

@@ -31,6 +31,7 @@ import safetensors.numpy
 import safetensors.torch
 from torch import Tensor
 
+from bestiary.console import note
 from bestiary.errors import UserError
 from bestiary.rollout import Arrays
 
@@ -171,6 +172,8 @@ def choose(run: Path, steps: int | None = None) -> Checkpoint:
         anew = f"no other is good; start anew with: bestiary train --config {run / 'config.toml'}"
         offer = f"the newest good one is --checkpoint {good.steps}" if good else anew
         raise UserError(f"{chosen.path} is damaged: {problem}; {offer}")
+    if steps is not None and chosen.steps != steps:
+        note(f"the checkpoint of {run} nearest to step {steps} is at {chosen.steps}")
     return chosen
 
 

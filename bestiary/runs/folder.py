@@ -6,7 +6,7 @@ import shutil
 import socket
 import time
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -210,6 +210,13 @@ def open_run(path: str | Path, trust_code: bool = False) -> Run:
         raise UserError(f"{path} is not a run folder: it has no config.toml")
     wrong = str(asked) if asked.parent == Path("zoo") else asked.name
     raise UserError(f"{path}: there is no such run{suggest(wrong, known)} (bestiary runs lists them)")
+
+
+def labels(runs: Sequence[Run]) -> list[str]:
+    """What runs are called in one picture: their names, or paths where two have the same name."""
+    names = [run.name for run in runs]
+    paths = [f"zoo/{run.name}" if run.shipped else str(run.path) for run in runs]
+    return [name if names.count(name) == 1 else path for name, path in zip(names, paths, strict=True)]
 
 
 def create_run(config: Config, place: Place) -> tuple[Run, bool]:

@@ -56,7 +56,7 @@ def describe_run(path: Path) -> list[str]:
         str(config.get("seed", "")),
         short(metrics["step"][-1]) if have and state == "running" else short(steps),
         short(total),
-        " ".join(f"{value:.2f}" if len(returns) == 1 else f"{value:.3g}" for value in returns),
+        " ".join("-" if value != value else f"{value:{'.2f' if len(returns) == 1 else '.3g'}}" for value in returns),
         duration(float(metrics["seconds"][-1])) if have else "",
         state,
     ]

@@ -1,6 +1,6 @@
 """Recordings: every decision of a pool, so that any of its games can be played again exactly.
 
-    recordings/NAME.json      what the pool was: environments, options, seed, actions by name
+    recordings/NAME.json      what the pool was: environments, options, rewards, seed, actions by name
     recordings/NAME.actions   one byte (or two) a decision, row after row: [T,N], N environments
     recordings/NAME.csv       a row a game: which environment, from which decision on, how long, what it earned
 
@@ -20,11 +20,15 @@ from bestiary import __version__, plugins
 from bestiary.config import make_pool
 from bestiary.envs import lookup
 from bestiary.envs.pool import Pool
+from bestiary.envs.rewards import PLAIN, Rewards
 from bestiary.errors import UserError
 from bestiary.options import parse_options
 from bestiary.rollout import Step
 from bestiary.runs.checkpoints import unused
 from bestiary.runs.tables import Table, read_columns
+
+# options of how a game is seen, not of what is played: a replay may have others
+SEEN = ("frame_size", "frame_stack", "gray", "flicker", "flicker_mode", "noise", "observation")
 
 
 class RecordingPool:
@@ -122,36 +126,54 @@ class Recording:
         columns = read_columns(self.path.with_suffix(".csv"))
         if not columns:
             return []
-        rows = zip(*(columns[name] for name in ("env", "first", "length", "return")), strict=True)
-        return [Game(int(env), int(first), int(length), float(earned)) for env, first, length, earned in rows]
+        try:
+            rows = zip(*(columns[name] for name in ("env", "first", "length", "return")), strict=True)
+            return [Game(int(env), int(first), int(length), float(earned)) for env, first, length, earned in rows]
+        except (KeyError, ValueError) as error:
+            raise UserError(f"{self.path.with_suffix('.csv')}: not the games of a recording: {error}") from error
 
     def game(self, number: int) -> Game:
         games = self.games
         if not 0 <= number < len(games):
             raise UserError(f"--game {number}: {self.path} has {len(games)} whole games, from 0 on")
-        return games[number]
+        game, (rows, envs) = games[number], self.actions.shape
+        if not (0 <= game.env < envs and 0 <= game.first < game.first + game.length <= rows):
+            raise UserError(f"--game {number}: what was done in it is not in {self.path.with_suffix('.actions')}")
+        return game
 
     def environment(self, game: Game) -> str:
         names = self.about["environments"]
         return names[game.env % len(names)]
 
     def pool(
-        self, game: Game, render: bool = False, seen: Mapping[str, Any] | None = None, trusted: Sequence[str] = ()
+        self,
+        game: Game,
+        render: bool = False,
+        seen: Mapping[str, Any] | None = None,
+        rewards: Rewards | None = None,
+        trusted: Sequence[str] = (),
     ) -> Pool:
-        """The environment of a game alone, as it was made; `seen` are options that change only how it is seen.
+        """The environment of a game alone, as it was made; `seen` are options that change only how it is seen, `rewards` what
+        it pays where that is not what it paid then.
 
-        A user's own environment is imported only where it is one of the `trusted`: the recording may be a stranger's."""
+        A user's own environment or reward is imported only where it is one of the `trusted`: the recording may be a
+        stranger's."""
         names, seed = self.about["environments"], self.about["seed"]
         problems: list[str] = []
         name, key, place = self.environment(game), tuple(seed["spawn_key"]), game.env
         if plugins.is_plugin(name) and name not in trusted:
             raise UserError(f"{self.path}: was recorded in {name}, which is not the run's own environment")
+        if rewards is None:
+            rewards = Rewards(**self.about["rewards"])
+            for text in (rewards.trained, *rewards.objectives):
+                if text is not None and plugins.is_plugin(text) and text not in trusted:
+                    raise UserError(f"{self.path}: was recorded under {text}, which is not the run's own reward")
         options = parse_options(lookup(name).options, {**self.about["options"], **(seen or {})}, "env", problems)
         if problems:
             raise UserError(f"{self.path}: {problems[0]}")
         if len(names) > 1:  # as a mixture deals its rows and seeds out
             key, place = (*key, game.env % len(names)), game.env // len(names)
-        return make_pool([name], options, 1, _Child(seed["entropy"], key, place), render)
+        return make_pool([name], options, 1, _Child(seed["entropy"], key, place), render, rewards)
 
     def script(self, game: Game) -> list[str]:
         """What was done in a game, by name."""
@@ -187,18 +209,29 @@ def open_recording(path: str | Path) -> Recording:
         raise UserError(f"{path}: {error.strerror}") from error
     except ValueError as error:
         raise UserError(f"{path}: not a recording: {error}") from error
-    needed = ("environments", "options", "seed", "num_envs", "actions", "bytes")
-    if not isinstance(about, dict) or any(key not in about for key in needed):
-        raise UserError(f"{path}: not a recording (bestiary eval --record makes one)")
+    try:
+        for key in ("environments", "options", "num_envs", "actions", "bytes"):
+            about[key]
+        Rewards(**about["rewards"])
+        np.random.SeedSequence(about["seed"]["entropy"], spawn_key=about["seed"]["spawn_key"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{path}: not a recording (bestiary eval --record makes one): {error}") from error
     if not found.with_suffix(".actions").is_file():
         raise UserError(f"{path}: {found.with_suffix('.actions').name} is missing beside it")
     return Recording(found, about)
 
 
 def record(
-    pool: Pool, path: Path, names: list[str], options: Any, seed: np.random.SeedSequence, rows: int = 0, **about: Any
+    pool: Pool,
+    path: Path,
+    names: list[str],
+    options: Any,
+    seed: np.random.SeedSequence,
+    rewards: Rewards = PLAIN,
+    rows: int = 0,
+    **about: Any,
 ) -> Any:
     """The pool, recorded. `seed` is what it was made with."""
     plain = {k: v for k, v in asdict(options).items() if v is not None}
-    about = {**about, "environments": names, "options": plain, "seed": seed_of(seed)}
+    about = {**about, "environments": names, "options": plain, "rewards": asdict(rewards), "seed": seed_of(seed)}
     return RecordingPool(pool, path if rows else unused(path), about, rows)

@@ -225,8 +225,8 @@ def _record(run: Run, config: Config, actors: list[Actor], at_step: int) -> None
     rows = 0 if afresh else at_step // config.training.num_envs
     for k, (actor, seed) in enumerate(zip(actors, root.spawn(len(actors)), strict=True)):
         path = run.path / "recordings" / f"train-{at_step if afresh else 0:012d}-{k}.json"
-        about = {"run": run.name, "policy": "training"}
-        actor.pool = record(actor.pool, path, list(config.envs), config.env_options, seed, rows, **about)
+        made = (list(config.envs), config.env_options, seed, config.rewards)
+        actor.pool = record(actor.pool, path, *made, rows=rows, run=run.name, policy="training")
 
 
 def make_layout(config: Config) -> local.Layout:

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bestiary.analysis.actions import CountingPool, groups, look_actions
+from bestiary.analysis.actions import Counted, CountingPool, _show, groups, look_actions
 from bestiary.envs import make
 from bestiary.runs.folder import Run
 
@@ -27,6 +27,17 @@ def test_a_counting_pool_says_what_was_done():
     step = pool.recv()
     done = np.stack(list(step.measures.values()))
     assert (done == np.array([[1, 0, 0], [0, 0, 1], [0, 1, 0]])).all()
+
+
+def test_runs_with_other_actions_are_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    few = Counted("few", "t", 1, ("NOOP", "LEFT"), np.array([[0.25, 0.75]]))
+    many = Counted("many", "t", 1, ("NOOP", "UP", "LEFT"), np.array([[0.1, 0.3, 0.6]]))
+    _show([few, many])
+    lines = {line.split()[1]: line for line in capsys.readouterr().out.splitlines() if "±" in line}
+    assert "75.0" in lines["LEFT"]
+    assert "60.0" in lines["LEFT"]
+    assert "30.0" in lines["UP"]
+    assert lines["UP"].count("±") == 1
 
 
 def test_shares_of_games_and_their_files(catch_runs: list[Run], capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ import csv
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -59,7 +60,13 @@ def test_alignment():
     assert linear_cka(x, x) == pytest.approx(1)
     assert linear_cka(x, 3 * x @ turn + 5) == pytest.approx(1)
     assert linear_cka(x, x[:, [0]]) < 0.7
-    assert linear_cka(x, torch.randn(50, 7, generator=torch.Generator().manual_seed(3))) < 0.4
+    assert abs(linear_cka(x, torch.randn(50, 7, generator=torch.Generator().manual_seed(3)))) < 0.2
+    many = torch.randn(
+        2, 50, 5000, generator=torch.Generator().manual_seed(4)
+    )  # as layers are: more numbers than frames
+    assert abs(linear_cka(*many)) < 0.1
+    assert linear_cka(many[0], many[0] + many[1]) == pytest.approx(0.5, abs=0.1)
+    assert np.isnan(linear_cka(x, torch.zeros(50, 2)))
 
 
 def test_layers_are_in_the_order_of_their_numbers():
@@ -97,4 +104,5 @@ def test_what_cannot_be_compared(runs: list[Run], catch_runs: list[Run]) -> None
     with pytest.raises(UserError, match="has one checkpoint"):
         look_filters([pong], between="time")
     assert [c.steps for c in spaced(runs[0], 2)] == [160, 480]
+    assert [c.steps for c in spaced(runs[0], 1)] == [480]
     assert not Path("x.png").exists()

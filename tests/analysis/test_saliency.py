@@ -15,6 +15,7 @@ from bestiary.agents.agent import Output
 from bestiary.agents.heads import Categorical
 from bestiary.analysis import paint, saliency
 from bestiary.analysis.look_saliency import Look, look_saliency, painted
+from bestiary.analysis.movie import film_together
 from bestiary.analysis.saliency import Method, Saliency, fill
 from bestiary.errors import UserError
 from bestiary.rollout import ArraySpec, Inputs
@@ -180,7 +181,10 @@ def test_pong(capsys):
     """The agent that comes with the package: what is drawn has the screen's size, and the numbers are beside it."""
     run = bestiary.load("zoo/pong")
     method, full = Method(density=12), (1.0, 0.5)
-    path = look_saliency(run, out="pong.mp4", start=30, length=2, method=method, look=Look(full=full))
+    path = look_saliency(
+        run, out="pong.mp4", start=30, length=2, method=method, look=Look(full=full), checkpoint=1_000_000
+    )
+    assert "nearest to step 1000000 is at 1200000" in capsys.readouterr().err
     assert np.stack(list(imageio.imiter(path))).shape == (2, 210, 160, 3)
     with np.load("pong.npz", allow_pickle=False) as found:
         assert found["policy"].shape == found["value"].shape == (2, 7, 7)
@@ -197,10 +201,13 @@ def test_pong(capsys):
         assert (one["policy"] == other["policy"]).all()
 
 
-def test_what_cannot_be_looked_at(catch_runs: list[Run]) -> None:
+def test_what_cannot_be_looked_at(catch_runs: list[Run], monkeypatch: pytest.MonkeyPatch) -> None:
     toy = bestiary.train("toy/chain", run_dir="chain", steps=160, num_envs=4, batch_size=4, runtime="serial")
     with pytest.raises(UserError, match=r"chain: its agent sees vector, not pictures.*bestiary movie"):
         look_saliency(toy)
+    monkeypatch.setattr(Saliency, "__call__", None)  # nothing is worked on before all is known to work
+    with pytest.raises(UserError, match="chain: its agent sees vector"):
+        film_together([catch_runs[0], toy], out="both.gif", saliency=True)
     with pytest.raises(UserError, match="--start 500: the game was over after 9 steps"):
         look_saliency(catch_runs[0], start=500)
     with pytest.raises(UserError, match="--density 9: the agent's pictures are only 10x5"):

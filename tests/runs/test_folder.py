@@ -9,7 +9,7 @@ import torch
 import bestiary
 from bestiary.errors import UserError
 from bestiary.resolve import resolve
-from bestiary.runs.folder import Place, Run, create_run, load_weights, open_run, unused
+from bestiary.runs.folder import Place, Run, create_run, labels, load_weights, open_run, unused
 
 CONFIG = {"env": "toy/chain", "steps": 1000}
 
@@ -119,3 +119,9 @@ def test_one_writer_at_a_time_and_a_crash_frees_the_folder() -> None:
     with run.writing():
         pass
     assert not (run.path / "lock.json").exists()
+
+
+def test_runs_of_the_same_name_are_told_apart() -> None:
+    assert labels([Run(Path("runs/a")), Run(Path("runs/b"))]) == ["a", "b"]
+    assert labels([Run(Path("one/a")), open_run("zoo/pong"), Run(Path("two/a"))]) == ["one/a", "pong", "two/a"]
+    assert labels([Run(Path("runs/pong")), open_run("zoo/pong")]) == ["runs/pong", "zoo/pong"]

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import imageio.v3 as imageio
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import bestiary
 from bestiary.analysis.evaluate import evaluate
 from bestiary.analysis.movie import film, film_together
+from bestiary.analysis.stage import Show, open_replay
 from bestiary.cli import run_command
 from bestiary.config import make_pool
 from bestiary.envs import lookup, make
@@ -63,26 +65,33 @@ def pool_options(env, **options):
     return lookup(env).options(**options)
 
 
-def test_an_evaluation_is_recorded_and_filmed_again(catch_runs: list[Run]) -> None:
+def test_an_evaluation_is_recorded_and_filmed_again(catch_runs: list[Run], capsys: pytest.CaptureFixture[str]) -> None:
     run = catch_runs[0]
     evaluation = evaluate(run, episodes=5, num_envs=2, record=True)
     (path,) = (run.path / "recordings").glob("eval-*.json")
     recording = open_recording(path)
     games = recording.games
     assert [g.earned for g in games if g.env == 0] == [e.game_return for e in evaluation.episodes if e.env == 0]
+    capsys.readouterr()
     movie = film(run, out="again.gif", length=100, replay=(recording, recording.game(2)))
     assert len(imageio.imread(movie, index=None)) <= games[2].length
+    assert capsys.readouterr().err.endswith(f"{games[2].length} steps, return {games[2].earned:g}\n")
     both = film_together(
         catch_runs[:2], out="both.mp4", saliency=True, density=1, replay=(recording, recording.game(1))
     )
     pictures = np.stack(list(imageio.imiter(both)))
     assert pictures.shape == (games[1].length, 226, 3 * 105 + 2 * 4 + 1, 3)
-    for words in (
-        f"movie {run.path} --game 3",
-        f"movie {run.path} --replay {path} --game 99",
-        f"movie {run.path} --replay x",
+    capsys.readouterr()
+    for words, message in (
+        ("--game 3", "--game 3: is for --replay"),
+        (f"--replay {path} --game 99", "whole games, from 0 on"),
+        ("--replay x", "No such file"),
+        (f"--replay {path} --greedy", "--greedy: the game of --replay was recorded"),
+        (f"--replay {path} --seed 7", "--seed: the game of --replay was recorded"),
+        (f"--replay {path} --size 7x7", "--size: the game of --replay was recorded"),
     ):
-        assert run_command(words.split()) == 2
+        assert run_command(["movie", str(run.path), *words.split()]) == 2
+        assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("runtime", ["serial", "local"])
@@ -120,17 +129,56 @@ def test_several_tasks(tmp_path):
         assert (step.observation["image"][0] == first.observation["image"][env]).all()
 
 
-def test_a_strangers_environment_is_not_imported():
+def test_a_reward_of_ones_own_is_paid_again(tmp_path):
+    options: dict[str, Any] = {"num_envs": 4, "batch_size": 2, "unroll_length": 10, "time_limit": 30}
+    run = bestiary.train(
+        "warehouse", run_dir="r", steps=400, runtime="serial", reward="scaled:3", record=True, **options
+    )
+    evaluate(run, episodes=2, record=True)
+    train, eval_ = (
+        open_recording(next((run.path / "recordings").glob(f"{kind}-*.json"))) for kind in ("train", "eval")
+    )
+    for recording in (train, eval_):
+        for number, game in enumerate(recording.games):
+            assert replayed(recording, number)[0] == game.earned
+    game = max(train.games, key=lambda game: game.earned)
+    assert game.earned >= 3
+    stage = open_replay(run, train, game)
+    show = Show([stage], length=100, script=train.script(game))
+    assert len(list(show)) == 30
+    assert show.earned == [game.earned]  # what the agent sees of its reward, too
+
+
+@pytest.mark.parametrize(
+    ("evil", "message"),
+    [
+        ({"environments": ["{}:Maze"]}, "is not the run's own environment"),
+        ({"rewards": {"trained": "{}:pay"}}, "is not the run's own reward"),
+        ({"rewards": {"true": "{}:pay"}}, "is not the run's own reward"),
+    ],
+)
+def test_a_strangers_code_is_not_imported(evil, message):
     Path("evil.py").write_text("raise SystemExit('imported')\n")
-    options = {"environments": [f"{Path('evil.py').resolve()}:Maze"], "options": {}, "num_envs": 1, "bytes": 1}
-    Path("e.json").write_text(json.dumps({**options, "seed": {"entropy": 1, "spawn_key": []}, "actions": ["a"]}))
+    about = {"environments": ["toy/catch"], "options": {}, "rewards": {}, "num_envs": 1, "bytes": 1, "actions": ["a"]}
+    text = json.dumps({**about, "seed": {"entropy": 1, "spawn_key": []}, **evil})
+    Path("e.json").write_text(text.replace("{}:", f"{Path('evil.py').resolve()}:"))
     Path("e.actions").write_bytes(b"\0")
-    with pytest.raises(UserError, match="is not the run's own environment"):
+    with pytest.raises(UserError, match=message):
         next(iter(open_recording("e.json").replay(Game(0, 0, 1, 0.0))))
 
 
 def test_what_is_no_recording():
-    Path("x.json").write_text("{}")
-    for name, words in (("x.json", "not a recording"), ("y.json", "No such file")):
+    about = {"environments": ["toy/catch"], "options": {}, "rewards": {}, "num_envs": 1, "bytes": 1, "actions": ["a"]}
+    good = {**about, "seed": {"entropy": 1, "spawn_key": []}}
+    for text in ("{}", "[]", "x", json.dumps({**good, "seed": {}}), json.dumps({**good, "rewards": {"x": 1}})):
+        Path("x.json").write_text(text)
+        with pytest.raises(UserError, match="not a recording"):
+            open_recording("x.json")
+    with pytest.raises(UserError, match="No such file"):
+        open_recording("y.json")
+    Path("x.json").write_text(json.dumps(good))
+    Path("x.actions").write_bytes(b"\0" * 5)
+    for rows, words in (("env,first\n0,0\n", "not the games"), ("env,first,length,return\n0,2,9,0\n", "what was done")):
+        Path("x.csv").write_text(rows)
         with pytest.raises(UserError, match=words):
-            open_recording(name)
+            open_recording("x.json").game(0)
