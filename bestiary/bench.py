@@ -31,6 +31,7 @@ from bestiary.bench_memories import bench_memories
 from bestiary.bench_memories import show as show_memories
 from bestiary.config import Config
 from bestiary.console import note, stdout
+from bestiary.cores import cores
 from bestiary.envs.pool import Pool
 from bestiary.resolve import layers, resolve
 from bestiary.runs.folder import Place, create_run
@@ -68,7 +69,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "procgen": {"env": "procgen/starpilot:easy", "levels": "0:200", "torso": "resnet", **PUBLISHED},
 }
 KERNELS = "kernels"  # not a training: what each memory costs
-CORES = os.cpu_count() or 1
+CORES = cores()
 
 
 @dataclass
@@ -143,7 +144,7 @@ def _settled(config: Config) -> Config:
 def _group_sizes(config: Config) -> list[int]:
     """Powers of two, as long as every core gets a group of the batch."""
     training = config.training
-    batch = config.make_algorithm().batch_size(training.num_envs // training.pools, training.pools)
+    batch = config.make_algorithm().batch_size(training.pool_size, training.all_pools)
     return [2**k for k in range((batch // CORES).bit_length())] or [1]
 
 

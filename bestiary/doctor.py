@@ -1,6 +1,5 @@
 """`bestiary doctor`: is everything here that a training needs?"""
 
-import os
 import platform
 import shutil
 import tempfile
@@ -10,6 +9,8 @@ from importlib import metadata
 from pathlib import Path
 
 import numpy as np
+
+from bestiary.cores import cores
 
 
 def examine() -> bool:
@@ -43,7 +44,7 @@ def _python() -> str:
 
 
 def _machine() -> str:
-    return f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
+    return f"{platform.system()} {platform.machine()}, {cores()} cores"
 
 
 def _versions(*names: str) -> str:

@@ -33,6 +33,7 @@ class MixturePool:
         self.measures_spec, self.frames_per_step = first.measures_spec, first.frames_per_step
         check_alike(self.tasks, self.pools)
         self.saveable = all(pool.saveable for pool in self.pools)
+        self.stacked: dict[str, int] = getattr(first, "stacked", {})
 
     def reset(self) -> Step:
         return self._join([pool.reset() for pool in self.pools])
