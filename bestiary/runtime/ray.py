@@ -1,0 +1,204 @@
+"""Ray, started or joined: what it may listen to, whom it believes, and what goes wrong before any work has started.
+
+    local       a Ray of this run's own: on the loopback interface only, no dashboard, and nobody talks to it without the
+                token that it is started with, which is in no file
+    auto        the Ray that `ray start` made on this machine
+    ADDRESS     host:port of the one that `ray start --head` made elsewhere
+
+Whoever can talk to a Ray can run code as the user who started it. So one that asks nobody for a token, and that others can
+reach, is joined only with --trust-open-cluster.
+"""
+
+import contextlib
+import ipaddress
+import logging
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from bestiary.console import note
+from bestiary.cores import cores
+from bestiary.errors import UserError
+
+SECONDS = 10.0  # to wait for an answer from an address
+STORE = 2**30  # bytes of shared memory of a Ray of our own, at most
+PREFIX = "bestiary-ray-"
+
+
+def load_ray() -> Any:
+    """The library, or one line that says how to get it. Nothing is reported to anybody."""
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    os.environ.setdefault("RAY_DEDUP_LOGS", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")
+    try:
+        import ray
+    except ImportError:
+        raise UserError("--cluster: Ray is not installed; run: pip install 'bestiary[cluster]'") from None
+    return ray
+
+
+@contextmanager
+def connected(cluster: str, trust_open: bool = False) -> Iterator[Any]:
+    """Ray, ready to be used; left as it was found."""
+    if cluster == "local":
+        with _own_ray() as ray:
+            yield ray
+        return
+    ray = load_ray()
+    address = _find(cluster)
+    _check_open(cluster, address, trust_open)
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
+    except Exception as error:
+        raise UserError(f"--cluster {cluster}: {_first_line(error)}") from error
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+@contextmanager
+def _own_ray() -> Iterator[Any]:
+    _sweep()
+    folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-"))
+    private = {
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # Ray's name for: stay on the loopback interface
+        "RAY_ADDRESS": "",
+    }
+    before = {name: os.environ.get(name) for name in private}
+    os.environ.update(private)
+    try:
+        ray = load_ray()
+        _reread_settings(ray)
+        try:
+            ray.init(
+                address="local",
+                _node_ip_address="127.0.0.1",
+                _temp_dir=str(folder),
+                num_cpus=cores(),
+                object_store_memory=_store_bytes(),
+                include_dashboard=False,
+                log_to_driver=False,
+                configure_logging=False,
+                logging_level=logging.ERROR,
+            )
+        except Exception as error:
+            raise UserError(f"--cluster local: Ray does not start: {_first_line(error)}") from error
+        try:
+            yield ray
+        finally:
+            ray.shutdown()
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _reread_settings(ray: Any) -> None:
+    """Ray reads the loopback setting when it is imported, which may have been before we changed it."""
+    from ray._private import ray_constants, services
+
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    assert services.get_node_ip_address() in ("127.0.0.1", "::1")
+
+
+def _store_bytes() -> int:
+    """Shared memory for rollouts and weights: a third of what is free there, and no more than a run needs."""
+    with contextlib.suppress(OSError):
+        free = shutil.disk_usage("/dev/shm").free
+        return max(80 * 2**20, min(STORE, free // 3))
+    return STORE // 4
+
+
+def _sweep() -> None:
+    """Remove what runs that were killed left in the folder for temporary files."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        pid = folder.name.removeprefix(PREFIX).partition("-")[0]
+        if pid.isdecimal() and folder.stat().st_uid == os.getuid():
+            try:
+                os.kill(int(pid), 0)
+            except ProcessLookupError:
+                shutil.rmtree(folder, ignore_errors=True)
+            except PermissionError:
+                pass
+
+
+# --- joining ---
+
+
+def _find(cluster: str) -> str:
+    """host:port of a cluster that answers."""
+    if cluster == "auto":
+        from ray._private import services
+
+        try:
+            found = services.canonicalize_bootstrap_address("auto") or ""
+        except (ConnectionError, ValueError):
+            found = ""
+        if not found:
+            raise UserError(
+                "--cluster auto: no Ray runs on this machine; start one (docs/cluster.md shows how), or let --cluster local "
+                "start one for this run"
+            )
+        address = found
+    else:
+        address = cluster.removeprefix("ray://")
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isdecimal() or not host:
+        raise UserError(f"--cluster {cluster}: expected local, auto or host:port, such as 10.0.0.5:6379")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=SECONDS).close()
+    except TimeoutError:
+        raise UserError(f"--cluster {cluster}: no answer from {address} within {SECONDS:.0f} s") from None
+    except OSError as error:
+        raise UserError(f"--cluster {cluster}: {address} cannot be reached: {error.strerror or error}") from error
+    return address
+
+
+OPEN = """
+import logging, sys
+from ray._raylet import GcsClient
+client = GcsClient(address=sys.argv[1])
+client.internal_kv_keys(b"x", None, timeout=5)
+"""
+
+
+def _check_open(cluster: str, address: str, trusted: bool) -> None:
+    """Refuse a Ray that answers without a token, where others than this machine can ask it."""
+    host = address.rpartition(":")[0].strip("[]")
+    with contextlib.suppress(ValueError, OSError):
+        if ipaddress.ip_address(socket.gethostbyname(host)).is_loopback:
+            return
+    asked = {**os.environ, "RAY_AUTH_MODE": "disabled"}
+    asked.pop("RAY_AUTH_TOKEN", None)
+    asked.pop("RAY_AUTH_TOKEN_PATH", None)
+    words = [sys.executable, "-c", OPEN, address]
+    try:
+        status = subprocess.run(words, env=asked, capture_output=True, timeout=30).returncode
+    except subprocess.TimeoutExpired:
+        status = 1
+    if status != 0:
+        return  # it wants a token
+    if not trusted:
+        raise UserError(
+            f"--cluster {cluster}: {address} asks nobody for a token: everybody who reaches it can run code as you. Start it "
+            "with RAY_AUTH_MODE=token (docs/cluster.md shows how), or add --trust-open-cluster, which the run remembers"
+        )
+    note(f"note: {address} asks nobody for a token; it is trusted, because --trust-open-cluster says so")
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines[:3]) if lines else type(error).__name__
