@@ -99,7 +99,7 @@ class Driver:
     def __init__(self, ray: Any, config: Config, learner: Learner, session: Session, restarts: Restarts, at_step: int):
         self.ray, self.config, self.training = ray, config, config.training
         self.learner, self.session, self.restarts, self.at_step = learner, session, restarts, at_step
-        self.bundle = ray.put(Bundle.of(config))
+        self.bundle, self.player = ray.put(Bundle.of(config)), ray.remote(Player)
         self.pending: dict[Any, Callable[[Any], None]] = {}  # what Ray is to answer, and what then
         self.lessons: deque[tuple[list[Arrived], list[Any]]] = deque()
         self.dropped = session.counts.get("dropped", 0)  # rollouts that came too late to be learnt from
@@ -162,7 +162,7 @@ class Driver:
 
     def _start_player(self, hand: Hand) -> None:
         options = {"num_cpus": 1, "max_concurrency": self.training.pools + 2, "scheduling_strategy": "SPREAD"}
-        hand.handle = self.ray.remote(Player).options(**options).remote()
+        hand.handle = self.player.options(**options).remote()
         hand.ready, life = False, hand.life
         prepared = hand.handle.prepare.remote(self.bundle, hand.index, self.at_step, life, self.oracle)
         self.pending[prepared] = lambda reference: self._player_ready(hand, life, reference)

@@ -10,6 +10,7 @@ reach, is joined only with --trust-open-cluster.
 """
 
 import contextlib
+import importlib
 import ipaddress
 import logging
 import os
@@ -67,51 +68,64 @@ def connected(cluster: str, trust_open: bool = False) -> Iterator[Any]:
 
 @contextmanager
 def _own_ray() -> Iterator[Any]:
+    ray = load_ray()
     _sweep()
     folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-"))
+    try:
+        with _private_settings():
+            try:
+                ray.init(
+                    address="local",
+                    _node_ip_address="127.0.0.1",
+                    _temp_dir=str(folder),
+                    num_cpus=cores(),
+                    object_store_memory=_store_bytes(),
+                    include_dashboard=False,
+                    log_to_driver=False,
+                    configure_logging=False,
+                    logging_level=logging.ERROR,
+                )
+            except Exception as error:
+                raise UserError(f"--cluster local: Ray does not start: {_first_line(error)}") from error
+            try:
+                yield ray
+            finally:
+                ray.shutdown()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _private_settings() -> Iterator[None]:
+    """In here, a Ray that is started wants a new token and stays on the loopback interface, as if the variables had been set
+    before Ray was imported; what it starts inherits them."""
+    from ray._private import ray_constants
+
+    inner: Any = importlib.import_module("ray._raylet")
+
+    def reread() -> None:
+        inner.Config.initialize("")
+        inner.AuthenticationTokenLoader.instance().reset_cache()
+
     private = {
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
-        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # Ray's name for: stay on the loopback interface
-        "RAY_ADDRESS": "",
+        ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR: "0",
     }
-    before = {name: os.environ.get(name) for name in private}
-    os.environ.update(private)
+    before = {name: os.environ.pop(name, None) for name in [*private, "RAY_ADDRESS"]}
+    several_machines = ray_constants.ENABLE_RAY_CLUSTER
     try:
-        ray = load_ray()
-        _reread_settings(ray)
-        try:
-            ray.init(
-                address="local",
-                _node_ip_address="127.0.0.1",
-                _temp_dir=str(folder),
-                num_cpus=cores(),
-                object_store_memory=_store_bytes(),
-                include_dashboard=False,
-                log_to_driver=False,
-                configure_logging=False,
-                logging_level=logging.ERROR,
-            )
-        except Exception as error:
-            raise UserError(f"--cluster local: Ray does not start: {_first_line(error)}") from error
-        try:
-            yield ray
-        finally:
-            ray.shutdown()
+        os.environ.update(private)
+        ray_constants.ENABLE_RAY_CLUSTER = False
+        reread()
+        yield
     finally:
         for name, value in before.items():
             os.environ.pop(name, None)
             if value is not None:
                 os.environ[name] = value
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _reread_settings(ray: Any) -> None:
-    """Ray reads the loopback setting when it is imported, which may have been before we changed it."""
-    from ray._private import ray_constants, services
-
-    ray_constants.ENABLE_RAY_CLUSTER = False
-    assert services.get_node_ip_address() in ("127.0.0.1", "::1")
+        ray_constants.ENABLE_RAY_CLUSTER = several_machines
+        reread()
 
 
 def _store_bytes() -> int:
