@@ -9,6 +9,7 @@ from bestiary import __version__
 from bestiary.arguments import (
     add_player,
     add_run,
+    amount,
     command_parser,
     frame_rate,
     hyphens,
@@ -231,7 +232,7 @@ def _compare(argv: list[str]) -> None:
 
 
 def _study(argv: list[str]) -> None:
-    from bestiary.studies.run import run_study
+    from bestiary.studies.run import Cluster, run_study
 
     parser = command_parser(
         "study", "Run what is missing of a study, then write its table, curves and page. Safe to stop."
@@ -242,6 +243,14 @@ def _study(argv: list[str]) -> None:
     )
     parser.add_argument("--report", action="store_true", help="run nothing: table, curves and page of what is there")
     parser.add_argument("--jobs", metavar="INT", default="1", help="runs at a time (default 1)")
+    parser.add_argument(
+        "--cluster", metavar="WHERE", help="make the runs on Ray: auto, host:port or local (docs/cluster.md)"
+    )
+    parser.add_argument("--cpus-per-run", metavar="FLOAT", help="cluster: CPUs that each run gets (default 1)")
+    parser.add_argument(
+        "--gpus-per-run", metavar="FLOAT", help="cluster: GPUs that each run gets, such as 0.25 (default 0)"
+    )
+    parser.add_argument("--trust-open-cluster", action="store_true", help="join a Ray that asks nobody for a token")
     parser.add_argument("--dir", metavar="FOLDER", help="where its runs and results go (default runs/NAME)")
     parser.add_argument(
         "--if-changed",
@@ -250,10 +259,23 @@ def _study(argv: list[str]) -> None:
         help="where the file was changed and a run has other settings: stop, or run it anew and set the old one aside",
     )
     a = parser.parse_strictly(argv)
+    cluster = None
+    if a.cluster:
+        if a.jobs != "1":
+            raise UserError(
+                f"--jobs {a.jobs}: on a cluster it is --cpus-per-run that decides how many runs there are at a time"
+            )
+        cpus = amount("--cpus-per-run", a.cpus_per_run or "1", above=0)
+        cluster = Cluster(a.cluster, cpus, amount("--gpus-per-run", a.gpus_per_run or "0"), a.trust_open_cluster)
+    elif given := [
+        flag for flag in ("cpus-per-run", "gpus-per-run", "trust-open-cluster") if vars(a)[flag.replace("-", "_")]
+    ]:
+        raise UserError(*(f"--{flag}: has an effect only on a cluster (--cluster)" for flag in given))
     run_study(
         Path(a.file),
         Path(a.dir) if a.dir else None,
         jobs=number("--jobs", a.jobs, 1),
+        cluster=cluster,
         if_changed=a.if_changed,
         dry_run=a.dry_run,
         report_only=a.report,
@@ -261,11 +283,17 @@ def _study(argv: list[str]) -> None:
 
 
 def _runs(argv: list[str]) -> None:
-    from bestiary.runs.listing import show_runs
+    from bestiary.runs.listing import show_live, show_runs
 
     parser = command_parser("runs", "The runs below a folder.")
     parser.add_argument("folder", nargs="?", default="runs", help="default runs/")
-    show_runs(Path(parser.parse_strictly(argv).folder))
+    parser.add_argument(
+        "--live",
+        action="store_true",
+        help="those that are being trained: steps/s, lag, restarts; on a terminal for ever",
+    )
+    a = parser.parse_strictly(argv)
+    show_live(Path(a.folder)) if a.live else show_runs(Path(a.folder))
 
 
 def _list(argv: list[str]) -> None:

@@ -8,7 +8,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +23,11 @@ from bestiary.resolve import resolve
 from bestiary.runs.folder import Run
 from bestiary.runtime.bundle import Bundle
 from bestiary.runtime.interrupts import Interrupted
-from bestiary.runtime.ray import _private_settings
 from bestiary.runtime.train import build, resume
 from bestiary.runtime.wire import pack_state, share_of
 from bestiary.runtime.workers import Student
+from tests.nodes import Nodes
 
-pytest.importorskip("ray")
 pytestmark = pytest.mark.xdist_group("ray")
 
 SMALL: dict[str, Any] = {
@@ -72,38 +71,6 @@ class World(gymnasium.Env):
 class Large(World):
     scale = 100.0
 """
-
-
-class Nodes:
-    """A Ray of one node, to which others are added and from which they are lost."""
-
-    def __init__(self, **head: Any) -> None:
-        from ray.cluster_utils import Cluster
-
-        arguments = {"num_cpus": 2, "include_dashboard": False, "include_log_monitor": False, **head}
-        self.cluster = Cluster(initialize_head=True, head_node_args=arguments, shutdown_at_exit=False)
-        self.address = self.cluster.address
-        self.others: list[Any] = []
-
-    def add(self, **arguments: Any) -> None:
-        self.others.append(self.cluster.add_node(num_cpus=2, include_dashboard=False, **arguments))
-
-    def lose(self) -> None:
-        """The last one that was added: all of its processes at once."""
-        self.cluster.remove_node(self.others.pop(), allow_graceful=False)
-
-
-@pytest.fixture(scope="module")
-def nodes() -> Iterator[Nodes]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_health_check_period_ms", "500")  # a lost node is noticed after seconds, not half a minute
-        patch.setenv("RAY_health_check_initial_delay_ms", "500")
-        patch.setenv("RAY_health_check_timeout_ms", "1000")
-        patch.setenv("RAY_health_check_failure_threshold", "4")
-        with _private_settings():
-            nodes = Nodes()
-            yield nodes
-            nodes.cluster.shutdown()
 
 
 def wait_until(condition: Callable[[], Any], seconds: float = 120) -> None:
