@@ -317,7 +317,8 @@ def _doctor(argv: list[str]) -> None:
 
 
 def _bench(argv: list[str]) -> None:
-    from bestiary.bench import CONFIGS, KERNELS, bench
+    from bestiary.bench import CONFIGS, KERNELS, bench, configured
+    from bestiary.sizing import Machine, read_machine, show_predictions
 
     parser = command_parser(
         "bench", "How fast the pieces are, how fast they could be together, and how fast the whole is."
@@ -328,11 +329,36 @@ def _bench(argv: list[str]) -> None:
     parser.add_argument("--repeats", metavar="INT", default="5", help="how often everything is measured (default 5)")
     parser.add_argument("--seconds", metavar="INT", default="5", help="for each piece; the whole gets 4x (default 5)")
     parser.add_argument("--json", metavar="FILE", help="also write the results here, one object a configuration")
+    parser.add_argument("--cluster", action="store_true", help="also the whole on a Ray of its own, an actor a core")
+    parser.add_argument(
+        "--predict",
+        nargs="+",
+        metavar="ACTORS",
+        help="how fast clusters of so many actors would be (docs/cluster.md)",
+    )
+    parser.add_argument("--results", metavar="FILE", help="with --predict: from what --json wrote; measures nothing")
+    parser.add_argument("--learners", metavar="INT", help="with --predict: so many (default 1)")
+    parser.add_argument("--gbit", metavar="FLOAT", help="with --predict: the network of a learner (default 10)")
     a = parser.parse_strictly(argv)
     repeats, seconds = number("--repeats", a.repeats, 1), number("--seconds", a.seconds, 1)
+    if alone := [flag for flag in ("results", "learners", "gbit") if vars(a)[flag] and not a.predict]:
+        raise UserError(f"--{alone[0]}: has an effect only with --predict")
+    actors = [number("--predict", text, 1) for text in a.predict or ()]
+    learners, gbit = number("--learners", a.learners or "1", 1), amount("--gbit", a.gbit or "10", above=0)
     if a.json and (Path(a.json).is_dir() or not Path(a.json).resolve().parent.is_dir()):
         raise UserError(f"--json {a.json}: not a file that can be written")
-    bench(a.config or ["atari-shallow", "atari-resnet"], repeats, seconds, Path(a.json) if a.json else None)
+    names = a.config or ["atari-shallow", "atari-resnet"]
+    if a.predict and KERNELS in names:
+        raise UserError(f"--predict: {KERNELS} is not a training")
+    if a.results and (a.cluster or a.json):
+        raise UserError(f"--results {a.results}: then nothing is measured; leave out --cluster and --json")
+    if a.results:
+        machines = {name: read_machine(Path(a.results), name) for name in names}
+    else:
+        measured = bench(names, repeats, seconds, Path(a.json) if a.json else None, a.cluster)
+        machines = {r.config: Machine(r.cores, r.env, r.inference, r.learn) for r in measured}
+    for name, machine in machines.items() if actors else ():
+        show_predictions(name, configured(name), machine, actors, learners, gbit)
 
 
 COMMANDS = {

@@ -56,4 +56,4 @@ def nodes() -> Iterator[Nodes]:
         with _private_settings():
             nodes = Nodes()
             yield nodes
-            nodes.cluster.shutdown()
+            nodes.close()

@@ -1,5 +1,8 @@
 """A real Ray of several nodes on one machine, for tests."""
 
+import shutil
+import tempfile
+import time
 from typing import Any
 
 
@@ -9,8 +12,9 @@ class Nodes:
     def __init__(self, **head: Any) -> None:
         from ray.cluster_utils import Cluster
 
-        arguments = {"num_cpus": 2, "include_dashboard": False, "include_log_monitor": False, **head}
-        self.cluster = Cluster(initialize_head=True, head_node_args=arguments, shutdown_at_exit=False)
+        self.folder = tempfile.mkdtemp(prefix="nodes-")  # with a short name, for the sockets in it
+        arguments = {"num_cpus": 2, "include_dashboard": False, "include_log_monitor": False, "temp_dir": self.folder}
+        self.cluster = Cluster(initialize_head=True, head_node_args={**arguments, **head})
         self.address = self.cluster.address
         self.others: list[Any] = []
 
@@ -20,3 +24,9 @@ class Nodes:
     def lose(self) -> None:
         """The last one that was added: all of its processes at once."""
         self.cluster.remove_node(self.others.pop(), allow_graceful=False)
+        while sum(node["Alive"] for node in self.cluster.global_state.node_table()) > 1 + len(self.others):
+            time.sleep(0.1)  # until Ray has noticed
+
+    def close(self) -> None:
+        self.cluster.shutdown()
+        shutil.rmtree(self.folder, ignore_errors=True)

@@ -33,10 +33,8 @@ class Bundle:
 
     def config(self) -> Config:
         """The config, here: the user's own files are taken where they are, or else from what was sent along."""
-        for name, wanted in self.versions.items():
-            if (found := versions()[name]) != wanted:
-                where = socket.gethostname()
-                raise UserError(f"{where} has {name} {found}, but the run is started with {wanted}: make them the same")
+        if problems := unlike(self.versions):
+            raise UserError(*problems)
         here = {path: self._place(path) for path in self.files}
 
         def moved(value: Any) -> Any:
@@ -64,6 +62,16 @@ class Bundle:
 def versions() -> dict[str, str]:
     """What has to be the same on all machines of a run."""
     return {"bestiary": __version__, "Python": platform.python_version(), "torch": importlib.metadata.version("torch")}
+
+
+def unlike(wanted: dict[str, str]) -> list[str]:
+    """How this machine differs from the one that has the `wanted` versions."""
+    found, here = versions(), socket.gethostname()
+    return [
+        f"{here} has {name} {found[name]}, and {version} is what this is started with: make them the same"
+        for name, version in wanted.items()
+        if found[name] != version
+    ]
 
 
 def _with_neighbours(path: Path) -> dict[str, bytes]:

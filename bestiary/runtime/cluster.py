@@ -23,11 +23,12 @@ from bestiary.config import Config
 from bestiary.console import note, warn
 from bestiary.errors import RunError, UserError
 from bestiary.rollout import Episode
-from bestiary.runtime.bundle import Bundle
+from bestiary.runtime.bundle import Bundle, unlike, versions
 from bestiary.runtime.exchange import Exchange
 from bestiary.runtime.learner import Learner
 from bestiary.runtime.load import Clock, Load
 from bestiary.runtime.local import PATIENCE
+from bestiary.runtime.ray import on_every_machine
 from bestiary.runtime.session import Session
 from bestiary.runtime.train import rollouts_in_flight
 from bestiary.runtime.wire import pack_state, unpack_state
@@ -172,10 +173,10 @@ class Driver:
             return
         try:
             hand.machine = self.ray.get(reference)
-        except self.ray.exceptions.RayActorError as error:
-            return self._replace(hand, f"actor {hand.index} ended while it was made ({first_line(error)})")
         except self.ray.exceptions.RayTaskError as error:
             raise _plain(error) from error
+        except self.ray.exceptions.RayActorError as error:
+            return self._replace(hand, f"actor {hand.index} ended while it was made ({first_line(error)})")
         hand.ready, hand.moved, hand.decisions = True, time.monotonic(), []
 
     def _begin_rollouts(self) -> None:
@@ -215,14 +216,14 @@ class Driver:
             seat.playing = None
         try:
             played: Played = self.ray.get(reference)
-        except self.ray.exceptions.RayActorError as error:
-            self._lose(number, attempt)
-            return self._replace(hand, f"actor {hand.index} on {hand.machine} is gone ({first_line(error)})", life)
-        except self.ray.exceptions.RayTaskError as error:
+        except self.ray.exceptions.RayTaskError as error:  # first, because it may be of the other kinds, too
             self._lose(number, attempt)
             if isinstance(error.cause, self.ray.exceptions.RayActorError) and self.oracle is not None:
                 return self._replace_oracle(life, hand)
             return self.restarts.add(f"actor {hand.index} on {hand.machine}: {first_line(error.cause)}")
+        except self.ray.exceptions.RayActorError as error:
+            self._lose(number, attempt)
+            return self._replace(hand, f"actor {hand.index} on {hand.machine} is gone ({first_line(error)})", life)
         except self.ray.exceptions.RayError as error:  # its machine went before its answer came
             return self._lose(number, attempt, first_line(error))
         self.heard = time.monotonic()
@@ -399,17 +400,15 @@ class Driver:
         """What a student answers; where one of them is gone, all are."""
         try:
             return ask()
-        except self.ray.exceptions.RayActorError as error:
-            raise LearnersLost(f"a learner is gone ({first_line(error)})") from error
         except self.ray.exceptions.RayTaskError as error:
             cause = error.cause
             if isinstance(cause, RunError | UserError):
                 raise _plain(error) from error
-            if isinstance(cause, self.ray.exceptions.RayError):
-                raise  # a rollout that was lost
-            if self.training.learners > 1 and isinstance(cause, RuntimeError):
+            if isinstance(cause, RuntimeError) and self.training.learners > 1:
                 raise LearnersLost(f"a learner lost the others ({first_line(cause)})") from error
             raise
+        except self.ray.exceptions.RayActorError as error:
+            raise LearnersLost(f"a learner is gone ({first_line(error)})") from error
 
     # --- deciding in one place ---
 
@@ -462,9 +461,11 @@ def train(ray: Any, config: Config, learner: Learner, session: Session, restarts
     Driver(ray, config, learner, session, restarts, at_step).run()
 
 
-def check_room(ray: Any, config: Config) -> None:
-    """Refuse more actors than there is room for, before anything is started."""
+def check_machines(ray: Any, config: Config) -> None:
+    """Refuse more actors than there is room for, and machines that are not like this one, before anything is started."""
     training = config.training
+    if training.cluster != "local" and (problems := on_every_machine(ray, unlike, versions())):
+        raise UserError(*problems)
     needed = (training.min_actors or training.actors) + training.learners * training.workers
     have, free = ray.cluster_resources().get("CPU", 0), ray.available_resources().get("CPU", 0)
     if free < needed:

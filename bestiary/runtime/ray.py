@@ -20,7 +20,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -181,11 +181,15 @@ def _find(cluster: str) -> str:
     return address
 
 
-OPEN = """
-import logging, sys
+ASK = """
+import sys
 from ray._raylet import GcsClient
-client = GcsClient(address=sys.argv[1])
-client.internal_kv_keys(b"x", None, timeout=5)
+from ray.exceptions import AuthenticationError
+try:
+    GcsClient(address=sys.argv[1]).internal_kv_keys(b"bestiary", None, timeout=10)
+    print("open")
+except AuthenticationError:
+    print("closed")
 """
 
 
@@ -195,22 +199,40 @@ def _check_open(cluster: str, address: str, trusted: bool) -> None:
     with contextlib.suppress(ValueError, OSError):
         if ipaddress.ip_address(socket.gethostbyname(host)).is_loopback:
             return
-    asked = {**os.environ, "RAY_AUTH_MODE": "disabled"}
-    asked.pop("RAY_AUTH_TOKEN", None)
-    asked.pop("RAY_AUTH_TOKEN_PATH", None)
-    words = [sys.executable, "-c", OPEN, address]
+    stranger = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
+    words = [sys.executable, "-c", ASK, address]
     try:
-        status = subprocess.run(words, env=asked, capture_output=True, timeout=30).returncode
+        asked = subprocess.run(words, env={**stranger, "RAY_AUTH_MODE": "disabled"}, capture_output=True, timeout=30)
+        answer = asked.stdout.decode().strip()
     except subprocess.TimeoutExpired:
-        status = 1
-    if status != 0:
-        return  # it wants a token
-    if not trusted:
+        answer = ""
+    if answer not in ("open", "closed"):
+        raise UserError(f"--cluster {cluster}: what answers at {address} is not a Ray of this version")
+    if answer == "open" and not trusted:
         raise UserError(
             f"--cluster {cluster}: {address} asks nobody for a token: everybody who reaches it can run code as you. Start it "
             "with RAY_AUTH_MODE=token (docs/cluster.md shows how), or add --trust-open-cluster, which the run remembers"
         )
-    note(f"note: {address} asks nobody for a token; it is trusted, because --trust-open-cluster says so")
+    if answer == "open":
+        note(f"note: {address} asks nobody for a token; it is trusted, because --trust-open-cluster says so")
+
+
+def on_every_machine(ray: Any, look: Callable[..., list[str]], *arguments: Any) -> list[str]:
+    """What `look` finds wrong, on any machine of the cluster."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    task, problems = ray.remote(num_cpus=0, max_retries=0)(look), list[str]()
+    nodes = {node["NodeID"]: node["NodeManagerHostname"] for node in ray.nodes() if node["Alive"]}
+    there = [task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)) for node in nodes]
+    asked = [each.remote(*arguments) for each in there]
+    for name, answer in zip(nodes.values(), asked, strict=True):
+        try:
+            problems += ray.get(answer)
+        except ray.exceptions.TaskUnschedulableError:
+            pass  # it has gone since we looked
+        except ray.exceptions.RayError as error:
+            problems.append(f"{name}: Bestiary does not run there: {_first_line(getattr(error, 'cause', error))}")
+    return list(dict.fromkeys(problems))
 
 
 def _first_line(error: BaseException) -> str:

@@ -1,6 +1,8 @@
 """From a config to a finished run: build the parts, train, and do what was asked for at the end."""
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -41,26 +43,51 @@ def start(config: Config, place: Place = Place()) -> Run:
         note(_check_source(config))
     if "critic" in config.parts and config.parts["critic"].name == "popart" and len(config.envs) == 1:
         note("note: PopArt with one task: nothing shares the network with it, but its returns may have any scale")
-    run, exists = create_run(config, place)
-    if exists:
-        mine, theirs = config.training, run.config.training
-        same = group_key(flatten(run.config.tables()), "steps") == group_key(flatten(config.tables()), "steps")
-        if not same or theirs.seed != mine.seed:
-            raise UserError(f"{run.path} is a run of another configuration or seed; choose another --name")
-        return resume(run, mine.steps if mine.steps != theirs.steps else None)
-    with run.writing():
-        if run.checkpoints:
-            raise UserError(f"{run.path} has been trained in the meantime")
-        run.config = config
-        settle(run)
-        _train(run, run.config, None)
-    return finish(run)
+    with _machines(config) as ray:
+        run, exists = create_run(config, place)
+        if exists:
+            mine, theirs = config.training, run.config.training
+            same = group_key(flatten(run.config.tables()), "steps") == group_key(flatten(config.tables()), "steps")
+            if not same or theirs.seed != mine.seed:
+                raise UserError(f"{run.path} is a run of another configuration or seed; choose another --name")
+            further = _resume(run, mine.steps if mine.steps != theirs.steps else None, None, ray)
+        else:
+            further = True
+            with run.writing():
+                if run.checkpoints:
+                    raise UserError(f"{run.path} has been trained in the meantime")
+                run.config = config
+                settle(run)
+                _train(run, run.config, None, ray)
+    return finish(run) if further else run
 
 
 def resume(run: Run, steps: int | None = None, checkpoint: int | None = None) -> Run:
     """Go on with a run from its newest checkpoint (or an earlier one), to its total of steps or a new one."""
     check_loggers(run.config)
     check_device(run.config)
+    with _machines(run.config) as ray:
+        further = _resume(run, steps, checkpoint, ray)
+    return finish(run) if further else run
+
+
+@contextmanager
+def _machines(config: Config) -> Iterator[Any]:
+    """Ray, where the run is to be on a cluster; refused before any work where that has no room for it."""
+    training = config.training
+    if training.cluster is None:
+        yield None
+        return
+    from bestiary.runtime.cluster import check_machines
+    from bestiary.runtime.ray import connected
+
+    with connected(training.cluster, training.trust_open_cluster) as ray:
+        check_machines(ray, config)
+        yield ray
+
+
+def _resume(run: Run, steps: int | None, checkpoint: int | None, ray: Any) -> bool:
+    """Returns False where there was nothing left to do."""
     with run.writing():
         for name in checkpoints.remove_unfinished(run.path / "checkpoints"):
             note(f"note: removed {name}, a save that was cut off")
@@ -74,10 +101,10 @@ def resume(run: Run, steps: int | None = None, checkpoint: int | None = None) ->
             note(f"total steps {total} -> {steps}; the learning-rate schedule is stretched to the new total")
         elif total is not None and done >= total:
             note(f"{run.path} is finished: {done} of {total} steps; bestiary resume {run.path} --steps N goes further")
-            return run
+            return False
         note(f"resuming {run.path} at step {done}")
-        _train(run, run.config, chosen)
-    return finish(run)
+        _train(run, run.config, chosen, ray)
+    return True
 
 
 def _chosen(run: Run, steps: int | None) -> Checkpoint | None:
@@ -94,10 +121,10 @@ def _chosen(run: Run, steps: int | None) -> Checkpoint | None:
     return chosen
 
 
-def _train(run: Run, config: Config, checkpoint: Checkpoint | None) -> None:
+def _train(run: Run, config: Config, checkpoint: Checkpoint | None, ray: Any) -> None:
     training = config.training
-    if training.runtime == "cluster":
-        return _train_on_cluster(run, config, checkpoint)
+    if ray is not None:
+        return _train_on_cluster(run, config, checkpoint, ray)
     actors, learner = build(config, checkpoint.steps if checkpoint else 0)
     first, past = actors[0], _load(learner, checkpoint)
     try:
@@ -114,31 +141,24 @@ def _train(run: Run, config: Config, checkpoint: Checkpoint | None) -> None:
     _leave(run, session)
 
 
-def _train_on_cluster(run: Run, config: Config, checkpoint: Checkpoint | None) -> None:
+def _train_on_cluster(run: Run, config: Config, checkpoint: Checkpoint | None, ray: Any) -> None:
     """What `_train` does, with the learning elsewhere; where that is lost, once more from the newest checkpoint."""
-    from bestiary.runtime.cluster import LearnersLost, Restarts, check_room, train
-    from bestiary.runtime.ray import connected
+    from bestiary.runtime.cluster import LearnersLost, Restarts, train
 
-    training = config.training
-    assert training.cluster is not None
-    with connected(training.cluster, training.trust_open_cluster) as ray:
-        check_room(ray, config)
-        restarts = Restarts(training.max_restarts, _restarts_before(checkpoint))
-        while True:
-            at_step = checkpoint.steps if checkpoint else 0
-            pool = config.make_pool(1, 0)
-            pool.close()
-            learner = make_learner(config, pool, first_agent(config, pool, at_step), torch.device("cpu"))
-            past = _load(learner, checkpoint)
-            try:
-                with Session(run, config, learner, pool, dict, past, make_validator(config)) as session:
-                    train(ray, config, learner, session, restarts, at_step)
-                return _leave(run, session)
-            except LearnersLost as lost:
-                checkpoint = checkpoints.newest_good(run.path / "checkpoints")
-                restarts.add(
-                    f"{lost}: going on from step {checkpoint.steps if checkpoint else 0}, the newest checkpoint"
-                )
+    restarts = Restarts(config.training.max_restarts, _restarts_before(checkpoint))
+    while True:
+        at_step = checkpoint.steps if checkpoint else 0
+        pool = config.make_pool(1, 0)
+        pool.close()
+        learner = make_learner(config, pool, first_agent(config, pool, at_step), torch.device("cpu"))
+        past = _load(learner, checkpoint)
+        try:
+            with Session(run, config, learner, pool, dict, past, make_validator(config)) as session:
+                train(ray, config, learner, session, restarts, at_step)
+            return _leave(run, session)
+        except LearnersLost as lost:
+            checkpoint = checkpoints.newest_good(run.path / "checkpoints")
+            restarts.add(f"{lost}: going on from step {checkpoint.steps if checkpoint else 0}, the newest checkpoint")
 
 
 def _restarts_before(checkpoint: Checkpoint | None) -> int:

@@ -5,7 +5,7 @@ stacked again where they are learnt from. What arrives is read-only memory that 
 """
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -81,6 +81,15 @@ def _unpack_pictures(packed: Any, done: np.ndarray) -> Tensor:
         stack.push(np.moveaxis(frames, -1, 1), done[t])
         pictures[t] = stack.frames
     return torch.from_numpy(pictures).permute(0, 1, 4, 2, 3)
+
+
+def arrays_in(parcel: Any) -> Iterator[np.ndarray]:
+    """All arrays of a parcel."""
+    if isinstance(parcel, np.ndarray):
+        yield parcel
+    elif isinstance(parcel, dict | list | tuple):
+        for inner in parcel.values() if isinstance(parcel, dict) else parcel:
+            yield from arrays_in(inner)
 
 
 def arrays_of(tensors: Sequence[Tensor]) -> list[np.ndarray]:

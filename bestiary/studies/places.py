@@ -15,7 +15,8 @@ from typing import Any, Protocol
 
 from bestiary.cores import VARIABLE
 from bestiary.errors import UserError
-from bestiary.runtime.bundle import versions
+from bestiary.runtime.bundle import unlike, versions
+from bestiary.runtime.ray import on_every_machine
 from bestiary.studies.attempts import open_log
 from bestiary.studies.trial import Trial
 
@@ -112,19 +113,9 @@ class OnCluster:
                 raise UserError(f"{flag} {wanted:g}: no machine of the cluster has so many; the largest has {most:g}")
 
     def _check_machines(self) -> None:
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-        look = self.ray.remote(num_cpus=0)(look_around)
-        nodes = [node["NodeID"] for node in self.ray.nodes() if node["Alive"]]
-        asked = [
-            look.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote(
-                str(self.mark), str(self.here), versions()
-            )
-            for node in nodes
-        ]
-        problems = [problem for found in self.ray.get(asked) for problem in found]
+        problems = on_every_machine(self.ray, look_around, str(self.mark), str(self.here), versions())
         if problems:
-            raise UserError(*dict.fromkeys(problems))
+            raise UserError(*problems)
 
     def room(self) -> int:
         """Machines that join meanwhile count, too."""
@@ -139,12 +130,7 @@ class OnCluster:
 
 def look_around(mark: str, here: str, wanted: dict[str, str]) -> list[str]:
     """What is wrong with this machine, seen from the one that the study is started on."""
-    name, found = socket.gethostname(), versions()
-    problems = [
-        f"{name} has {what} {found[what]}, but the study is started with {version}: make them the same"
-        for what, version in wanted.items()
-        if found[what] != version
-    ]
+    name, problems = socket.gethostname(), unlike(wanted)
     if not Path(mark).exists() or not os.access(Path(mark).parent, os.W_OK):
         problems.append(
             f"{name} does not see, or may not write, {Path(mark).parent}: put the study on shared storage (--dir)"

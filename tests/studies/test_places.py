@@ -110,6 +110,6 @@ def test_a_machine_without_the_folder_or_with_other_versions_is_named(tmp_path: 
     unlike, hidden, elsewhere = look_around(
         str(tmp_path / "study" / "seen"), str(tmp_path / "here"), {**versions(), "torch": "1.0"}
     )
-    assert "but the study is started with 1.0" in unlike
+    assert "and 1.0 is what this is started with" in unlike
     assert f"does not see, or may not write, {tmp_path / 'study'}" in hidden
     assert f"has no folder {tmp_path / 'here'}" in elsewhere
