@@ -14,7 +14,7 @@ class Nodes:
 
         self.folder = tempfile.mkdtemp(prefix="nodes-")  # with a short name, for the sockets in it
         arguments = {"num_cpus": 2, "include_dashboard": False, "include_log_monitor": False, "temp_dir": self.folder}
-        self.cluster = Cluster(initialize_head=True, head_node_args={**arguments, **head})
+        self.cluster = Cluster(initialize_head=True, head_node_args={**arguments, **head}, shutdown_at_exit=False)
         self.address = self.cluster.address
         self.others: list[Any] = []
 

@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +71,8 @@ class Seat:
     number: int  # among those of its player
     clock: Clock
     playing: int | None = None  # which rollout
+    decisions: int = -1  # that it had made when it was last asked, and ...
+    moved: float = 0.0  # ... when that was last news
 
 
 @dataclass
@@ -83,8 +85,6 @@ class Hand:
     life: int = 0
     ready: bool = False
     machine: str = ""
-    decisions: list[int] = field(default_factory=list)
-    moved: float = 0.0  # when it was last seen to decide
     asked: bool = False  # how far it is
 
 
@@ -147,7 +147,8 @@ class Driver:
 
     def _hear(self) -> None:
         """Wait until something has happened, and see to all that has."""
-        waiting = list(self.pending)
+        if not (waiting := list(self.pending)):
+            return time.sleep(0.01)
         some, _ = self.ray.wait(waiting, num_returns=1, timeout=0.5)
         if some:
             some, _ = self.ray.wait(waiting, num_returns=len(waiting), timeout=0)
@@ -177,7 +178,7 @@ class Driver:
             raise _plain(error) from error
         except self.ray.exceptions.RayActorError as error:
             return self._replace(hand, f"actor {hand.index} ended while it was made ({first_line(error)})")
-        hand.ready, hand.moved, hand.decisions = True, time.monotonic(), []
+        hand.ready = True
 
     def _begin_rollouts(self) -> None:
         """Whoever is free begins one, those first that have waited longest."""
@@ -199,10 +200,8 @@ class Driver:
 
     def _play(self, hand: Hand, seat: Seat, number: int, weights: tuple[int, Any]) -> None:
         version, reference = weights
-        seat.playing = number
+        seat.playing, seat.moved = number, time.monotonic()
         attempt = self.attempts[number] = self.attempts.get(number, 0) + 1
-        if all(other.playing is None for other in hand.seats if other is not seat):
-            hand.moved = time.monotonic()
         play = hand.handle.play.options(num_returns=1 + self.training.learners)
         arguments = [] if self.oracle is not None else reference
         played, *shares = play.remote(seat.number, version, arguments, self.batch_size)
@@ -275,7 +274,7 @@ class Driver:
         if life is not None and life != hand.life:
             return  # already done
         self.ray.kill(hand.handle)
-        hand.life += 1
+        hand.life, hand.asked = hand.life + 1, False
         for seat in hand.seats:
             seat.playing = None
         self.restarts.add(why)
@@ -285,12 +284,12 @@ class Driver:
         """Ask those that play how far they are, and replace those that have not moved for long; tell the user what stalls."""
         now, stall = time.monotonic(), self.training.stall
         for hand in self.hands:
-            busy = any(seat.playing is not None for seat in hand.seats)
-            if not (hand.ready and busy):
+            still = max((now - seat.moved for seat in hand.seats if seat.playing is not None), default=0.0)
+            if not hand.ready:
                 continue
-            if now - hand.moved > stall:
-                self._replace(hand, f"actor {hand.index} on {hand.machine} has not moved for {now - hand.moved:.0f} s")
-            elif not hand.asked and now - hand.moved > min(stall / 4, 10.0):
+            if still > stall:
+                self._replace(hand, f"actor {hand.index} on {hand.machine} has not decided anything for {still:.0f} s")
+            elif not hand.asked and still > min(stall / 4, 10.0):
                 hand.asked = True
                 progress, life = hand.handle.progress.remote(), hand.life
                 self.pending[progress] = lambda found, hand=hand, life=life: self._told(hand, life, found)  # type: ignore[misc]
@@ -308,8 +307,9 @@ class Driver:
             decisions = self.ray.get(reference)
         except self.ray.exceptions.RayError:
             return  # its rollouts will say so
-        if life == hand.life and decisions != hand.decisions:
-            hand.decisions, hand.moved = decisions, time.monotonic()
+        for seat, made in zip(hand.seats, decisions, strict=True):
+            if life == hand.life and made != seat.decisions:
+                seat.decisions, seat.moved = made, time.monotonic()
 
     # --- learning ---
 
@@ -450,7 +450,7 @@ class Driver:
         self._publish_to_oracle(*self.exchange.newest())
         for other in self.hands:
             self.ray.kill(other.handle)
-            other.life += 1
+            other.life, other.asked = other.life + 1, False
             for seat in other.seats:
                 seat.playing = None
             self._start_player(other)
@@ -481,11 +481,23 @@ def check_machines(ray: Any, config: Config) -> None:
                 else "; --min-actors N begins with fewer and uses machines that join later"
             )
         )
-    if training.max_lag is not None and training.max_lag > 100 and not config.make_algorithm().on_policy:
-        larger = config.make_algorithm().larger_batches
+    _say_what_lag_means(config)
+
+
+def _say_what_lag_means(config: Config) -> None:
+    training, algorithm = config.training, config.make_algorithm()
+    if algorithm.on_policy or training.lag is not None:
+        return
+    larger, at_once = algorithm.larger_batches, rollouts_in_flight(algorithm, training)
+    if at_once < training.all_pools:
+        warn(
+            f"--max-lag {training.max_lag} lets only {at_once} of {training.all_pools} pools play at once; larger batches "
+            f"({larger}) make fewer updates, --max-lag none lets all play"
+        )
+    elif training.max_lag is not None and training.max_lag > 100:
         note(
-            f"note: so many actors make decisions up to {training.max_lag} updates old before they are learnt from; "
-            f"larger batches ({larger}) make fewer updates"
+            f"note: so many actors make decisions up to {training.max_lag} updates old before they are learnt from; larger "
+            f"batches ({larger}) make fewer updates"
         )
 
 

@@ -21,7 +21,7 @@ from bestiary.console import note
 from bestiary.cores import cores
 from bestiary.envs.pool import Pool
 from bestiary.rollout import ObservationSpec, Rollout
-from bestiary.runtime.devices import choose_device
+from bestiary.runtime.devices import learns_on
 from bestiary.runtime.learner import Learner
 
 SECONDS = 0.2  # of learning at each size
@@ -34,7 +34,7 @@ NEARLY = 0.8  # of the best rate is enough for large pictures: in training, othe
 
 def usual_group_size(config: Config, pool: Pool) -> int:
     """A fair choice on any machine: few large pictures or many small vectors; and all at once for a GPU."""
-    if choose_device(config.training.device).type != "cpu":
+    if learns_on(config.training) != "cpu":
         return config.make_algorithm().batch_size(config.training.pool_size, config.training.all_pools)
     return 4 if _large(pool.observation_spec) else 32
 
@@ -48,8 +48,7 @@ def choose_group_size(config: Config, pool: Pool) -> int:
     training = config.training
     if training.group_size is not None:
         return training.group_size
-    device = choose_device(training.device)
-    if training.runtime == "serial" or training.lag is not None or device.type != "cpu":
+    if training.runtime == "serial" or training.lag is not None or learns_on(training) != "cpu":
         return usual_group_size(config, pool)
     path, key = cache_file(), _key(config, pool)
     known = read_cache(path)

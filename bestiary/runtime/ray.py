@@ -37,8 +37,7 @@ PREFIX = "bestiary-ray-"
 def load_ray() -> Any:
     """The library, or one line that says how to get it. Nothing is reported to anybody."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    os.environ.setdefault("RAY_DEDUP_LOGS", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")
+    os.environ["RAY_IGNORE_UNHANDLED_ERRORS"] = "1"  # an actor that dies takes several answers with it; one is told of
     try:
         import ray
     except ImportError:

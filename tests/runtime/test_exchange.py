@@ -168,3 +168,53 @@ def test_no_actor_ever_sees_half_an_update() -> None:
     finally:
         stop.set()
         thread.join()
+
+
+def test_as_they_arrive_whoever_is_free_begins_and_a_lost_rollout_makes_room() -> None:
+    exchange: Exchange[Snapshot, str] = Exchange(snapshot(0), actors=3, in_flight=3, in_order=False)
+    begun = [exchange.try_begin(actor) for actor in (2, 0, 2)]
+    numbers = [one[0] for one in begun if one is not None]
+    assert len(set(numbers)) == 3
+    assert exchange.try_begin(1) is None
+    exchange.hand_over(numbers[2], "c")
+    exchange.hand_over(numbers[0], "a")
+    assert [exchange.look(ahead) for ahead in (0, 1, 2)] == ["c", "a", None]
+    assert exchange.try_begin(1) is None
+    assert exchange.lose(numbers[1]) == [numbers[1]]
+    again = exchange.try_begin(1)
+    assert again is not None
+    assert again[0] not in numbers  # nobody takes it for the one that was lost
+    exchange.publish(snapshot(1), 2)
+    assert exchange.look(0) is None
+    exchange.hand_over(again[0], "d")
+    assert exchange.look(0) == "d"
+
+
+def test_in_order_a_lost_rollout_is_played_again_with_the_weights_it_had() -> None:
+    exchange: Exchange[Snapshot, str] = Exchange(snapshot(0), actors=2, in_flight=9, fixed_lag=1, in_order=False)
+    assert exchange.in_order
+    assert [exchange.try_begin(actor) for actor in (0, 1)] == [(0, snapshot(0)), (1, snapshot(0))]
+    exchange.hand_over(0, "zero")
+    exchange.publish(snapshot(1))
+    assert exchange.try_begin(0) == (2, snapshot(1))
+    assert exchange.lose(1) == [1]
+    assert exchange.try_begin(1) == (1, snapshot(0))
+    assert exchange.try_begin(1) is None
+
+
+def test_of_a_block_an_actor_plays_all_of_its_rollouts_again() -> None:
+    """Its environments are new: what it played before in the block would not go on from there."""
+    exchange: Exchange[Snapshot, str] = Exchange(snapshot(0), actors=2, in_flight=6, fixed_lag=0, block=6)
+    for number in range(4):
+        assert exchange.try_begin(number % 2) == (number, snapshot(0))
+        exchange.hand_over(number, str(number))
+    assert exchange.try_begin(0) == (4, snapshot(0))
+    assert exchange.lose(4) == [0, 2, 4]
+    assert exchange.look(0) is None
+    assert exchange.look(1) == "1"
+    for number in (0, 2, 4):
+        assert exchange.try_begin(0) == (number, snapshot(0))
+        exchange.hand_over(number, str(number))
+    assert exchange.try_begin(1) == (5, snapshot(0))
+    exchange.hand_over(5, "5")
+    assert [exchange.look(ahead) for ahead in range(6)] == list("012345")
