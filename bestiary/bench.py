@@ -298,6 +298,7 @@ def _whole_on_ray(name: str, alone: Config, seconds: float) -> dict[str, float]:
     """The same training with as many environments, played by an actor a core of a Ray of its own."""
     from bestiary.runtime import cluster
     from bestiary.runtime.ray import connected
+    from bestiary.runtime.restarts import Restarts
 
     options = {"cluster": "local", "actors": CORES, "num_envs": alone.training.num_envs // CORES}
     config = configured(name, **options, group_size=alone.training.group_size)
@@ -323,7 +324,7 @@ def _whole_on_ray(name: str, alone: Config, seconds: float) -> dict[str, float]:
 
             threading.Thread(target=clock, daemon=True).start()
             try:
-                cluster.train(ray, config, learner, session, cluster.Restarts(0), 0)
+                cluster.train(ray, config, learner, session, Restarts(0), 0)
             finally:
                 session.enough = True
         if session.interrupts.received is not None:

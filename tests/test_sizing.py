@@ -35,7 +35,9 @@ def test_a_step_of_atari_is_one_frame_and_little_else() -> None:
     each, weights = bytes_per_step(bench.configured("atari-shallow"))
     frame = 84 * 84
     assert frame < each < 1.35 * frame  # the first stack of a rollout has all four, of twenty
-    assert weights == 4 * (1_687_768 + 4 * frame)  # the parameters, and the picture that the torso takes for the usual one
+    assert weights == 4 * (
+        1_687_768 + 4 * frame
+    )  # the parameters, and the picture that the torso takes for the usual one
 
 
 def test_a_prediction_from_a_file_and_what_is_wrong_with_others(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,6 @@ Rollouts and weights never pass through the driver. It begins a rollout only whi
 bounded wherever they are; and it keeps one lesson waiting behind the one that is being learnt from.
 """
 
-import math
 import tempfile
 import time
 from collections import deque
@@ -20,47 +19,22 @@ from typing import Any
 
 from bestiary.algorithms.algorithm import updates
 from bestiary.config import Config
-from bestiary.console import note, warn
+from bestiary.console import warn
 from bestiary.errors import RunError, UserError
 from bestiary.rollout import Episode
-from bestiary.runtime.bundle import Bundle, unlike, versions
+from bestiary.runtime.bundle import Bundle
 from bestiary.runtime.exchange import Exchange
 from bestiary.runtime.learner import Learner
 from bestiary.runtime.load import Clock, Load
 from bestiary.runtime.local import PATIENCE
-from bestiary.runtime.ray import on_every_machine
+from bestiary.runtime.restarts import LearnersLost, Restarts, first_line
 from bestiary.runtime.session import Session
 from bestiary.runtime.train import rollouts_in_flight
 from bestiary.runtime.wire import pack_state, unpack_state
 from bestiary.runtime.workers import Lesson, Oracle, Played, Player, Student
 
-WINDOW = 600.0  # seconds in which --max-restarts are too many
 LESSONS = 2  # that are given to the students at a time: one learnt from, one waiting
 MEETING = 120.0  # seconds that students wait for each other, at the start and in every update
-
-
-class LearnersLost(Exception):
-    """A process that learns is gone, and with it what was learnt since the last checkpoint."""
-
-
-class Restarts:
-    """How often something was replaced, and whether that is too often."""
-
-    def __init__(self, most: int, before: int = 0):
-        self.most, self.total = most, before
-        self.times: deque[float] = deque()
-
-    def add(self, what: str) -> None:
-        now = time.monotonic()
-        self.total += 1
-        self.times.append(now)
-        while now - self.times[0] > WINDOW:
-            self.times.popleft()
-        if len(self.times) > self.most:
-            raise RunError(
-                f"{what}; that was restart {len(self.times)} within ten minutes (--max-restarts {self.most})"
-            )
-        warn(f"{what}; replaced (restart {self.total})")
 
 
 @dataclass
@@ -175,7 +149,7 @@ class Driver:
         try:
             hand.machine = self.ray.get(reference)
         except self.ray.exceptions.RayTaskError as error:
-            raise _plain(error) from error
+            raise _plain(error) if life == 0 else RunError(first_line(error.cause)) from error
         except self.ray.exceptions.RayActorError as error:
             return self._replace(hand, f"actor {hand.index} ended while it was made ({first_line(error)})")
         hand.ready = True
@@ -223,16 +197,13 @@ class Driver:
         except self.ray.exceptions.RayActorError as error:
             self._lose(number, attempt)
             return self._replace(hand, f"actor {hand.index} on {hand.machine} is gone ({first_line(error)})", life)
-        except self.ray.exceptions.RayError as error:  # its machine went before its answer came
-            return self._lose(number, attempt, first_line(error))
+        except self.ray.exceptions.RayError:  # its machine went before its answer came
+            return self._lose(number, attempt)
         self.heard = time.monotonic()
         for phase, seconds in played.seconds.items():
             seat.clock.seconds[phase] += seconds
         if attempt != self.attempts.get(number):
             return
-        if self._too_old(played):
-            self.dropped += 1
-            return self._lose(number, attempt)
         fetched = [student.fetch.remote(number, [share]) for student, share in zip(self.students, shares, strict=True)]
         left = set(fetched)
 
@@ -247,9 +218,7 @@ class Driver:
         if self.exchange.in_order:
             return False
         assert self.training.max_lag is not None
-        ahead = (
-            self.exchange.arrived - self.exchange.learnt
-        ) // self.joined  # lessons before the one that it will be in
+        ahead = (self.exchange.arrived - self.exchange.learnt) // self.joined  # lessons before the one it will be in
         return self.learner.version + (ahead + 1) * self.made - 1 - played.first_version > self.training.max_lag
 
     def _fetched(self, arrived: Arrived, attempt: int, reference: Any, whole: bool) -> None:
@@ -257,10 +226,15 @@ class Driver:
             self._of_students(lambda: self.ray.get(reference))
         except self.ray.exceptions.RayTaskError:  # it was on a machine that is gone
             self._lose(arrived.number, attempt)
-        if whole and self.attempts.get(arrived.number) == attempt:
+        if not whole or self.attempts.get(arrived.number) != attempt:
+            return
+        if self._too_old(arrived.played):
+            self.dropped += 1
+            self._lose(arrived.number, attempt)
+        else:
             self.exchange.hand_over(arrived.number, arrived)
 
-    def _lose(self, number: int, attempt: int, why: str = "") -> None:
+    def _lose(self, number: int, attempt: int) -> None:
         """A rollout will not come, or not whole: others take its place."""
         if self.attempts.get(number) != attempt:
             return
@@ -461,46 +435,6 @@ def train(ray: Any, config: Config, learner: Learner, session: Session, restarts
     Driver(ray, config, learner, session, restarts, at_step).run()
 
 
-def check_machines(ray: Any, config: Config) -> None:
-    """Refuse more actors than there is room for, and machines that are not like this one, before anything is started."""
-    training = config.training
-    if training.cluster != "local" and (problems := on_every_machine(ray, unlike, versions())):
-        raise UserError(*problems)
-    needed = (training.min_actors or training.actors) + training.learners * training.workers
-    have, free = ray.cluster_resources().get("CPU", 0), ray.available_resources().get("CPU", 0)
-    if free < needed:
-        machines = sum(node["Alive"] for node in ray.nodes())
-        room = max(0, math.floor(free) - training.learners * training.workers)
-        learning = f" and {training.learners * training.workers} for --workers" if training.workers else ""
-        raise UserError(
-            f"--actors {training.actors}: needs {training.min_actors or training.actors} CPUs{learning}; the cluster has "
-            f"{have:.0f} on {machines} machine{'s' * (machines != 1)}, {free:.0f} of them free: room for {room}"
-            + (
-                ""
-                if training.cluster == "local"
-                else "; --min-actors N begins with fewer and uses machines that join later"
-            )
-        )
-    _say_what_lag_means(config)
-
-
-def _say_what_lag_means(config: Config) -> None:
-    training, algorithm = config.training, config.make_algorithm()
-    if algorithm.on_policy or training.lag is not None:
-        return
-    larger, at_once = algorithm.larger_batches, rollouts_in_flight(algorithm, training)
-    if at_once < training.all_pools:
-        warn(
-            f"--max-lag {training.max_lag} lets only {at_once} of {training.all_pools} pools play at once; larger batches "
-            f"({larger}) make fewer updates, --max-lag none lets all play"
-        )
-    elif training.max_lag is not None and training.max_lag > 100:
-        note(
-            f"note: so many actors make decisions up to {training.max_lag} updates old before they are learnt from; larger "
-            f"batches ({larger}) make fewer updates"
-        )
-
-
 def _episodes(played: list[Played]) -> list[Episode]:
     found, before = [], 0
     for one in played:
@@ -530,9 +464,3 @@ def _plain(error: Any) -> Exception:
     if isinstance(cause, UserError):
         return UserError(*cause.problems)
     return RunError(first_line(cause))
-
-
-def first_line(error: BaseException) -> str:
-    """An error of Ray's, or a cause of one, in a line."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if isinstance(error, RunError | UserError) or lines == [] else f"{type(error).__name__}: {lines[0]}"

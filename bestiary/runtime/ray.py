@@ -110,6 +110,8 @@ def _private_settings() -> Iterator[None]:
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
         ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR: "0",
+        "RAY_worker_niceness": "0",  # Ray would let everything else on the machine go first
+        "RAY_gcs_rpc_server_reconnect_timeout_s": "15",  # where the run was killed, nothing comes back: end soon
     }
     before = {name: os.environ.pop(name, None) for name in [*private, "RAY_ADDRESS"]}
     several_machines = ray_constants.ENABLE_RAY_CLUSTER

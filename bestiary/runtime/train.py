@@ -78,8 +78,8 @@ def _machines(config: Config) -> Iterator[Any]:
     if training.cluster is None:
         yield None
         return
-    from bestiary.runtime.cluster import check_machines
     from bestiary.runtime.ray import connected
+    from bestiary.runtime.room import check_machines
 
     with connected(training.cluster, training.trust_open_cluster) as ray:
         check_machines(ray, config)
@@ -143,7 +143,8 @@ def _train(run: Run, config: Config, checkpoint: Checkpoint | None, ray: Any) ->
 
 def _train_on_cluster(run: Run, config: Config, checkpoint: Checkpoint | None, ray: Any) -> None:
     """What `_train` does, with the learning elsewhere; where that is lost, once more from the newest checkpoint."""
-    from bestiary.runtime.cluster import LearnersLost, Restarts, train
+    from bestiary.runtime.cluster import train
+    from bestiary.runtime.restarts import LearnersLost, Restarts
 
     restarts = Restarts(config.training.max_restarts, _restarts_before(checkpoint))
     while True:
