@@ -262,9 +262,7 @@ def _study(argv: list[str]) -> None:
     cluster = None
     if a.cluster:
         if a.jobs != "1":
-            raise UserError(
-                f"--jobs {a.jobs}: on a cluster it is --cpus-per-run that decides how many runs there are at a time"
-            )
+            raise UserError(f"--jobs {a.jobs}: on a cluster, --cpus-per-run decides how many runs there are at a time")
         cpus = amount("--cpus-per-run", a.cpus_per_run or "1", above=0)
         cluster = Cluster(a.cluster, cpus, amount("--gpus-per-run", a.gpus_per_run or "0"), a.trust_open_cluster)
     elif given := [

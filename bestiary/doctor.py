@@ -19,7 +19,7 @@ def examine() -> bool:
         ("python", _python, True),
         ("machine", _machine, True),
         ("packages", lambda: _versions("torch", "numpy", "envpool", "gymnasium", "safetensors"), True),
-        ("optional", lambda: _optional("tensorboard", "wandb"), False),
+        ("optional", lambda: _optional("tensorboard", "wandb", "ray"), False),
         ("device", _device, True),
         ("probe", _probe, False),
         ("disk", _disk, True),
@@ -59,7 +59,7 @@ def _version_or_how(name: str) -> str:
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
-        return f"not installed (pip install 'bestiary[{name}]')"
+        return f"not installed (pip install 'bestiary[{'cluster' if name == 'ray' else name}]')"
 
 
 def _device() -> str:

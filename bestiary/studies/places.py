@@ -103,7 +103,10 @@ class OnCluster:
             self._check_machines()
         finally:
             self.mark.unlink()
-        self.errand = ray.remote(num_cpus=cpus, num_gpus=gpus, max_concurrency=2)(Errand)
+        lenient = {
+            "env_vars": {"RAY_kill_child_processes_on_worker_exit": "false"}
+        }  # they shall save and end by themselves
+        self.errand = ray.remote(num_cpus=cpus, num_gpus=gpus, max_concurrency=2, runtime_env=lenient)(Errand)
 
     def _check_room(self) -> None:
         """One run must fit on some machine."""
