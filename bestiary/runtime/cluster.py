@@ -34,6 +34,7 @@ from bestiary.runtime.wire import pack_state, unpack_state
 from bestiary.runtime.workers import Lesson, Oracle, Played, Player, Student
 
 LESSONS = 2  # that are given to the students at a time: one learnt from, one waiting
+SPAN = 3.0  # seconds that shares of time are taken over: players tell what they did a rollout at a time
 MEETING = 120.0  # seconds that students wait for each other, at the start and in every update
 
 
@@ -92,6 +93,7 @@ class Driver:
             (hand, seat) for n in range(training.pools) for hand in self.hands for seat in [hand.seats[n]]
         )
         self.load = Load([seat.clock for hand in self.hands for seat in hand.seats])
+        self.shares: dict[str, float] = {}
         self.oracle: Any = None
         self.students: list[Any] = []
         self.heard = self.said = time.monotonic()
@@ -368,7 +370,9 @@ class Driver:
         self.load.waited += lesson.waited
         self.session.counts = {"restarts": self.restarts.total, "dropped": self.dropped}
         episodes = _episodes([one.played for one in arrived])
-        self.session.record(lesson.metrics, episodes, {**self.load.shares(), "max_queue": len(self.exchange.ready)})
+        if not self.shares or time.monotonic() - self.load.last["clock"] > SPAN:
+            self.shares = self.load.shares()
+        self.session.record(lesson.metrics, episodes, {**self.shares, "max_queue": len(self.exchange.ready)})
 
     def _of_students(self, ask: Callable[[], Any]) -> Any:
         """What a student answers; where one of them is gone, all are."""
