@@ -257,7 +257,7 @@ def learn_piece(config: Config, group_size: int, stack: ExitStack) -> Piece:
 
     def go() -> int:
         learner.learn(rollouts)
-        return sum(rollout.length * rollout.num_envs for rollout in rollouts)
+        return sum(rollout.decisions for rollout in rollouts)
 
     return f"groups of {group_size}", go
 

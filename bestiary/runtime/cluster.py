@@ -21,7 +21,7 @@ from bestiary.algorithms.algorithm import updates
 from bestiary.config import Config
 from bestiary.console import warn
 from bestiary.errors import RunError, UserError
-from bestiary.rollout import Episode
+from bestiary.rollout import episodes_of
 from bestiary.runtime.bundle import Bundle
 from bestiary.runtime.exchange import Exchange
 from bestiary.runtime.learner import Learner
@@ -369,7 +369,7 @@ class Driver:
             del self.attempts[one.number]
         self.load.waited += lesson.waited
         self.session.counts = {"restarts": self.restarts.total, "dropped": self.dropped}
-        episodes = _episodes([one.played for one in arrived])
+        episodes = episodes_of([one.played for one in arrived])
         if not self.shares or time.monotonic() - self.load.last["clock"] > SPAN:
             self.shares = self.load.shares()
         self.session.record(lesson.metrics, episodes, {**self.shares, "max_queue": len(self.exchange.ready)})
@@ -392,10 +392,8 @@ class Driver:
 
     def _gpus(self) -> float:
         """GPUs for each student and the oracle: a whole one, half of one, or none."""
-        have, wanted = (
-            self.ray.cluster_resources().get("GPU", 0),
-            self.training.learners + (self.training.inference == "central"),
-        )
+        have = self.ray.cluster_resources().get("GPU", 0)
+        wanted = self.training.learners + (self.training.inference == "central")
         if self.training.device == "cpu" or (self.training.device == "auto" and have == 0):
             return 0
         if 2 * have < wanted:
@@ -437,16 +435,6 @@ class Driver:
 def train(ray: Any, config: Config, learner: Learner, session: Session, restarts: Restarts, at_step: int) -> None:
     """Until the run is done or asked to stop. `learner` is the driver's own, brought up to date when it is looked at."""
     Driver(ray, config, learner, session, restarts, at_step).run()
-
-
-def _episodes(played: list[Played]) -> list[Episode]:
-    found, before = [], 0
-    for one in played:
-        for episode in one.episodes:
-            episode.step += before
-            found.append(episode)
-        before += one.decisions
-    return found
 
 
 def _with_io(ray: Any, student: type) -> type:

@@ -76,7 +76,7 @@ class Learner:
         shuffling = torch.Generator().manual_seed(self._shuffling_seed())
         moved = [rollout.to(self.device) for rollout in rollouts]
         metrics = self.algorithm.learn(self.think, moved, self.update, shuffling)
-        self.steps += self.learners * sum(rollout.length * rollout.num_envs for rollout in rollouts)
+        self.steps += self.learners * sum(rollout.decisions for rollout in rollouts)
         return metrics
 
     def update(self, batch: Rollout) -> dict[str, float]:
@@ -116,7 +116,7 @@ class Learner:
         if self.adaptive is not None and loss.targets is not None:
             moments = self.adaptive.moments(loss.targets, group.task[:-1])
         sums = {"loss": loss.total.detach(), **loss.sums}
-        return Gradient(gradient, sums, moments, group.length * group.num_envs)
+        return Gradient(gradient, sums, moments, group.decisions)
 
     def learning_rate(self) -> float:
         """Linear to zero over the run's total steps, or constant."""

@@ -107,8 +107,7 @@ class Player:
         stacked = getattr(actor.pool, "stacked", {})
         learners = self.config.training.learners
         shares = [pack(share_of(rollout, rank, learners, batch_size), stacked) for rank in range(learners)]
-        decisions = rollout.length * rollout.num_envs
-        return Played(int(rollout.version[0, 0]), decisions, rollout.episodes, seconds), *shares
+        return Played(int(rollout.version[0, 0]), rollout.decisions, rollout.episodes, seconds), *shares
 
     def progress(self) -> list[int]:
         """Decisions made so far, by pool."""
@@ -249,7 +248,9 @@ class Oracle:
         threading.Thread(target=self._answer_all, daemon=True).start()
 
     def take(self, version: int, weights: list[np.ndarray]) -> None:
-        self.newest = version, weights
+        with self.asked:
+            self.newest = version, weights
+            self.asked.notify()
 
     def think(self, inputs: Any, state: list[np.ndarray]) -> Any:
         question = Question(inputs, state)
@@ -265,7 +266,7 @@ class Oracle:
         torch.set_num_threads(1)
         while True:
             with self.asked:
-                self.asked.wait_for(lambda: self.questions)
+                self.asked.wait_for(lambda: self.questions and self.newest[1])
                 together = list(self.questions)
                 self.questions.clear()
             try:
