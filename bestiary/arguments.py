@@ -219,6 +219,19 @@ def number(parser_name: str, text: str, low: int = 0) -> int:
     return number
 
 
+def amount(flag: str, text: str, above: float = -1) -> float:
+    """A number of things that can be had in parts."""
+    from bestiary.options import convert
+
+    try:
+        found = float(convert(text, float))
+    except ValueError as error:
+        raise UserError(f"{flag} {text}: {error}") from error
+    if found <= above or found < 0:
+        raise UserError(f"{flag} {text}: must be {'above' if above >= 0 else 'at least'} 0")
+    return found
+
+
 def part_of_axis(flag: str, text: str) -> tuple[float, float]:
     from bestiary.options import span
 

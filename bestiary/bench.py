@@ -33,6 +33,7 @@ from bestiary.bench_saliency import bench_saliency
 from bestiary.bench_saliency import show as show_saliency
 from bestiary.config import Config
 from bestiary.console import note, stdout
+from bestiary.cores import cores
 from bestiary.envs.pool import Pool
 from bestiary.resolve import layers, resolve
 from bestiary.runs.folder import Place, create_run
@@ -41,7 +42,7 @@ from bestiary.runtime.actor import Actor
 from bestiary.runtime.interrupts import Interrupted
 from bestiary.runtime.probe import choose_group_size
 from bestiary.runtime.session import Session
-from bestiary.runtime.train import build, make_layout
+from bestiary.runtime.train import build, first_agent, make_layout, make_learner
 
 PUBLISHED = {"num_envs": 64, "batch_size": 32}  # IMPALA's batches, which other code bases are measured with
 WAREHOUSE = {
@@ -72,7 +73,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "procgen": {"env": "procgen/starpilot:easy", "levels": "0:200", "torso": "resnet", **PUBLISHED},
 }
 KERNELS, SALIENCY = "kernels", "saliency"  # not trainings: what each memory costs, what a frame's saliency costs
-CORES = os.cpu_count() or 1
+CORES = cores()
 
 
 @dataclass
@@ -90,9 +91,20 @@ class Result:
     memory_mib: float
     layout: dict[str, Any]
     repeats: list[dict[str, float]]
+    cores: float = CORES
+    cluster: float | None = None  # the whole on a Ray of its own
+    cluster_ratio: float | None = None  # to the whole without
+    cluster_start: float | None = None  # seconds until the first update
+    driver_ms: float | None = None  # of the driver's CPU for each rollout
 
 
-def bench(names: list[str], repeats: int = 5, seconds: float = 5.0, json_path: Path | None = None) -> list[Result]:
+def bench(
+    names: list[str],
+    repeats: int = 5,
+    seconds: float = 5.0,
+    json_path: Path | None = None,
+    cluster: bool = False,
+) -> list[Result]:
     """Measure and print; with `json_path`, also write what is known after each configuration. Gives those of trainings."""
     results, others = list[Result](), list[dict[str, Any]]()
     for name in names:
@@ -102,7 +114,7 @@ def bench(names: list[str], repeats: int = 5, seconds: float = 5.0, json_path: P
             others.append(bench_saliency(repeats))
         else:
             note(f"{name}: looking for the best layout of each piece")
-            results.append(_bench_one(name, repeats, seconds))
+            results.append(_bench_one(name, repeats, seconds, cluster))
         if json_path is not None:
             json_path.write_text(json.dumps([*(asdict(result) for result in results), *others], indent=1) + "\n")
     if results:
@@ -112,9 +124,14 @@ def bench(names: list[str], repeats: int = 5, seconds: float = 5.0, json_path: P
     return results
 
 
-def _bench_one(name: str, repeats: int, seconds: float) -> Result:
-    given, _ = layers({**CONFIGS[name], "steps": 10**9, "log_every": 500, "save_minutes": 10**6, "save_every": 0})
-    config = _settled(resolve(given))
+def configured(name: str, **options: Any) -> Config:
+    """A training that goes on until it is stopped."""
+    ever = {"steps": 10**9, "log_every": 500, "save_minutes": 10**6, "save_every": 0}
+    return resolve(layers({**CONFIGS[name], **ever, **options})[0])
+
+
+def _bench_one(name: str, repeats: int, seconds: float, cluster: bool) -> Result:
+    config = _settled(configured(name))
     candidates = {
         "env": [partial(_env_piece, config, n, p) for n in _SIZES for p in (1, CORES)],
         "inference": [partial(_inference_piece, config, n) for n in _SIZES],
@@ -128,6 +145,9 @@ def _bench_one(name: str, repeats: int, seconds: float) -> Result:
             row["bound"] = 1 / (1 / row["env"] + 1 / row["inference"] + 1 / row["learn"])
             row |= _whole(config, 3 * seconds)
             row["ratio"] = row["whole"] / row["bound"]
+            if cluster:
+                row |= _whole_on_ray(name, config, 3 * seconds)
+                row["cluster_ratio"] = row["cluster"] / row["whole"]
             rows.append(row)
             note(f"{name} {repeat + 1}/{repeats}: " + ", ".join(f"{k} {v:,.4g}" for k, v in row.items()))
     medians = {key: statistics.median(row[key] for row in rows) for key in rows[0]}
@@ -149,7 +169,7 @@ def _settled(config: Config) -> Config:
 def _group_sizes(config: Config) -> list[int]:
     """Powers of two, as long as every core gets a group of the batch."""
     training = config.training
-    batch = config.make_algorithm().batch_size(training.num_envs // training.pools, training.pools)
+    batch = config.make_algorithm().batch_size(training.pool_size, training.all_pools)
     return [2**k for k in range((batch // CORES).bit_length())] or [1]
 
 
@@ -243,7 +263,7 @@ def learn_piece(config: Config, group_size: int, stack: ExitStack) -> Piece:
 
     def go() -> int:
         learner.learn(rollouts)
-        return sum(rollout.length * rollout.num_envs for rollout in rollouts)
+        return sum(rollout.decisions for rollout in rollouts)
 
     return f"groups of {group_size}", go
 
@@ -280,6 +300,51 @@ def _whole(config: Config, seconds: float) -> dict[str, float]:
     return {"whole": (after - before) / (end - start), "max_lag": float(lag), "memory_mib": _resident_mib()}
 
 
+def _whole_on_ray(name: str, alone: Config, seconds: float) -> dict[str, float]:
+    """The same training with as many environments, played by an actor a core of a Ray of its own."""
+    from bestiary.runtime import cluster
+    from bestiary.runtime.ray import connected
+    from bestiary.runtime.restarts import Restarts
+
+    options = {"cluster": "local", "actors": CORES, "num_envs": alone.training.num_envs // CORES}
+    config = configured(name, **options, group_size=alone.training.group_size)
+    began = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder, connected("local") as ray:
+        run, _ = create_run(config, Place(run_dir=str(Path(folder) / "run")))
+        pool = config.make_pool(1, 0)
+        pool.close()
+        learner = make_learner(config, pool, first_agent(config, pool), torch.device("cpu"))
+        with Session(run, config, learner, pool, dict) as session:
+            marks: list[tuple[float, float, int]] = []  # at the ends of updates
+
+            def clock() -> None:
+                last, warm = 0, float("inf")
+                while not session.done:
+                    time.sleep(0.002)
+                    now = time.perf_counter()
+                    if learner.steps != last:
+                        last, warm = learner.steps, min(warm, now + seconds / 3)
+                        marks.append((now, time.process_time(), last))
+                    if now > warm + seconds:
+                        session.enough = True
+
+            threading.Thread(target=clock, daemon=True).start()
+            try:
+                cluster.train(ray, config, learner, session, Restarts(0), 0)
+            finally:
+                session.enough = True
+        if session.interrupts.received is not None:
+            raise Interrupted(session.interrupts.received)
+    warm = [mark for mark in marks if mark[0] > marks[0][0] + seconds / 3]
+    (start, used, before), (end, used_then, after) = warm[0], warm[-1]
+    rollouts = (after - before) / (config.make_algorithm().unroll_length * config.training.pool_size)
+    return {
+        "cluster": (after - before) / (end - start),
+        "cluster_start": marks[0][0] - began,
+        "driver_ms": 1000 * (used_then - used) / rollouts,
+    }
+
+
 def _resident_mib() -> float:
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
@@ -297,4 +362,9 @@ def _show(results: list[Result]) -> None:
         table.add_row(r.config, *rates, f"{r.ratio:.2f}", f"{r.max_lag:.0f}", f"{r.memory_mib:,.0f} MiB")
     stdout.print(table)
     for r in results:
+        if r.cluster is not None:
+            note(
+                f"{r.config}: on a Ray of its own {r.cluster:,.0f}, {r.cluster_ratio:.2f} of the whole; first update after "
+                f"{r.cluster_start:.1f} s; {r.driver_ms:.2f} ms of the driver for each rollout"
+            )
         note(f"{r.config}: best with {', '.join(f'{piece}: {label}' for piece, label in r.layout.items())}")

@@ -10,6 +10,7 @@ from bestiary.arguments import (
     add_player,
     add_replay,
     add_run,
+    amount,
     command_parser,
     frame_rate,
     hyphens,
@@ -353,7 +354,7 @@ def _compare(argv: list[str]) -> None:
 
 
 def _study(argv: list[str]) -> None:
-    from bestiary.studies.run import run_study
+    from bestiary.studies.run import Cluster, run_study
 
     parser = command_parser(
         "study", "Run what is missing of a study, then write its table, curves and page. Safe to stop."
@@ -364,6 +365,14 @@ def _study(argv: list[str]) -> None:
     )
     parser.add_argument("--report", action="store_true", help="run nothing: table, curves and page of what is there")
     parser.add_argument("--jobs", metavar="INT", default="1", help="runs at a time (default 1)")
+    parser.add_argument(
+        "--cluster", metavar="WHERE", help="make the runs on Ray: auto, host:port or local (docs/cluster.md)"
+    )
+    parser.add_argument("--cpus-per-run", metavar="FLOAT", help="cluster: CPUs that each run gets (default 1)")
+    parser.add_argument(
+        "--gpus-per-run", metavar="FLOAT", help="cluster: GPUs that each run gets, such as 0.25 (default 0)"
+    )
+    parser.add_argument("--trust-open-cluster", action="store_true", help="join a Ray that asks nobody for a token")
     parser.add_argument("--dir", metavar="FOLDER", help="where its runs and results go (default runs/NAME)")
     parser.add_argument(
         "--if-changed",
@@ -372,10 +381,21 @@ def _study(argv: list[str]) -> None:
         help="where the file was changed and a run has other settings: stop, or run it anew and set the old one aside",
     )
     a = parser.parse_strictly(argv)
+    cluster = None
+    if a.cluster:
+        if a.jobs != "1":
+            raise UserError(f"--jobs {a.jobs}: on a cluster, --cpus-per-run decides how many runs there are at a time")
+        cpus = amount("--cpus-per-run", a.cpus_per_run or "1", above=0)
+        cluster = Cluster(a.cluster, cpus, amount("--gpus-per-run", a.gpus_per_run or "0"), a.trust_open_cluster)
+    elif given := [
+        flag for flag in ("cpus-per-run", "gpus-per-run", "trust-open-cluster") if vars(a)[flag.replace("-", "_")]
+    ]:
+        raise UserError(*(f"--{flag}: has an effect only on a cluster (--cluster)" for flag in given))
     run_study(
         Path(a.file),
         Path(a.dir) if a.dir else None,
         jobs=number("--jobs", a.jobs, 1),
+        cluster=cluster,
         if_changed=a.if_changed,
         dry_run=a.dry_run,
         report_only=a.report,
@@ -404,11 +424,17 @@ def _report(argv: list[str]) -> None:
 
 
 def _runs(argv: list[str]) -> None:
-    from bestiary.runs.listing import show_runs
+    from bestiary.runs.listing import show_live, show_runs
 
     parser = command_parser("runs", "The runs below a folder.")
     parser.add_argument("folder", nargs="?", default="runs", help="default runs/")
-    show_runs(Path(parser.parse_strictly(argv).folder))
+    parser.add_argument(
+        "--live",
+        action="store_true",
+        help="those that are being trained: steps/s, lag, restarts; on a terminal for ever",
+    )
+    a = parser.parse_strictly(argv)
+    show_live(Path(a.folder)) if a.live else show_runs(Path(a.folder))
 
 
 def _list(argv: list[str]) -> None:
@@ -434,7 +460,8 @@ def _doctor(argv: list[str]) -> None:
 
 
 def _bench(argv: list[str]) -> None:
-    from bestiary.bench import CONFIGS, KERNELS, SALIENCY, bench
+    from bestiary.bench import CONFIGS, KERNELS, SALIENCY, bench, configured
+    from bestiary.sizing import Machine, read_machine, show_predictions
 
     parser = command_parser(
         "bench", "How fast the pieces are, how fast they could be together, and how fast the whole is."
@@ -445,11 +472,36 @@ def _bench(argv: list[str]) -> None:
     parser.add_argument("--repeats", metavar="INT", default="5", help="how often everything is measured (default 5)")
     parser.add_argument("--seconds", metavar="INT", default="5", help="for each piece; the whole gets 4x (default 5)")
     parser.add_argument("--json", metavar="FILE", help="also write the results here, one object a configuration")
+    parser.add_argument("--cluster", action="store_true", help="also the whole on a Ray of its own, an actor a core")
+    parser.add_argument(
+        "--predict",
+        nargs="+",
+        metavar="ACTORS",
+        help="how fast clusters of so many actors would be (docs/cluster.md)",
+    )
+    parser.add_argument("--results", metavar="FILE", help="with --predict: from what --json wrote; measures nothing")
+    parser.add_argument("--learners", metavar="INT", help="with --predict: so many (default 1)")
+    parser.add_argument("--gbit", metavar="FLOAT", help="with --predict: the network of a learner (default 10)")
     a = parser.parse_strictly(argv)
     repeats, seconds = number("--repeats", a.repeats, 1), number("--seconds", a.seconds, 1)
+    if alone := [flag for flag in ("results", "learners", "gbit") if vars(a)[flag] and not a.predict]:
+        raise UserError(f"--{alone[0]}: has an effect only with --predict")
+    actors = [number("--predict", text, 1) for text in a.predict or ()]
+    learners, gbit = number("--learners", a.learners or "1", 1), amount("--gbit", a.gbit or "10", above=0)
     if a.json and (Path(a.json).is_dir() or not Path(a.json).resolve().parent.is_dir()):
         raise UserError(f"--json {a.json}: not a file that can be written")
-    bench(a.config or ["atari-shallow", "atari-resnet"], repeats, seconds, Path(a.json) if a.json else None)
+    names = a.config or ["atari-shallow", "atari-resnet"]
+    if a.predict and KERNELS in names:
+        raise UserError(f"--predict: {KERNELS} is not a training")
+    if a.results and (a.cluster or a.json):
+        raise UserError(f"--results {a.results}: then nothing is measured; leave out --cluster and --json")
+    if a.results:
+        machines = {name: read_machine(Path(a.results), name) for name in names}
+    else:
+        measured = bench(names, repeats, seconds, Path(a.json) if a.json else None, a.cluster)
+        machines = {r.config: Machine(r.cores, r.env, r.inference, r.learn) for r in measured}
+    for name, machine in machines.items() if actors else ():
+        show_predictions(name, configured(name), machine, actors, learners, gbit)
 
 
 COMMANDS = {

@@ -73,21 +73,44 @@ class Training:
         None, "what is only watched, written the same way; several between semicolons (none: the environment's own)"
     )
     seed: int = option(1, "of everything random: environments, weights, decisions", low=0, high=2**63 - 1)
-    num_envs: int = option(32, "environments that are played at once (N)", low=1, high=100_000)
-    runtime: str = option("local", "all cores, or one deterministic thread", choices=("local", "serial"))
+    num_envs: int = option(
+        32, "environments that are played at once (N); by each actor of a cluster", low=1, high=100_000
+    )
+    runtime: str = option(
+        "local", "all cores, one deterministic thread, or Ray (--cluster)", choices=("local", "serial", "cluster")
+    )
+    cluster: str | None = option(
+        None, "train on Ray: local (one for this run only), auto (the one that runs here), or the address of one"
+    )
+    actors: int = option(1, "cluster: processes that play, a CPU each", low=1, high=100_000)
+    min_actors: int = option(0, "cluster: begin once so many have room; others follow with new nodes (0: all)", low=0)
+    learners: int = option(
+        1, "cluster: processes that learn together, each from its share of every batch", low=1, high=1024
+    )
+    inference: str = option(
+        "actor", "cluster: decide where it is played, or in one place for all, in batches", choices=("actor", "central")
+    )
+    max_restarts: int = option(10, "cluster: stop after so many restarts within ten minutes", low=0)
+    stall: float = option(120.0, "cluster: seconds without a decision after which an actor is replaced", above=0)
+    trust_open_cluster: bool = option(False, "join a Ray that asks nobody for a token, though others can reach it")
     device: str = option("auto", "auto, cpu, cuda or cuda:1; where the agent learns")
     actor_device: str = option("auto", "local: where it acts (auto: where it learns)")
     precision: str = option("float32", "of the network's operations", choices=("float32", "bfloat16"))
     group_size: int | None = option(
         None, "trajectories whose gradient is computed at once (none: probed; on a GPU all)", low=1
     )
-    pools: int = option(2, "local: pools that the environments are spread over, played in turn", low=1)
+    pools: int = option(2, "local, cluster: pools that the environments are spread over, played in turn", low=1)
     actor_threads: int = option(
         0, "local: threads that play them (0: one; one a core where nobody learns meanwhile)", low=0
     )
     workers: int = option(0, "local: threads that compute gradients (0: one a core; one for a GPU)", low=0)
-    max_lag: int = option(16, "local, without --lag: updates that a decision may be old when it is learnt from", low=0)
-    lag: int | None = option(None, "local: exactly so many rollouts, which makes the run reproducible", low=0)
+    max_lag: int | None = option(
+        None,
+        "local, cluster, without --lag: updates that a decision may be old when it is learnt from (none: 16; on a cluster "
+        "what its actors need)",
+        low=0,
+    )
+    lag: int | None = option(None, "local, cluster: exactly so many rollouts, which makes the run reproducible", low=0)
     log_every: int = option(5_000, "steps between two rows of metrics.csv", low=1)
     save_every: int = option(1_000_000, "steps between two checkpoints that are kept (0: only the newest are)", low=0)
     save_minutes: float = option(5.0, "minutes between two checkpoints that only the next ones replace", above=0)
@@ -110,6 +133,16 @@ class Training:
     wandb: str | None = option(None, "also log to Weights & Biases, in this project", bare="bestiary")
     eval_at_end: int = option(0, "episodes to evaluate when training is done", low=0)
     movie_at_end: bool = option(False, "film a game when training is done")
+
+    @property
+    def all_pools(self) -> int:
+        """Pools of the whole run."""
+        return 1 if self.runtime == "serial" else self.actors * self.pools
+
+    @property
+    def pool_size(self) -> int:
+        """Environments in each of them."""
+        return self.num_envs if self.runtime == "serial" else self.num_envs // self.pools
 
 
 @dataclass(frozen=True)
@@ -156,8 +189,9 @@ class Config:
 
     def tables(self) -> dict[str, Any]:
         """Nested plain values, as config.toml has them."""
+        elsewhere = CLUSTER if self.training.runtime != "cluster" else []
         sections: dict[str, Any] = {
-            **_plain(self.training),
+            **{name: value for name, value in _plain(self.training).items() if name not in elsewhere},
             "env": {"name": list(self.envs), **_plain(self.env_options)},
         }
         for kind, part in self.parts.items():
@@ -187,9 +221,13 @@ class Config:
         return "-".join([task, *(plugins.split(n)[1] if plugins.is_plugin(n) else n for n in named + inner)])
 
 
+CLUSTER = (
+    "cluster actors min_actors learners inference max_restarts stall trust_open_cluster".split()
+)  # options of Training
 BESIDE = (
     "seed record group_size tensorboard wandb eval_at_end movie_at_end save_minutes save_every log_every max_bad_updates keep "
-    "valid_every valid_levels valid_mode valid_episodes valid_greedy alarm_games alarm_windows"
+    "valid_every valid_levels valid_mode valid_episodes valid_greedy alarm_games alarm_windows "
+    "cluster min_actors max_restarts stall trust_open_cluster"
 ).split()
 
 

@@ -1,6 +1,5 @@
 """`bestiary doctor`: is everything here that a training needs?"""
 
-import os
 import platform
 import shutil
 import tempfile
@@ -11,6 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
+from bestiary.cores import cores
+
 
 def examine() -> bool:
     """Print one line a check; True where all that is needed is there."""
@@ -18,7 +19,7 @@ def examine() -> bool:
         ("python", _python, True),
         ("machine", _machine, True),
         ("packages", lambda: _versions("torch", "numpy", "envpool", "gymnasium", "safetensors"), True),
-        ("optional", lambda: _optional("tensorboard", "wandb"), False),
+        ("optional", lambda: _optional("tensorboard", "wandb", "ray"), False),
         ("device", _device, True),
         ("probe", _probe, False),
         ("disk", _disk, True),
@@ -43,7 +44,7 @@ def _python() -> str:
 
 
 def _machine() -> str:
-    return f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
+    return f"{platform.system()} {platform.machine()}, {cores()} cores"
 
 
 def _versions(*names: str) -> str:
@@ -58,7 +59,7 @@ def _version_or_how(name: str) -> str:
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
-        return f"not installed (pip install 'bestiary[{name}]')"
+        return f"not installed (pip install 'bestiary[{'cluster' if name == 'ray' else name}]')"
 
 
 def _device() -> str:

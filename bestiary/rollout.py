@@ -19,7 +19,7 @@ Shapes, everywhere: T time, B batch, N environments, A actions, H hidden.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -182,6 +182,10 @@ class Rollout:
         return self.log_prob.shape[1]
 
     @property
+    def decisions(self) -> int:
+        return self.length * self.num_envs
+
+    @property
     def action(self) -> Tensor:
         """[T,N]: the decision at t is what entry t+1 knows as its last action."""
         return self.last_action[1:]
@@ -251,12 +255,21 @@ def concatenate(rollouts: Sequence[Rollout]) -> Rollout:
     return Rollout(**{f.name: join(f.name) for f in fields(Rollout)})
 
 
-def episodes_of(rollouts: Sequence[Rollout]) -> list[Episode]:
+class Episodic(Protocol):
+    """A rollout, or what is known of one that is elsewhere."""
+
+    episodes: list[Episode]
+
+    @property
+    def decisions(self) -> int: ...
+
+
+def episodes_of(rollouts: Sequence[Episodic]) -> list[Episode]:
     """The episodes of rollouts that were played one after the other, each with its step counted from the first's start."""
     found, before = [], 0
     for rollout in rollouts:
         for episode in rollout.episodes:
             episode.step += before
             found.append(episode)
-        before += rollout.length * rollout.num_envs
+        before += rollout.decisions
     return found

@@ -8,6 +8,8 @@ import pytest
 
 import bestiary
 from bestiary.runs.folder import Run
+from bestiary.runtime.ray import _private_settings
+from tests.nodes import Nodes
 
 
 @pytest.fixture(autouse=True)
@@ -41,3 +43,17 @@ def catch_runs(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
         bestiary.train("toy/catch", run_dir=str(folder / "a2"), seed=2, lr=2e-3, **options),
         bestiary.train("toy/catch", run_dir=str(folder / "b1"), seed=1, lr=1e-4, **options),
     ]
+
+
+@pytest.fixture(scope="session")
+def nodes() -> Iterator[Nodes]:
+    """One Ray for all tests that need one (they are in the group "ray"), as private as one that a run starts for itself."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_health_check_period_ms", "500")  # a lost node is noticed after seconds, not half a minute
+        patch.setenv("RAY_health_check_initial_delay_ms", "500")
+        patch.setenv("RAY_health_check_timeout_ms", "1000")
+        patch.setenv("RAY_health_check_failure_threshold", "4")
+        with _private_settings():
+            nodes = Nodes()
+            yield nodes
+            nodes.close()

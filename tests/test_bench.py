@@ -49,3 +49,13 @@ def test_every_configuration_can_be_resolved(name: str) -> None:
     training = config.training
     batch = config.make_algorithm().batch_size(training.num_envs // training.pools, training.pools)
     assert sizes[-1] * (os.cpu_count() or 1) <= batch or sizes == [1]
+
+
+@pytest.mark.slow
+def test_the_whole_on_a_ray_is_measured_beside_the_local_one() -> None:
+    (result,) = bench.bench(["toy"], repeats=1, seconds=0.5, cluster=True)
+    (row,) = result.repeats
+    assert row["cluster_ratio"] == pytest.approx(row["cluster"] / row["whole"])
+    assert row["cluster"] > 0
+    assert row["cluster_start"] > 0
+    assert row["driver_ms"] > 0

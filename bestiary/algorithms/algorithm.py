@@ -55,6 +55,9 @@ class Algorithm(Protocol):
     def problems(self, num_envs: int, pools: int) -> list[str]:
         """Why so many environments cannot be cut into batches; nothing where they can."""
 
+    def share(self, learners: int) -> "Algorithm | None":
+        """The algorithm for one of several learners, each with its share of every batch; None where that cannot be."""
+
     def learn(
         self, think: Think, rollouts: Sequence[Rollout], update: Update, generator: torch.Generator
     ) -> list[Metrics]:

@@ -5,7 +5,7 @@ however the batch is cut, and the published learning rates mean what they meant.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn as nn
@@ -83,6 +83,10 @@ class Impala:
             f"--batch-size {batch} and {n} environments a pool: one must divide the other, so that batches are made of "
             f"whole trajectories; try --batch-size {min(fitting, key=lambda b: abs(b - batch))}"
         ]
+
+    def share(self, learners: int) -> "Impala | None":
+        whole = self.options.batch_size % learners == 0
+        return Impala(replace(self.options, batch_size=self.options.batch_size // learners)) if whole else None
 
     def learn(
         self, think: Think, rollouts: Sequence[Rollout], update: Update, generator: torch.Generator

@@ -100,6 +100,9 @@ class PPO:
             )
         return found
 
+    def share(self, learners: int) -> None:
+        """Advantages are scaled, and minibatches drawn, over whole rollouts: one learner has to see them all."""
+
     def learn(
         self, think: Think, rollouts: Sequence[Rollout], update: Update, generator: torch.Generator
     ) -> list[Metrics]:

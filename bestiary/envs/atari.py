@@ -10,12 +10,12 @@ A pool can be saved when the emulator draws no random numbers while playing (no 
 (the environment's seed, the how-manyeth game) and the actions since, and loading replays those.
 """
 
-import os
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
 
+from bestiary.cores import cores
 from bestiary.envs import riverraid
 from bestiary.envs.observations import Flicker, FrameStack, Noise
 from bestiary.envs.pool import check_actions, first_step, spawn_seeds
@@ -137,6 +137,8 @@ class AtariPool:
         self.noop = self.action_spec.names.index("NOOP") if "NOOP" in self.action_spec.names else 0
         self.fixed_noops = options.noops // options.frame_skip if options.noop_mode == "fixed" else 0
         self.stack = FrameStack(options.frame_stack)
+        whole = options.flicker == 0 or options.flicker_mode == "frame"
+        self.stacked = {"image": options.frame_stack} if whole else {}
         self.lives = np.zeros(num_envs, np.int32)
         self.games = np.zeros(num_envs, np.int64)  # started so far
         self.age = np.zeros(num_envs, np.int64)  # decisions in the running game
@@ -324,7 +326,7 @@ def _make_envpool(game: str, num_envs: int, seeds: list[int], options: AtariPool
         f"{game}-v5",
         env_type="gymnasium",
         num_envs=num_envs,
-        num_threads=min(num_envs, os.cpu_count() or 1),
+        num_threads=min(num_envs, cores()),
         seed=seeds,
         stack_num=1,
         frame_skip=options.frame_skip,

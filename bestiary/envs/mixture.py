@@ -38,6 +38,7 @@ class MixturePool:
         }
         check_alike(self.tasks, self.pools)
         self.saveable = all(pool.saveable for pool in self.pools)
+        self.stacked: dict[str, int] = getattr(first, "stacked", {})
 
     def reset(self) -> Step:
         return self._join([pool.reset() for pool in self.pools])

@@ -32,6 +32,9 @@ class Pool(Protocol):
     tasks: tuple[str, ...]  # the names of the tasks; step.task counts into them
     frames_per_step: int  # emulator frames that one decision lasts
     saveable: bool  # save() and load() bring it back exactly
+    # A pool may also have `stacked`: for a kind of picture, how many frames it shows side by side. It promises that each
+    # shows the frames before it and one more, and in a new episode one frame many times (`FrameStack`): what travels far
+    # is then only the newest.
 
     def reset(self) -> Step: ...
 

@@ -9,7 +9,6 @@ once and for exactly the rows that ended, so the level in between is never seen,
 
 import ctypes
 import importlib.util
-import os
 import sys
 from dataclasses import dataclass, replace
 from functools import cache
@@ -18,6 +17,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from bestiary.cores import cores
 from bestiary.envs.pool import check_actions, first_step, spawn_seeds
 from bestiary.errors import UserError
 from bestiary.options import option, suggest
@@ -157,7 +157,7 @@ class ProcgenPool:
             f"{game.capitalize()}{mode.capitalize()}-v0",
             env_type="gymnasium",
             num_envs=num_envs,
-            num_threads=min(num_envs, os.cpu_count() or 1),
+            num_threads=min(num_envs, cores()),
             seed=spawn_seeds(seed, num_envs),
             start_level=start,
             num_levels=0 if options.levels == "all" else stop - start,

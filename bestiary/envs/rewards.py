@@ -356,6 +356,7 @@ class RewardedPool:
         self.trained, self.true = made[0], dict(zip(rewards.channels, made[1:], strict=True))
         self.observation_spec, self.action_spec = pool.observation_spec, pool.action_spec
         self.tasks, self.frames_per_step, self.saveable = pool.tasks, pool.frames_per_step, pool.saveable
+        self.stacked: dict[str, int] = getattr(pool, "stacked", {})
         added = [*self.components, "trained", *self.true]
         self.measures_spec = {**pool.measures_spec, **dict.fromkeys(added, SCALAR)}
         self.clock = np.zeros(self.num_envs, np.int64)  # decisions of the running game

@@ -1,7 +1,9 @@
 """What there is: the runs below a folder, and the parts to choose from."""
 
+import time
 from pathlib import Path
 
+from rich.live import Live
 from rich.table import Table
 
 from bestiary import zoo
@@ -10,13 +12,14 @@ from bestiary.agents.critics import CRITICS
 from bestiary.agents.memories import MEMORIES
 from bestiary.agents.torsos import TORSOS
 from bestiary.algorithms import ALGORITHMS
-from bestiary.console import duration, short, stdout
+from bestiary.console import duration, interactive, short, stdout
 from bestiary.envs import atari, procgen, toy
 from bestiary.envs.rewards import NAMED, RewardedPool, Rewards, fitting
 from bestiary.errors import UserError
 from bestiary.runs.checkpoints import checkpoints
 from bestiary.runs.folder import Run
 from bestiary.runs.tables import read_columns
+from bestiary.runtime.load import bound_by
 from bestiary.textconfig import presets, read_toml
 
 COLUMNS = ("environment", "seed", "steps", "of", "return", "time", "state")
@@ -37,6 +40,45 @@ def show_runs(folder: Path) -> None:
     for path in find_runs(folder):
         table.add_row(str(path), *describe_run(path))
     stdout.print(table)
+
+
+LIVE = ("run", "environment", "steps", "of", "steps/s", "return", "lag", "bound by", "restarts", "time")
+
+
+def show_live(folder: Path, seconds: float = 2.0) -> None:
+    """The runs that are being trained now; where a person watches, again and again."""
+    if not interactive():
+        stdout.print(_live_table(folder))
+        return
+    with Live(_live_table(folder), console=stdout) as live:
+        while True:
+            time.sleep(seconds)
+            live.update(_live_table(folder))
+
+
+def _live_table(folder: Path) -> Table:
+    table = Table(caption=None if folder.is_dir() else f"there is no folder {folder}")
+    for column in LIVE:
+        table.add_column(column, justify="left" if column in ("run", "environment", "bound by") else "right")
+    runs = [path.parent for path in sorted(folder.glob("**/config.toml")) if not path.parent.is_symlink()]
+    for path in [path for path in runs if Run(path).being_written]:
+        table.add_row(str(path), *_live_cells(path))
+    return table
+
+
+def _live_cells(path: Path) -> list[str]:
+    environment, _, steps, total, returned, spent, _ = describe_run(path)
+    metrics = read_columns(path / "metrics.csv")
+    newest = {name: column[-1] for name, column in metrics.items() if len(column)}
+    waits = {name: float(newest.get(name, 0)) for name in ("actor_wait", "learner_wait", *_ACTOR)}
+    bound = bound_by(waits, "")[0] if "actor_wait" in newest else ""
+    lag = f"{newest['lag']:.1f}" if "lag" in newest else ""
+    restarts = f"{newest['restarts']:.0f}" if "restarts" in newest else ""
+    speed = f"{newest['sps']:,.0f}" if "sps" in newest else ""
+    return [environment, steps, total, speed, returned, lag, bound, restarts, spent]
+
+
+_ACTOR = ("actor_environment", "actor_inference")
 
 
 def describe_run(path: Path) -> list[str]:

@@ -24,6 +24,12 @@ def placement(training: Training) -> tuple[torch.device, torch.device]:
     return actors, learner
 
 
+def learns_on(training: Training) -> str:
+    """The kind of device that the learner has; on a cluster it need not be on this machine."""
+    on_cluster = training.runtime == "cluster" and training.device != "auto"
+    return training.device if on_cluster else choose_device(training.device).type
+
+
 def choose_device(name: str, flag: str = "--device") -> torch.device:
     """`auto` (a GPU where there is one), `cpu`, `cuda` or `cuda:1`."""
     if name == "auto":
@@ -44,7 +50,12 @@ def choose_device(name: str, flag: str = "--device") -> torch.device:
 
 def check_device(config: Config) -> None:
     """Refuse devices that this machine does not have, and a kernel that does not compute where the learner learns."""
-    actors, learner = placement(config.training)
+    if config.training.runtime == "cluster":
+        if config.training.device not in ("auto", "cpu", "cuda"):
+            raise UserError(f"--device {config.training.device}: on a cluster auto, cpu or cuda; Ray says which one")
+        actors, learner = torch.device("cpu"), torch.device(learns_on(config.training))
+    else:
+        actors, learner = placement(config.training)
     memory = config.parts.get("memory")
     if memory is None or memory.name not in MEMORIES or not hasattr(memory.options, "kernel"):
         return

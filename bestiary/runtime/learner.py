@@ -18,6 +18,7 @@ from bestiary.algorithms.schedules import SCHEDULES
 from bestiary.errors import RunError
 from bestiary.rollout import Inputs, Rollout
 from bestiary.runtime.devices import autocast
+from bestiary.runtime.snapshots import laid_out_as
 
 CPU = torch.device("cpu")
 
@@ -29,12 +30,14 @@ class Gradient:
     parameters: tuple[Tensor, ...]
     sums: dict[str, Tensor]
     moments: Tensor | None  # of the value targets, for a critic that adapts to them
+    decisions: int  # that it is of
 
     def __add__(self, other: "Gradient") -> "Gradient":
         return Gradient(
             torch._foreach_add(self.parameters, other.parameters),
             {name: value + other.sums[name] for name, value in self.sums.items()},
             None if self.moments is None or other.moments is None else self.moments + other.moments,
+            self.decisions + other.decisions,
         )
 
 
@@ -61,7 +64,9 @@ class Learner:
         )  # a critic that follows its targets, such as PopArt
         self.optimizer = algorithm.make_optimizer(self.parameters)
         self.map: Callable[[Callable[[Rollout], Gradient], Iterable[Rollout]], Iterable[Gradient]] = map
-        self.steps = 0  # decisions learnt from
+        self.learners = 1  # that share every batch out among themselves, and ...
+        self.total: Callable[[Gradient], Gradient] = lambda own: own  # ... what they all found, from what one found
+        self.steps = 0  # decisions learnt from, all learners together
         self.seed = seed  # of what the algorithm shuffles
         self.version = 0  # updates made; the name of the weights
         self.skipped = 0  # updates left out because they were not finite
@@ -72,13 +77,13 @@ class Learner:
         shuffling = torch.Generator().manual_seed(self._shuffling_seed())
         moved = [rollout.to(self.device) for rollout in rollouts]
         metrics = self.algorithm.learn(self.think, moved, self.update, shuffling)
-        self.steps += sum(rollout.length * rollout.num_envs for rollout in rollouts)
+        self.steps += self.learners * sum(rollout.decisions for rollout in rollouts)
         return metrics
 
     def update(self, batch: Rollout) -> dict[str, float]:
         """One step of the optimizer on one batch of trajectories; returns what is worth logging."""
-        found, decisions = self.gradients(batch), batch.length * batch.num_envs
-        gradients, sums = found.parameters, found.sums
+        found = self.total(self.gradients(batch))
+        gradients, sums, decisions = found.parameters, found.sums, found.decisions
         if self.algorithm.averages:
             gradients = torch._foreach_div(gradients, decisions)
         norm = nn.utils.get_total_norm(gradients)
@@ -111,7 +116,8 @@ class Learner:
         moments = None
         if self.adaptive is not None and loss.targets is not None:
             moments = self.adaptive.moments(loss.targets, group.task[:-1])
-        return Gradient(gradient, {"loss": loss.total.detach(), **loss.sums}, moments)
+        sums = {"loss": loss.total.detach(), **loss.sums}
+        return Gradient(gradient, sums, moments, group.decisions)
 
     def learning_rate(self) -> float:
         """Of the next update, from what it is at the start and the schedule over the run's total steps."""
@@ -125,7 +131,7 @@ class Learner:
 
     def _step(self, gradients: Sequence[Tensor], norm: Tensor, lr: float) -> None:
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
-            parameter.grad = _laid_out_as(parameter, gradient)
+            parameter.grad = laid_out_as(parameter, gradient)
         nn.utils.clip_grads_with_norm_(self.parameters, self.algorithm.options.max_grad_norm, norm)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
@@ -165,13 +171,6 @@ class Learner:
             index, name = key.split(".", 1)
             parameter = self.parameters[int(index)]
             moment = value.shape == parameter.shape
-            state.setdefault(int(index), {})[name] = _laid_out_as(parameter, value) if moment else value
+            state.setdefault(int(index), {})[name] = laid_out_as(parameter, value) if moment else value
         self.optimizer.load_state_dict({"state": state, "param_groups": self.optimizer.state_dict()["param_groups"]})
         self.steps, self.version, self.skipped = counters["steps"], counters["version"], counters["skipped"]
-
-
-def _laid_out_as(parameter: nn.Parameter, tensor: Tensor) -> Tensor:
-    """A tensor of a parameter's shape in the parameter's order in memory: fused optimizers walk memory, not indices."""
-    if tensor.stride() == parameter.stride():
-        return tensor
-    return torch.empty_like(parameter, requires_grad=False).copy_(tensor)

@@ -3,31 +3,36 @@
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol
 
 from bestiary.console import warn
 
 
-class Worker(Protocol):
-    """A thread that says what it is doing: its phase, since when, and its seconds in each phase so far."""
+class Clock:
+    """What somebody who plays is doing: the phase, since when, and the seconds in each phase so far."""
 
-    name: str
-    phase: str
-    since: float
-    seconds: dict[str, float]
+    def __init__(self, name: str):
+        self.name = name
+        self.phase, self.since = "starting", time.monotonic()
+        self.seconds = dict.fromkeys(("starting", "environment", "inference", "waiting"), 0.0)
+
+    @contextmanager
+    def during(self, phase: str) -> Iterator[None]:
+        self.phase, self.since = phase, time.monotonic()
+        yield
+        self.seconds[phase] += time.monotonic() - self.since
 
 
 class Load:
     """Who waits for whom: shares of the time since the last look, and what to tell the user when nothing moves."""
 
-    def __init__(self, crew: Sequence[Worker]):
+    def __init__(self, crew: Sequence[Clock]):
         self.crew = crew
         self.waited = 0.0
         self.last = self._seconds()
 
     def _seconds(self) -> dict[str, float]:
         phases = ("environment", "inference", "waiting")
-        totals = {phase: sum(thread.seconds[phase] for thread in self.crew) / len(self.crew) for phase in phases}
+        totals = {phase: sum(clock.seconds[phase] for clock in self.crew) / len(self.crew) for phase in phases}
         return {"clock": time.monotonic(), "learner": self.waited, **totals}
 
     @contextmanager
@@ -51,9 +56,9 @@ class Load:
 
     def stalled(self, seconds: float) -> None:
         now = time.monotonic()
-        for thread in self.crew:
+        for clock in self.crew:
             warn(
-                f"no rollout for {seconds:.0f} s: {thread.name} has been in {thread.phase} for {now - thread.since:.0f} s"
+                f"no rollout for {seconds:.0f} s: {clock.name} has been in {clock.phase} for {now - clock.since:.0f} s"
             )
 
 

@@ -12,18 +12,17 @@ The very Actor and Learner of `serial` do the work; here is only who runs when.
 import os
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
 
-from bestiary.rollout import episodes_of
+from bestiary.rollout import Rollout, episodes_of
 from bestiary.runtime.actor import Actor
 from bestiary.runtime.exchange import Exchange
 from bestiary.runtime.learner import Learner
-from bestiary.runtime.load import Load
+from bestiary.runtime.load import Clock, Load
 from bestiary.runtime.session import Session
 from bestiary.runtime.snapshots import Snapshot
 
@@ -45,12 +44,12 @@ def train(actors: list[Actor], learner: Learner, session: Session, layout: Layou
     first = Snapshot.of(learner.agent, learner.version, device)
     joined = learner.algorithm.rollouts(actors[0].pool.num_envs, len(actors))  # rollouts that are learnt from at once
     block = joined if learner.algorithm.on_policy else 1
-    exchange = Exchange(first, len(actors), layout.in_flight, layout.fixed_lag, block)
+    exchange: Exchange[Snapshot, Rollout] = Exchange(first, len(actors), layout.in_flight, layout.fixed_lag, block)
     crew = [ActorThread(index, actors, layout.threads, exchange) for index in range(layout.threads)]
-    load = Load(crew)
+    load = Load([thread.clock for thread in crew])
     for actor in actors:
         actor.version = -1  # so that whatever the learner begins with, it takes
-    with ThreadPoolExecutor(layout.workers, "gradients", initializer=_settle_worker) as gradients:
+    with ThreadPoolExecutor(layout.workers, "gradients", initializer=settle_worker) as gradients:
         learner.map = gradients.map
         try:
             for thread in crew:
@@ -64,24 +63,24 @@ def train(actors: list[Actor], learner: Learner, session: Session, layout: Layou
                 metrics = learner.learn(rollouts)
                 exchange.publish(Snapshot.of(learner.agent, learner.version, device), joined)
                 session.record(metrics, episodes_of(rollouts), load.shares())
+                session.attend()
         finally:
             learner.map = map
             exchange.close()
             for thread in crew:
-                stuck = time.monotonic() - thread.since > STUCK  # it may never end; it dies with the process
+                stuck = time.monotonic() - thread.clock.since > STUCK  # it may never end; it dies with the process
                 thread.join(timeout=1 if stuck else PATIENCE)
 
 
 class ActorThread(threading.Thread):
     """Goes round every `threads`-th actor until the exchange closes; what goes wrong here is the learner's to raise."""
 
-    def __init__(self, index: int, actors: list[Actor], threads: int, exchange: Exchange):
+    def __init__(self, index: int, actors: list[Actor], threads: int, exchange: Exchange[Snapshot, Rollout]):
         super().__init__(name=f"actor-{index}", daemon=True)
         self.actors = {number: actors[number] for number in range(index, len(actors), threads)}
         self.exchange = exchange
         self.playing: dict[int, int] = {}  # which actor plays which rollout
-        self.phase, self.since = "starting", time.monotonic()
-        self.seconds = dict.fromkeys(("starting", "environment", "inference", "waiting"), 0.0)
+        self.clock = Clock(self.name)
 
     def run(self) -> None:
         torch.set_num_threads(1)
@@ -92,7 +91,7 @@ class ActorThread(threading.Thread):
                 seen = self.exchange.progress()
                 moved = [self._advance(number, actor) for number, actor in self.actors.items()]
                 if not any(moved):
-                    with self._in_phase("waiting"):
+                    with self.clock.during("waiting"):
                         self.exchange.wait(seen)
         except BaseException as error:
             self.exchange.fail(error)
@@ -100,7 +99,7 @@ class ActorThread(threading.Thread):
     def _advance(self, number: int, actor: Actor) -> bool:
         """One decision of one actor; False where it has to wait before it may begin a rollout."""
         if number in self.playing:
-            with self._in_phase("environment"):
+            with self.clock.during("environment"):
                 rollout = actor.receive()
             if rollout is not None:
                 self.exchange.hand_over(self.playing.pop(number), rollout)
@@ -113,21 +112,15 @@ class ActorThread(threading.Thread):
             snapshot = self.exchange.newest()
         else:
             snapshot = None
-        with self._in_phase("inference"):
+        with self.clock.during("inference"):
             if snapshot is not None and snapshot.version != actor.version:
                 snapshot.put_into(actor.agent)
                 actor.version = snapshot.version
             actor.act()
         return True
 
-    @contextmanager
-    def _in_phase(self, phase: str) -> Iterator[None]:
-        self.phase, self.since = phase, time.monotonic()
-        yield
-        self.seconds[phase] += time.monotonic() - self.since
 
-
-def _settle_worker() -> None:
+def settle_worker() -> None:
     """A gradient worker runs its operations alone, and lets actors go first when both want a core."""
     torch.set_num_threads(1)
     with suppress(OSError, AttributeError):

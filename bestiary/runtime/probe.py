@@ -18,9 +18,10 @@ import torch
 
 from bestiary.config import Config
 from bestiary.console import note
+from bestiary.cores import cores
 from bestiary.envs.pool import Pool
 from bestiary.rollout import ObservationSpec, Rollout
-from bestiary.runtime.devices import choose_device
+from bestiary.runtime.devices import learns_on
 from bestiary.runtime.learner import Learner
 
 SECONDS = 0.1  # of learning at each size, each time
@@ -34,9 +35,8 @@ NEARLY = 0.8  # of the best rate is enough for large pictures: in training, othe
 
 def usual_group_size(config: Config, pool: Pool) -> int:
     """A fair choice on any machine: few large pictures or many small vectors; and all at once for a GPU."""
-    if choose_device(config.training.device).type != "cpu":
-        pools = config.training.pools if config.training.runtime == "local" else 1
-        return config.make_algorithm().batch_size(config.training.num_envs // pools, pools)
+    if learns_on(config.training) != "cpu":
+        return config.make_algorithm().batch_size(config.training.pool_size, config.training.all_pools)
     return 4 if _large(pool.observation_spec) else 32
 
 
@@ -49,8 +49,7 @@ def choose_group_size(config: Config, pool: Pool) -> int:
     training = config.training
     if training.group_size is not None:
         return training.group_size
-    device = choose_device(training.device)
-    if training.runtime == "serial" or training.lag is not None or device.type != "cpu":
+    if training.runtime == "serial" or training.lag is not None or learns_on(training) != "cpu":
         return usual_group_size(config, pool)
     path, key = cache_file(), _key(config, pool)
     known = read_cache(path)
@@ -69,14 +68,13 @@ def choose_group_size(config: Config, pool: Pool) -> int:
 
 def probe(config: Config, pool: Pool) -> dict[int, float]:
     """Decisions learnt a second, by group size, with every worker busy; from small to large, until it gets worse."""
-    algorithm, workers = config.make_algorithm(), config.training.workers or os.cpu_count() or 1
+    algorithm, workers = config.make_algorithm(), config.training.workers or cores()
     agent = config.make_agent(pool)
     learner = Learner(agent, algorithm, total_steps=1, group_size=1)
     rates: dict[int, float] = {}
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    pools = config.training.pools
-    largest = max(1, algorithm.batch_size(config.training.num_envs // pools, pools) // workers)
+    largest = max(1, algorithm.batch_size(config.training.pool_size, config.training.all_pools) // workers)
     with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool_of_workers:
         learner.map = pool_of_workers.map
         for _ in range(TIMES):
@@ -123,11 +121,11 @@ def cache_file() -> Path:
 def _key(config: Config, pool: Pool) -> str:
     """What the answer depends on: machine, torch, parts and shapes."""
     training, algorithm = config.training, config.make_algorithm()
-    batch_size = algorithm.batch_size(training.num_envs // training.pools, training.pools)
+    batch_size = algorithm.batch_size(training.pool_size, training.all_pools)
     parts = {kind: config.tables()[kind] for kind in config.parts if kind != "algo"}
     shapes = {kind: [list(spec.shape), spec.dtype] for kind, spec in pool.observation_spec.items()}
     about = [parts, shapes, pool.action_spec.n, algorithm.unroll_length, batch_size, training.precision]
-    machine = [_processor(), os.cpu_count(), training.workers, torch.__version__, config.parts["algo"].name]
+    machine = [_processor(), cores(), training.workers, torch.__version__, config.parts["algo"].name]
     return hashlib.sha256(json.dumps([about, machine, config.plugin_hashes], sort_keys=True).encode()).hexdigest()[:16]
 
 

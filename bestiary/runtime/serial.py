@@ -17,6 +17,7 @@ def train(actor: Actor, learner: Learner, session: Session) -> None:
         metrics = learner.learn(rollouts)
         actor.version = learner.version
         session.record(metrics, episodes_of(rollouts))
+        session.attend()
 
 
 def play(actor: Actor, learner: Learner) -> list[Rollout]:

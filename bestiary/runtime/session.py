@@ -63,6 +63,7 @@ class Session:
         self.interval: list[dict[str, float]] = past.get("interval", [])  # metrics of the updates since the last row
         self.loggers = make_loggers(config, run.path, learner.steps)
         self.interrupts = Interrupts()
+        self.counts: dict[str, int] = past.get("counts", {})  # columns of the runtime's own, so far
         self.enough = False  # set by whoever wants the training to end early, such as the bench
         self.progress = TrainingProgress(self.total, config.label())
         self.started = self.saved_at = time.monotonic()
@@ -106,9 +107,20 @@ class Session:
             self._complain("rows of metrics.csv and episodes.csv are waiting", error)
         bound = "{}: {}".format(*bound_by(load, self.learner.algorithm.larger_batches)) if load else ""
         self.progress.show(self.learner.steps, self.sps, self.earned(), bound)
-        self._validate_if_due()
-        self._keep_the_best()
-        self._save_if_due()
+
+    def attend(self) -> None:
+        """Validate and save, where it is time to. The learner must be up to date now."""
+        if self._validation_due:
+            self._validate()
+        if self._judgement_due:
+            self._keep_the_best()
+        if self._save_due:
+            self.save()
+
+    @property
+    def due(self) -> bool:
+        """Whether `attend` would do anything."""
+        return self._validation_due or self._judgement_due or self._save_due
 
     @property
     def sps(self) -> float:
@@ -146,6 +158,7 @@ class Session:
             "updates": self.learner.version,
             **mean,
             "skipped": self.learner.skipped,
+            **self.counts,
         }
         for logger in self.loggers:
             logger.log(row)
@@ -192,12 +205,19 @@ class Session:
                     "it reads the true reward, which nobody has who trains on a stand-in for it"
                 )
 
+    @property
+    def _judgement_due(self) -> bool:
+        """After each fiftieth of the run, where one task has a true reward beside the trained one."""
+        judged = self.channels and len(self.tasks) == 1 and not self.learner.skipped_in_a_row
+        return bool(judged) and self._fiftieth != self.judged
+
+    @property
+    def _fiftieth(self) -> int:
+        return 50 * self.learner.steps // self.total
+
     def _keep_the_best(self) -> None:
-        """After each fiftieth of the run, keep the checkpoint if its last games were the best so far, trained or true."""
-        now = 50 * self.learner.steps // self.total
-        if not self.channels or len(self.tasks) > 1 or now == self.judged or self.learner.skipped_in_a_row:
-            return
-        self.judged, played = now, next(iter(self.tasks.values()))
+        """Keep the checkpoint if its last games were the best so far, trained or true."""
+        self.judged, played = self._fiftieth, next(iter(self.tasks.values()))
         if len(played.recent) < ENOUGH_GAMES:
             return
         means = {"trained": played.mean_return, "true": played.true_returns()["true_return"]}
@@ -209,13 +229,17 @@ class Session:
             if self.saved_steps == self.learner.steps:
                 checkpoints.link(self.run.path / "checkpoints" / f"best-{name}", f"{self.saved_steps:012d}")
 
-    def _validate_if_due(self) -> None:
+    @property
+    def _validation_due(self) -> bool:
         """At the first update at or after each multiple of --valid-every, and at the end."""
-        if (validator := self.validator) is None:
-            return
-        now, before = self.learner.steps, self.validated_at
-        if now // validator.every == before // validator.every and not (before < self.total <= now):
-            return
+        if self.validator is None:
+            return False
+        now, before, every = self.learner.steps, self.validated_at, self.validator.every
+        return now // every > before // every or before < self.total <= now
+
+    def _validate(self) -> None:
+        assert self.validator is not None
+        validator, now = self.validator, self.learner.steps
         try:
             rows, score = validator.validate(self.learner.agent, now, lambda: self.interrupts.received is not None)
         except Stopped:
@@ -235,12 +259,12 @@ class Session:
             if self.saved_steps == now:
                 checkpoints.link(self.run.path / "checkpoints" / "best", f"{now:012d}")
 
-    def _save_if_due(self) -> None:
+    @property
+    def _save_due(self) -> bool:
         every, minutes = self.config.training.save_every, self.config.training.save_minutes
         rung = every and self.learner.steps // every > self.saved_steps // every
         rung = rung or any(self.saved_steps < mark <= self.learner.steps for mark in self.config.training.keep)
-        if (rung or time.monotonic() - self.saved_at > 60 * minutes) and not self.learner.skipped_in_a_row:
-            self.save()
+        return bool(rung or time.monotonic() - self.saved_at > 60 * minutes) and not self.learner.skipped_in_a_row
 
     def save(self) -> None:
         """Write a checkpoint; where the disk refuses, go on with the old one and try again later."""
@@ -270,6 +294,7 @@ class Session:
                 },
                 "logged": self.logged,
                 "interval": self.interval,
+                "counts": self.counts,
                 "config": self.config.tables(),
             }
             folder = self.run.path / "checkpoints"

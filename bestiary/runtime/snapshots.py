@@ -29,9 +29,17 @@ class Snapshot:
         copied: a module may write to its own while it acts."""
         for mine, published in zip(_tensors(agent), self.tensors, strict=True):
             if isinstance(mine, nn.Parameter):
-                mine.data = published
+                mine.data = laid_out_as(mine, published)
             else:
                 mine.copy_(published)
+
+
+def laid_out_as(parameter: nn.Parameter, tensor: Tensor) -> Tensor:
+    """A tensor of a parameter's shape in the parameter's order in memory, itself where it is so already: convolutions are
+    faster in one order than in another, and fused optimizers walk memory, not indices."""
+    if tensor.stride() == parameter.stride():
+        return tensor
+    return torch.empty_like(parameter, requires_grad=False).copy_(tensor)
 
 
 def _tensors(agent: nn.Module | Agent) -> Sequence[Tensor]:

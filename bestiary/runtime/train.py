@@ -1,7 +1,8 @@
 """From a config to a finished run: build the parts, train, and do what was asked for at the end."""
 
 import copy
-import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from bestiary.algorithms.algorithm import Algorithm, updates
 from bestiary.algorithms.clipping import complaints, fitting_scale
 from bestiary.config import Config, Training, group_key, make_pool
 from bestiary.console import note, warn
+from bestiary.cores import cores
 from bestiary.envs.mixture import MixturePool
 from bestiary.envs.pool import Pool
 from bestiary.envs.rewards import RewardedPool
@@ -49,26 +51,51 @@ def start(config: Config, place: Place = Place()) -> Run:
         note(_check_source(config))
     if "critic" in config.parts and config.parts["critic"].name == "popart" and len(config.envs) == 1:
         note("note: PopArt with one task: nothing shares the network with it, but its returns may have any scale")
-    run, exists = create_run(config, place)
-    if exists:
-        mine, theirs = config.training, run.config.training
-        same = group_key(flatten(run.config.tables()), "steps") == group_key(flatten(config.tables()), "steps")
-        if not same or theirs.seed != mine.seed:
-            raise UserError(f"{run.path} is a run of another configuration or seed; choose another --name")
-        return resume(run, mine.steps if mine.steps != theirs.steps else None)
-    with run.writing():
-        if run.checkpoints:
-            raise UserError(f"{run.path} has been trained in the meantime")
-        run.config = config
-        settle(run)
-        _train(run, run.config, None)
-    return finish(run)
+    with _machines(config) as ray:
+        run, exists = create_run(config, place)
+        if exists:
+            mine, theirs = config.training, run.config.training
+            same = group_key(flatten(run.config.tables()), "steps") == group_key(flatten(config.tables()), "steps")
+            if not same or theirs.seed != mine.seed:
+                raise UserError(f"{run.path} is a run of another configuration or seed; choose another --name")
+            further = _resume(run, mine.steps if mine.steps != theirs.steps else None, None, ray)
+        else:
+            further = True
+            with run.writing():
+                if run.checkpoints:
+                    raise UserError(f"{run.path} has been trained in the meantime")
+                run.config = config
+                settle(run)
+                _train(run, run.config, None, ray)
+    return finish(run) if further else run
 
 
 def resume(run: Run, steps: int | None = None, checkpoint: int | None = None) -> Run:
     """Go on with a run from its newest checkpoint (or an earlier one), to its total of steps or a new one."""
     check_loggers(run.config)
     check_device(run.config)
+    with _machines(run.config) as ray:
+        further = _resume(run, steps, checkpoint, ray)
+    return finish(run) if further else run
+
+
+@contextmanager
+def _machines(config: Config) -> Iterator[Any]:
+    """Ray, where the run is to be on a cluster; refused before any work where that has no room for it."""
+    training = config.training
+    if training.cluster is None:
+        yield None
+        return
+    from bestiary.runtime.ray import connected
+    from bestiary.runtime.room import check_machines
+
+    with connected(training.cluster, training.trust_open_cluster) as ray:
+        check_machines(ray, config)
+        yield ray
+
+
+def _resume(run: Run, steps: int | None, checkpoint: int | None, ray: Any) -> bool:
+    """Returns False where there was nothing left to do."""
     with run.writing():
         for name in checkpoints.remove_unfinished(run.path / "checkpoints"):
             note(f"note: removed {name}, a save that was cut off")
@@ -82,10 +109,10 @@ def resume(run: Run, steps: int | None = None, checkpoint: int | None = None) ->
             note(f"total steps {total} -> {steps}; the learning-rate schedule is stretched to the new total")
         elif total is not None and done >= total:
             note(f"{run.path} is finished: {done} of {total} steps; bestiary resume {run.path} --steps N goes further")
-            return run
+            return False
         note(f"resuming {run.path} at step {done}")
-        _train(run, run.config, chosen)
-    return finish(run)
+        _train(run, run.config, chosen, ray)
+    return True
 
 
 def _chosen(run: Run, steps: int | None) -> Checkpoint | None:
@@ -102,16 +129,14 @@ def _chosen(run: Run, steps: int | None) -> Checkpoint | None:
     return chosen
 
 
-def _train(run: Run, config: Config, checkpoint: Checkpoint | None) -> None:
+def _train(run: Run, config: Config, checkpoint: Checkpoint | None, ray: Any) -> None:
     training = config.training
+    if ray is not None:
+        return _train_on_cluster(run, config, checkpoint, ray)
     actors, learner = build(config, checkpoint.steps if checkpoint else 0)
     if training.record:
         _record(run, config, actors, checkpoint.steps if checkpoint else 0)
-    first, past = actors[0], None
-    if checkpoint is not None:
-        load_weights(learner.agent, checkpoint)
-        past = checkpoint.state()
-        learner.load({"model": checkpoint.model(), "optimizer": checkpoint.optimizer()}, past)
+    first, past = actors[0], _load(learner, checkpoint)
     try:
         if training.runtime == "serial":
             _open(first, checkpoint, learner)
@@ -123,7 +148,47 @@ def _train(run: Run, config: Config, checkpoint: Checkpoint | None) -> None:
     finally:
         for actor in actors:
             actor.pool.close()
-    if session.interrupts.received is not None and learner.steps < session.total:
+    _leave(run, session)
+
+
+def _train_on_cluster(run: Run, config: Config, checkpoint: Checkpoint | None, ray: Any) -> None:
+    """What `_train` does, with the learning elsewhere; where that is lost, once more from the newest checkpoint."""
+    from bestiary.runtime.cluster import train
+    from bestiary.runtime.restarts import LearnersLost, Restarts
+
+    restarts = Restarts(config.training.max_restarts, _restarts_before(checkpoint))
+    while True:
+        at_step = checkpoint.steps if checkpoint else 0
+        pool = config.make_pool(1, 0)
+        pool.close()
+        learner = make_learner(config, pool, first_agent(config, pool, at_step), torch.device("cpu"))
+        past = _load(learner, checkpoint)
+        try:
+            with Session(run, config, learner, pool, dict, past, make_validator(config)) as session:
+                train(ray, config, learner, session, restarts, at_step)
+            return _leave(run, session)
+        except LearnersLost as lost:
+            checkpoint = checkpoints.newest_good(run.path / "checkpoints")
+            restarts.add(f"{lost}: going on from step {checkpoint.steps if checkpoint else 0}, the newest checkpoint")
+
+
+def _restarts_before(checkpoint: Checkpoint | None) -> int:
+    return checkpoint.state().get("counts", {}).get("restarts", 0) if checkpoint else 0
+
+
+def _load(learner: Learner, checkpoint: Checkpoint | None) -> dict[str, Any] | None:
+    """Put a checkpoint into a learner; returns its state.json."""
+    if checkpoint is None:
+        return None
+    load_weights(learner.agent, checkpoint)
+    past = checkpoint.state()
+    learner.load({"model": checkpoint.model(), "optimizer": checkpoint.optimizer()}, past)
+    return past
+
+
+def _leave(run: Run, session: Session) -> None:
+    """Tell the caller where a session was stopped by a signal."""
+    if session.interrupts.received is not None and session.learner.steps < session.total:
         resume_note(run)
         raise Interrupted(session.interrupts.received)
 
@@ -141,49 +206,78 @@ def _open(actor: Actor, checkpoint: Checkpoint | None, learner: Learner) -> None
 def build(config: Config, at_step: int = 0) -> tuple[list[Actor], Learner]:
     """The actors and the learner of a run, fresh; each random stream has its own seed, made from the run's.
 
-    A serial run has one actor, which acts with the learner's own agent; a local one has an actor a pool, with a copy each.
-    Environments that cannot go on where they were get other seeds where a run is resumed, lest episodes come twice."""
-    training, algorithm = config.training, config.make_algorithm()
-    is_local = training.runtime == "local"
-    pools, decisions, weights = np.random.SeedSequence(training.seed).spawn(3)
-    count = training.pools if is_local else 1
+    A serial run has one actor, which acts with the learner's own agent; a local one has an actor a pool, with a copy each."""
+    training = config.training
     torch.set_num_threads(1)
     acting, learning = placement(training)
-    made = _make_pools(config, pools.spawn(count))
+    pools = make_pools(config, range(training.all_pools), at_step)
+    learner = make_learner(config, pools[0], first_agent(config, pools[0], at_step), learning)
+    copied = training.runtime == "local"
+    agents = [copy.deepcopy(learner.agent).to(acting) if copied else learner.agent for _ in pools]
+    return make_actors(config, pools, agents, range(len(pools)), acting, at_step), learner
+
+
+def make_pools(config: Config, which: range, at_step: int = 0, life: int = 0) -> list[Pool]:
+    """Some of the pools of a run. Environments that cannot go on where they were get other seeds where a run is resumed, and
+    in another `life` of theirs, lest episodes come twice."""
+    training = config.training
+    root = np.random.SeedSequence(training.seed).spawn(3)[0]
+
+    def make(root: np.random.SeedSequence) -> list[Pool]:
+        children = root.spawn(training.all_pools)
+        return [config.make_pool(training.pool_size, children[index]) for index in which]
+
+    if life:
+        return make(np.random.SeedSequence([training.seed, at_step, life]))
+    made = make(root)
     if _afresh(config, at_step, made[0]):
         for pool in made:
             pool.close()
-        made = _make_pools(config, np.random.SeedSequence([training.seed, at_step]).spawn(count))
-    agent = config.make_agent(made[0], seed=int(weights.generate_state(1)[0]))
-    if at_step == 0 and training.init_from is not None:
-        take_over(agent, made[0], open_run(training.init_from))
+        made = make(np.random.SeedSequence([training.seed, at_step]))
+    return made
+
+
+def make_actors(
+    config: Config,
+    pools: list[Pool],
+    agents: list[Agent],
+    which: range,
+    device: torch.device,
+    at_step: int = 0,
+    life: int = 0,
+) -> list[Actor]:
+    """An actor for each of some of the run's pools, with an agent each."""
+    training, length = config.training, config.make_algorithm().unroll_length
+    children = np.random.SeedSequence(training.seed).spawn(3)[1].spawn(training.all_pools)
+    seeds = [int(children[index].generate_state(1)[0]) + at_step + life for index in which]
+    made = zip(agents, pools, seeds, strict=True)
+    return [Actor(agent, pool, length, seed, device, training.precision) for agent, pool, seed in made]
+
+
+def first_agent(config: Config, pool: Pool, at_step: int = 0) -> Agent:
+    """The agent that a run in environments like a pool's begins with; of a resumed one, what takes the checkpoint's weights."""
+    weights = np.random.SeedSequence(config.training.seed).spawn(3)[2]
+    agent = config.make_agent(pool, seed=int(weights.generate_state(1)[0]))
+    if at_step == 0 and config.training.init_from is not None:
+        take_over(agent, pool, open_run(config.training.init_from))
     elif at_step == 0:
         acquaint(config, agent)
-    agent = agent.to(learning)
-    seeds = [int(child.generate_state(1)[0]) for child in decisions.spawn(count)]
-    actors = [
-        Actor(
-            copy.deepcopy(agent).to(acting) if is_local else agent,
-            pool,
-            algorithm.unroll_length,
-            seed + at_step,
-            acting,
-            training.precision,
-        )
-        for pool, seed in zip(made, seeds, strict=True)
-    ]
+    return agent
+
+
+def make_learner(config: Config, pool: Pool, agent: Agent, device: torch.device) -> Learner:
+    training = config.training
     assert training.steps is not None
-    learner = Learner(
-        agent,
-        algorithm,
+    return Learner(
+        agent.to(device),
+        config.make_algorithm(),
         training.steps,
-        training.group_size or usual_group_size(config, made[0]),
+        training.group_size or usual_group_size(config, pool),
         training.max_bad_updates,
-        learning,
+        device,
         training.precision,
         training.seed,
     )
-    return actors, learner
 
 
 def acquaint(config: Config, agent: Agent, num_envs: int = 8, decisions: int = 100) -> None:
@@ -208,13 +302,9 @@ def acquaint(config: Config, agent: Agent, num_envs: int = 8, decisions: int = 1
         module.acquaint({kind: torch.cat([step[kind] for step in seen]) for kind in seen[0]})
 
 
-def _make_pools(config: Config, seeds: list[np.random.SeedSequence]) -> list[Pool]:
-    return [config.make_pool(config.training.num_envs // len(seeds), seed) for seed in seeds]
-
-
 def _afresh(config: Config, at_step: int, pool: Pool) -> bool:
     """Whether environments begin anew where a run is resumed, with other seeds."""
-    return bool(at_step) and (config.training.runtime == "local" or not pool.saveable)
+    return bool(at_step) and (config.training.runtime != "serial" or not pool.saveable)
 
 
 def _record(run: Run, config: Config, actors: list[Actor], at_step: int) -> None:
@@ -231,11 +321,11 @@ def _record(run: Run, config: Config, actors: list[Actor], at_step: int) -> None
 
 def make_layout(config: Config) -> local.Layout:
     """Who plays and who learns in a local run, and how far ahead."""
-    training, algorithm, cores = config.training, config.make_algorithm(), os.cpu_count() or 1
+    training, algorithm = config.training, config.make_algorithm()
     on_policy = algorithm.on_policy  # then nobody learns while others play: play on all cores
     return local.Layout(
-        threads=training.actor_threads or (min(cores, training.pools) if on_policy else 1),
-        workers=training.workers or (cores if choose_device(training.device).type == "cpu" else 1),
+        threads=training.actor_threads or (min(cores(), training.pools) if on_policy else 1),
+        workers=training.workers or (cores() if choose_device(training.device).type == "cpu" else 1),
         in_flight=rollouts_in_flight(algorithm, training),
         fixed_lag=0 if on_policy else training.lag,
     )
@@ -246,11 +336,12 @@ def rollouts_in_flight(algorithm: Algorithm, training: Training) -> int:
 
     Up to the last update made of it, a rollout's first decision sees the updates of all that is learnt from before it, and of
     what is learnt from at once with it."""
-    num_envs = training.num_envs // training.pools
-    joined, made = algorithm.rollouts(num_envs, training.pools), updates(algorithm, num_envs, training.pools)
+    num_envs, pools = training.pool_size, training.all_pools
+    joined, made = algorithm.rollouts(num_envs, pools), updates(algorithm, num_envs, pools)
     if algorithm.on_policy:
         return joined
-    return min((training.max_lag + 1) // made * joined, max(2, joined) + training.pools)
+    assert training.max_lag is not None
+    return min((training.max_lag + 1) // made * joined, max(2, joined) + pools)
 
 
 def settle(run: Run) -> None:

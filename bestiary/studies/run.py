@@ -10,9 +10,8 @@ folders are the only memory: a study that was stopped, however, goes on from wha
 """
 
 import shlex
-import subprocess
-import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,13 +24,32 @@ from bestiary.console import note, short, stdout, warn
 from bestiary.errors import RunError, UserError
 from bestiary.runs.checkpoints import unused
 from bestiary.runtime.interrupts import Interrupted, Interrupts
-from bestiary.studies.attempts import close_log, failure, open_log
+from bestiary.studies.attempts import close_log, failure, last_attempt
+from bestiary.studies.places import Here, OnCluster, Place, Process
 from bestiary.studies.progress import StudyProgress
 from bestiary.studies.report import report
 from bestiary.studies.study import Study, read_study
 from bestiary.studies.trial import Trial, make_trials
 
 POLL_SECONDS = 0.2
+TRIES = 3  # of a command whose machine is lost, before its run counts as failed
+TAIL = 5  # lines of the log of a failed run that are shown
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Which Ray makes a study's runs, and what of it each gets."""
+
+    address: str
+    cpus_per_run: float = 1
+    gpus_per_run: float = 0
+    trust_open: bool = False
+
+    def words(self) -> list[str]:
+        """As the command line has it."""
+        words = ["--cluster", self.address, "--cpus-per-run", f"{self.cpus_per_run:g}"]
+        words += ["--gpus-per-run", f"{self.gpus_per_run:g}"] if self.gpus_per_run else []
+        return words + (["--trust-open-cluster"] if self.trust_open else [])
 
 
 def run_study(
@@ -39,11 +57,12 @@ def run_study(
     folder: Path | None = None,
     *,
     jobs: int = 1,
+    cluster: Cluster | None = None,
     if_changed: str = "error",
     dry_run: bool = False,
     report_only: bool = False,
 ) -> None:
-    """Run what is missing of a study, `jobs` runs at a time, and report what it came to."""
+    """Run what is missing of a study, `jobs` runs at a time or as many as a cluster has room for, and report on it."""
     study = read_study(path)
     place = folder or Path("runs") / study.name
     trials = make_trials(study, place)
@@ -56,11 +75,13 @@ def run_study(
         _refuse(study, changed_trials(trials))
         return report(study, trials, place)
     with _alone(place):
-        prepare(study, trials, place, if_changed)
-        stopped = run_trials(trials, jobs)
+        with _workplace(place, jobs, cluster) as where:
+            prepare(study, trials, place, if_changed)
+            stopped = run_trials(trials, where)
         report(study, trials, place)
     if stopped is not None:
         again = [*(["--dir", str(folder)] if folder else []), *(["--jobs", str(jobs)] if jobs > 1 else [])]
+        again += cluster.words() if cluster else []
         note(f"to go on: bestiary study {shlex.join([str(path), *again])}")
         raise Interrupted(stopped)
     _complain(trials)
@@ -109,6 +130,17 @@ def _alone(folder: Path) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+@contextmanager
+def _workplace(folder: Path, jobs: int, cluster: Cluster | None) -> Iterator[Place]:
+    if cluster is None:
+        yield Here(jobs)
+        return
+    from bestiary.runtime.ray import connected
+
+    with connected(cluster.address, cluster.trust_open) as ray:
+        yield OnCluster(ray, folder, cluster.cpus_per_run, cluster.gpus_per_run)
 
 
 def changed_trials(trials: list[Trial]) -> dict[Trial, list[str]]:
@@ -160,18 +192,14 @@ class Attempt:
 
     trial: Trial
     command: list[str]
-    process: "subprocess.Popen[bytes]"
-
-    def stop(self) -> None:
-        """Let it save and end: see `worker`."""
-        assert self.process.stdin is not None
-        self.process.stdin.close()
+    process: Process
 
 
-def run_trials(trials: list[Trial], jobs: int) -> int | None:
+def run_trials(trials: list[Trial], place: Place) -> int | None:
     """Take every trial to its end, or as far as it gets; returns the signal that stopped us, if one did."""
     waiting = [trial for trial in trials if trial.command() is not None]
     running: list[Attempt] = []
+    lost: Counter[Trial] = Counter()  # how often a trial's machine went
     if done := len(trials) - len(waiting):
         note(f"{done} of {len(trials)} runs are done already")
     with Interrupts() as interrupts, StudyProgress(trials, waiting) as progress:
@@ -180,13 +208,20 @@ def run_trials(trials: list[Trial], jobs: int) -> int | None:
                 if interrupts.received is not None:
                     waiting = []
                     for attempt in running:
-                        attempt.stop()
-                while len(running) < jobs and (trial := _next(waiting, progress)) is not None:
+                        attempt.process.stop()
+                while len(running) < place.room() and (trial := _next(waiting, progress)) is not None:
                     waiting.remove(trial)
-                    running += _further(trial, progress)
+                    running += _further(trial, place, progress)
                 for attempt in [attempt for attempt in running if attempt.process.poll() is not None]:
                     running.remove(attempt)
-                    running += _end(attempt, interrupts.received is not None, progress)
+                    stopping = interrupts.received is not None
+                    if attempt.process.lost and lost[attempt.trial] < TRIES and not stopping:
+                        lost[attempt.trial] += 1
+                        close_log(attempt.trial.log, None)
+                        progress.say(f"{attempt.trial.name}: its machine is gone; once more")
+                        waiting.insert(0, attempt.trial)
+                        continue
+                    running += _end(attempt, stopping, place, progress)
                 progress.show([attempt.trial for attempt in running])
                 time.sleep(POLL_SECONDS)
         except KeyboardInterrupt:  # asked a second time: at once
@@ -195,7 +230,7 @@ def run_trials(trials: list[Trial], jobs: int) -> int | None:
             raise
         finally:
             for attempt in running:
-                attempt.stop()
+                attempt.process.stop()
                 attempt.process.wait()
     return interrupts.received
 
@@ -209,30 +244,25 @@ def _next(waiting: list[Trial], progress: StudyProgress) -> Trial | None:
     return None
 
 
-def _further(trial: Trial, progress: StudyProgress) -> list[Attempt]:
-    """Start what the trial needs next, in a process whose signals come from us alone, not from the terminal."""
+def _further(trial: Trial, place: Place, progress: StudyProgress) -> list[Attempt]:
+    """Start what the trial needs next."""
     command = trial.command()
     if command is None:
         progress.ended(trial, "done")
         return []
     progress.started(trial, command)
-    worker = [sys.executable, "-m", "bestiary.studies.worker", *command]
-    with open_log(trial.log, command) as log:
-        process = subprocess.Popen(
-            worker, stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
-        )
-    return [Attempt(trial, command, process)]
+    return [Attempt(trial, command, place.start(trial, command))]
 
 
-def _end(attempt: Attempt, stopping: bool, progress: StudyProgress) -> list[Attempt]:
+def _end(attempt: Attempt, stopping: bool, place: Place, progress: StudyProgress) -> list[Attempt]:
     """Note how a command ended, and start the trial's next one where it ended well."""
-    trial, status = attempt.trial, attempt.process.returncode
-    attempt.stop()
+    trial, status = attempt.trial, attempt.process.poll()
+    attempt.process.stop()
     if status == 0 and trial.command() == attempt.command:
         status = 1  # it thinks that all is well, but would be started for ever
     close_log(trial.log, None if stopping and status else status)
     if status == 0 and not stopping:
-        return _further(trial, progress)
+        return _further(trial, place, progress)
     stopped = "done" if trial.command() is None else f"stopped at step {trial.run.steps}"
     progress.ended(trial, stopped if stopping else f"failed: {failure(trial.log)}", stopping=stopping)
     return []
@@ -246,5 +276,7 @@ def _complain(trials: list[Trial]) -> None:
     unfinished = [trial for trial in trials if trial.command() is not None]
     for trial in unfinished:
         warn(f"{trial.name} failed: {failure(trial.log)} ({trial.log})")
+        for line in last_attempt(trial.log)[-TAIL:]:
+            note(f"  {line}")
     if unfinished:
         raise RunError(f"{len(unfinished)} of {len(trials)} runs failed; the same command tries them again")

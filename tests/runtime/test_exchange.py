@@ -26,7 +26,7 @@ def never(seconds: float) -> None:
 
 
 def test_rollouts_are_taken_in_the_order_they_began_in() -> None:
-    exchange = Exchange(snapshot(0), actors=3, in_flight=3)
+    exchange: Exchange[Snapshot, Rollout] = Exchange(snapshot(0), actors=3, in_flight=3)
     numbers = [exchange.try_begin(actor) for actor in range(3)]
     assert [begun and begun[0] for begun in numbers] == [0, 1, 2]
     played = {number: rollout() for number in (2, 0, 1)}
@@ -38,7 +38,7 @@ def test_rollouts_are_taken_in_the_order_they_began_in() -> None:
 
 
 def test_actors_take_turns() -> None:
-    exchange = Exchange(snapshot(0), actors=2, in_flight=4)
+    exchange: Exchange[Snapshot, Rollout] = Exchange(snapshot(0), actors=2, in_flight=4)
     assert exchange.try_begin(1) is None
     assert exchange.try_begin(0) is not None
     assert exchange.try_begin(0) is None
@@ -46,7 +46,7 @@ def test_actors_take_turns() -> None:
 
 
 def test_no_more_rollouts_begin_than_may_be_in_flight() -> None:
-    exchange = Exchange(snapshot(0), actors=1, in_flight=2)
+    exchange: Exchange[Snapshot, Rollout] = Exchange(snapshot(0), actors=1, in_flight=2)
     assert exchange.try_begin(0) is not None
     assert exchange.try_begin(0) is not None
     exchange.hand_over(0, rollout())
@@ -64,7 +64,9 @@ def test_no_more_rollouts_begin_than_may_be_in_flight() -> None:
 def test_with_a_fixed_lag_a_rollout_begins_with_just_its_weights(lag: int, joined: int) -> None:
     """Rollout k is played with the weights after rollouts 0 .. k-lag-1, whenever it begins."""
     for late in (False, True):
-        exchange = Exchange(snapshot(0), actors=1, in_flight=100, fixed_lag=lag + joined - 1)
+        exchange: Exchange[Snapshot, Rollout] = Exchange(
+            snapshot(0), actors=1, in_flight=100, fixed_lag=lag + joined - 1
+        )
         used: dict[int, int] = {}
         while len(used) < 12:
             while (not late or exchange.learnt + joined > exchange.begun) and (begun := exchange.try_begin(0)):
@@ -79,14 +81,14 @@ def test_with_a_fixed_lag_a_rollout_begins_with_just_its_weights(lag: int, joine
 
 
 def test_a_dead_actor_is_heard_of_where_the_learner_waits() -> None:
-    exchange = Exchange(snapshot(0), actors=1, in_flight=1)
+    exchange: Exchange[Snapshot, Rollout] = Exchange(snapshot(0), actors=1, in_flight=1)
     threading.Timer(0.1, exchange.fail, [RunError("the world ends")]).start()
     with pytest.raises(RunError, match="the world ends"):
         exchange.take(0, never, 10)
 
 
 def test_a_stall_is_reported_again_and_again() -> None:
-    exchange = Exchange(snapshot(0), actors=1, in_flight=1)
+    exchange: Exchange[Snapshot, Rollout] = Exchange(snapshot(0), actors=1, in_flight=1)
     exchange.try_begin(0)
     reports: list[float] = []
 
@@ -101,7 +103,7 @@ def test_a_stall_is_reported_again_and_again() -> None:
 
 
 def test_waiting_ends_with_the_exchange() -> None:
-    exchange = Exchange(snapshot(0), actors=1, in_flight=1)
+    exchange: Exchange[Snapshot, Rollout] = Exchange(snapshot(0), actors=1, in_flight=1)
     thread = threading.Thread(target=exchange.wait, args=[exchange.progress()])
     thread.start()
     exchange.close()
@@ -122,7 +124,7 @@ def test_what_an_agent_writes_while_it_acts_stays_its_own() -> None:
 
 @pytest.mark.parametrize("block", [2, 4])
 def test_blocks_are_played_with_the_weights_before_them(block: int) -> None:
-    exchange = Exchange(snapshot(0), actors=2, in_flight=block, fixed_lag=0, block=block)
+    exchange: Exchange[Snapshot, Rollout] = Exchange(snapshot(0), actors=2, in_flight=block, fixed_lag=0, block=block)
     for turn in range(3):
         begun = [exchange.try_begin(number % 2) for number in range(block)]
         assert [b[1].version if b else None for b in begun] == [turn] * block
@@ -166,3 +168,53 @@ def test_no_actor_ever_sees_half_an_update() -> None:
     finally:
         stop.set()
         thread.join()
+
+
+def test_as_they_arrive_whoever_is_free_begins_and_a_lost_rollout_makes_room() -> None:
+    exchange: Exchange[Snapshot, str] = Exchange(snapshot(0), actors=3, in_flight=3, in_order=False)
+    begun = [exchange.try_begin(actor) for actor in (2, 0, 2)]
+    numbers = [one[0] for one in begun if one is not None]
+    assert len(set(numbers)) == 3
+    assert exchange.try_begin(1) is None
+    exchange.hand_over(numbers[2], "c")
+    exchange.hand_over(numbers[0], "a")
+    assert [exchange.look(ahead) for ahead in (0, 1, 2)] == ["c", "a", None]
+    assert exchange.try_begin(1) is None
+    assert exchange.lose(numbers[1]) == [numbers[1]]
+    again = exchange.try_begin(1)
+    assert again is not None
+    assert again[0] not in numbers  # nobody takes it for the one that was lost
+    exchange.publish(snapshot(1), 2)
+    assert exchange.look(0) is None
+    exchange.hand_over(again[0], "d")
+    assert exchange.look(0) == "d"
+
+
+def test_in_order_a_lost_rollout_is_played_again_with_the_weights_it_had() -> None:
+    exchange: Exchange[Snapshot, str] = Exchange(snapshot(0), actors=2, in_flight=9, fixed_lag=1, in_order=False)
+    assert exchange.in_order
+    assert [exchange.try_begin(actor) for actor in (0, 1)] == [(0, snapshot(0)), (1, snapshot(0))]
+    exchange.hand_over(0, "zero")
+    exchange.publish(snapshot(1))
+    assert exchange.try_begin(0) == (2, snapshot(1))
+    assert exchange.lose(1) == [1]
+    assert exchange.try_begin(1) == (1, snapshot(0))
+    assert exchange.try_begin(1) is None
+
+
+def test_of_a_block_an_actor_plays_all_of_its_rollouts_again() -> None:
+    """Its environments are new: what it played before in the block would not go on from there."""
+    exchange: Exchange[Snapshot, str] = Exchange(snapshot(0), actors=2, in_flight=6, fixed_lag=0, block=6)
+    for number in range(4):
+        assert exchange.try_begin(number % 2) == (number, snapshot(0))
+        exchange.hand_over(number, str(number))
+    assert exchange.try_begin(0) == (4, snapshot(0))
+    assert exchange.lose(4) == [0, 2, 4]
+    assert exchange.look(0) is None
+    assert exchange.look(1) == "1"
+    for number in (0, 2, 4):
+        assert exchange.try_begin(0) == (number, snapshot(0))
+        exchange.hand_over(number, str(number))
+    assert exchange.try_begin(1) == (5, snapshot(0))
+    exchange.hand_over(5, "5")
+    assert [exchange.look(ahead) for ahead in range(6)] == list("012345")

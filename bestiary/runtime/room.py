@@ -1,0 +1,51 @@
+"""Whether a cluster has room for a run, machines that are like this one, and what so many actors mean for the lag."""
+
+import math
+from typing import Any
+
+from bestiary.config import Config
+from bestiary.console import note, warn
+from bestiary.errors import UserError
+from bestiary.runtime.bundle import unlike, versions
+from bestiary.runtime.ray import on_every_machine
+from bestiary.runtime.train import rollouts_in_flight
+
+
+def check_machines(ray: Any, config: Config) -> None:
+    """Refuse more actors than there is room for, and machines that are not like this one, before anything is started."""
+    training = config.training
+    if training.cluster != "local" and (problems := on_every_machine(ray, unlike, versions())):
+        raise UserError(*problems)
+    needed = (training.min_actors or training.actors) + training.learners * training.workers
+    have, free = ray.cluster_resources().get("CPU", 0), ray.available_resources().get("CPU", 0)
+    if free < needed:
+        machines = sum(node["Alive"] for node in ray.nodes())
+        room = max(0, math.floor(free) - training.learners * training.workers)
+        learning = f" and {training.learners * training.workers} for --workers" if training.workers else ""
+        raise UserError(
+            f"--actors {training.actors}: needs {training.min_actors or training.actors} CPUs{learning}; the cluster has "
+            f"{have:.0f} on {machines} machine{'s' * (machines != 1)}, {free:.0f} of them free: room for {room}"
+            + (
+                ""
+                if training.cluster == "local"
+                else "; --min-actors N begins with fewer and uses machines that join later"
+            )
+        )
+    _say_what_lag_means(config)
+
+
+def _say_what_lag_means(config: Config) -> None:
+    training, algorithm = config.training, config.make_algorithm()
+    if algorithm.on_policy or training.lag is not None:
+        return
+    larger, at_once = algorithm.larger_batches, rollouts_in_flight(algorithm, training)
+    if at_once < training.all_pools:
+        warn(
+            f"--max-lag {training.max_lag} lets only {at_once} of {training.all_pools} pools play at once; larger batches "
+            f"({larger}) make fewer updates, --max-lag none lets all play"
+        )
+    elif training.max_lag is not None and training.max_lag > 100:
+        note(
+            f"note: so many actors make decisions up to {training.max_lag} updates old before they are learnt from; larger "
+            f"batches ({larger}) make fewer updates"
+        )

@@ -1,0 +1,188 @@
+"""Where the runs of a study are made: in processes of this machine, or in Ray's, wherever the cluster has room.
+
+Each command of a run is one process either way, whose standard input we hold: when that is closed, by us or because we are
+gone, the command saves its run and ends (`worker.py`).
+"""
+
+import math
+import os
+import secrets
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Protocol
+
+from bestiary.cores import VARIABLE
+from bestiary.errors import UserError
+from bestiary.runtime.bundle import unlike, versions
+from bestiary.runtime.ray import on_every_machine
+from bestiary.studies.attempts import open_log
+from bestiary.studies.trial import Trial
+
+
+class Process(Protocol):
+    """A command at work."""
+
+    lost: bool  # it ended, and not by itself: its machine is gone
+
+    def poll(self) -> int | None:
+        """Its exit status, once it has one."""
+
+    def stop(self) -> None:
+        """Let it save and end."""
+
+    def kill(self) -> None: ...
+
+    def wait(self) -> None: ...
+
+
+class Place(Protocol):
+    def room(self) -> int:
+        """For how many runs at a time."""
+
+    def start(self, trial: Trial, command: list[str]) -> Process: ...
+
+
+def begin(log: Path, command: list[str], **options: Any) -> "subprocess.Popen[bytes]":
+    """A command in a process whose signals come from us alone, not from the terminal."""
+    words = [sys.executable, "-m", "bestiary.studies.worker", *command]
+    with open_log(log, command) as output:
+        return subprocess.Popen(
+            words, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT, start_new_session=True, **options
+        )
+
+
+# --- here ---
+
+
+class Here:
+    def __init__(self, jobs: int):
+        self.jobs = jobs
+
+    def room(self) -> int:
+        return self.jobs
+
+    def start(self, trial: Trial, command: list[str]) -> Process:
+        return LocalProcess(begin(trial.log, command))
+
+
+class LocalProcess:
+    lost = False
+
+    def __init__(self, process: "subprocess.Popen[bytes]"):
+        self.process = process
+
+    def poll(self) -> int | None:
+        return self.process.poll()
+
+    def stop(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+
+    def kill(self) -> None:
+        self.process.kill()
+
+    def wait(self) -> None:
+        self.process.wait()
+
+
+# --- on a cluster ---
+
+
+class OnCluster:
+    """Ray decides which machine makes which run. They all write into the study's folder, so they all must see it."""
+
+    def __init__(self, ray: Any, folder: Path, cpus: float, gpus: float):
+        self.ray, self.cpus, self.gpus = ray, cpus, gpus
+        self.folder, self.here = folder.resolve(), Path.cwd()
+        self.mark = self.folder / f".seen-{secrets.token_hex(8)}"
+        self._check_room()
+        self.mark.touch()
+        try:
+            self._check_machines()
+        finally:
+            self.mark.unlink()
+        lenient = {
+            "env_vars": {"RAY_kill_child_processes_on_worker_exit": "false"}
+        }  # they shall save and end by themselves
+        self.errand = ray.remote(num_cpus=cpus, num_gpus=gpus, max_concurrency=2, runtime_env=lenient)(Errand)
+
+    def _check_room(self) -> None:
+        """One run must fit on some machine."""
+        for name, flag, wanted in (("CPU", "--cpus-per-run", self.cpus), ("GPU", "--gpus-per-run", self.gpus)):
+            most = max((node["Resources"].get(name, 0) for node in self.ray.nodes() if node["Alive"]), default=0)
+            if wanted > most:
+                raise UserError(f"{flag} {wanted:g}: no machine of the cluster has so many; the largest has {most:g}")
+
+    def _check_machines(self) -> None:
+        problems = on_every_machine(self.ray, look_around, str(self.mark), str(self.here), versions())
+        if problems:
+            raise UserError(*problems)
+
+    def room(self) -> int:
+        """Machines that join meanwhile count, too."""
+        have = self.ray.cluster_resources()
+        by = [have.get("CPU", 0) / self.cpus] if self.cpus else []
+        by += [have.get("GPU", 0) / self.gpus] if self.gpus else []
+        return max(1, math.floor(min(by, default=1)))
+
+    def start(self, trial: Trial, command: list[str]) -> Process:
+        return RemoteProcess(self.ray, self.errand.remote(), trial.log.resolve(), command, self.here, self.cpus)
+
+
+def look_around(mark: str, here: str, wanted: dict[str, str]) -> list[str]:
+    """What is wrong with this machine, seen from the one that the study is started on."""
+    name, problems = socket.gethostname(), unlike(wanted)
+    if not Path(mark).exists() or not os.access(Path(mark).parent, os.W_OK):
+        problems.append(
+            f"{name} does not see, or may not write, {Path(mark).parent}: put the study on shared storage (--dir)"
+        )
+    if not Path(here).is_dir():
+        problems.append(f"{name} has no folder {here}, where the study is started: start it on shared storage")
+    return problems
+
+
+class Errand:
+    """In a Ray actor: one command, and how to stop it."""
+
+    process: "subprocess.Popen[bytes] | None" = None
+    stopped = False
+
+    def perform(self, log: Path, command: list[str], here: Path, cpus: float) -> int:
+        if self.stopped:
+            return -15
+        environment = {**os.environ, VARIABLE: str(max(1, math.floor(cpus)))}
+        self.process = begin(log, command, cwd=here, env=environment)
+        return self.process.wait()
+
+    def stop(self) -> None:
+        self.stopped = True
+        if self.process is not None and self.process.stdin is not None:
+            self.process.stdin.close()
+
+
+class RemoteProcess:
+    def __init__(self, ray: Any, errand: Any, log: Path, command: list[str], here: Path, cpus: float):
+        self.ray, self.errand, self.lost = ray, errand, False
+        self.status: int | None = None
+        self.reference = errand.perform.remote(log, command, here, cpus)
+
+    def poll(self) -> int | None:
+        if self.status is None and self.ray.wait([self.reference], timeout=0)[0]:
+            try:
+                self.status = self.ray.get(self.reference)
+            except self.ray.exceptions.RayActorError:
+                self.status, self.lost = -9, True
+            self.ray.kill(self.errand)
+        return self.status
+
+    def stop(self) -> None:
+        if self.status is None:
+            self.errand.stop.remote()
+
+    def kill(self) -> None:
+        self.ray.kill(self.errand)
+
+    def wait(self) -> None:
+        self.ray.wait([self.reference])

@@ -1,0 +1,32 @@
+"""A real Ray of several nodes on one machine, for tests."""
+
+import shutil
+import tempfile
+import time
+from typing import Any
+
+
+class Nodes:
+    """A Ray of one node, to which others are added and from which they are lost."""
+
+    def __init__(self, **head: Any) -> None:
+        from ray.cluster_utils import Cluster
+
+        self.folder = tempfile.mkdtemp(prefix="nodes-")  # with a short name, for the sockets in it
+        arguments = {"num_cpus": 2, "include_dashboard": False, "include_log_monitor": False, "temp_dir": self.folder}
+        self.cluster = Cluster(initialize_head=True, head_node_args={**arguments, **head}, shutdown_at_exit=False)
+        self.address = self.cluster.address
+        self.others: list[Any] = []
+
+    def add(self, **arguments: Any) -> None:
+        self.others.append(self.cluster.add_node(num_cpus=2, include_dashboard=False, **arguments))
+
+    def lose(self) -> None:
+        """The last one that was added: all of its processes at once."""
+        self.cluster.remove_node(self.others.pop(), allow_graceful=False)
+        while sum(node["Alive"] for node in self.cluster.global_state.node_table()) > 1 + len(self.others):
+            time.sleep(0.1)  # until Ray has noticed
+
+    def close(self) -> None:
+        self.cluster.shutdown()
+        shutil.rmtree(self.folder, ignore_errors=True)

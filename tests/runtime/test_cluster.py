@@ -1,0 +1,391 @@
+"""The cluster runtime on a real Ray of several nodes: the same mathematics, the same bytes where that is promised, faults by
+doing them. One Ray serves all tests here; whatever a test kills is replaced by the run or by the next test."""
+
+import copy
+import itertools
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+import bestiary
+from bestiary.cli import run_command
+from bestiary.errors import RunError
+from bestiary.resolve import resolve
+from bestiary.runs.folder import Run
+from bestiary.runtime.bundle import Bundle
+from bestiary.runtime.interrupts import Interrupted
+from bestiary.runtime.train import build, resume
+from bestiary.runtime.wire import pack_state, share_of
+from bestiary.runtime.workers import Student
+from tests.nodes import Nodes
+
+pytestmark = pytest.mark.xdist_group("ray")
+
+SMALL: dict[str, Any] = {
+    "num_envs": 8,
+    "batch_size": 4,
+    "unroll_length": 5,
+    "log_every": 40,
+    "group_size": 2,
+    "torso.width": 16,
+}
+
+
+WORLD = """
+import gymnasium, numpy as np, pathlib, time
+from gymnasium.spaces import Box, Discrete
+
+
+class World(gymnasium.Env):
+    observation_space, action_space = Box(-1, 1, (2,)), Discrete(2)
+    scale = 1.0
+
+    def __init__(self, *, folder: str = "nowhere"):
+        self.folder, self.clock = pathlib.Path(folder), 0
+
+    def reset(self, seed=None, options=None):
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self.clock += 1
+        for trouble in ("raise", "always", "stall"):
+            if (self.folder / trouble).exists():
+                if trouble != "always":
+                    (self.folder / trouble).unlink(missing_ok=True)
+                if trouble == "stall":
+                    time.sleep(1000)
+                raise OSError("the world is gone")
+        observation = np.full(2, self.clock % 10 / 10, np.float32)
+        return observation, self.scale * float(action), self.clock % 10 == 0, False, {}
+
+
+class Large(World):
+    scale = 100.0
+"""
+
+
+def wait_until(condition: Callable[[], Any], seconds: float = 120) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.1)
+
+
+def processes(name: str) -> list[psutil.Process]:
+    """Ray's actors of a class, on all nodes."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        if any(word.startswith(f"ray::{name}") for word in process.info["cmdline"] or []):
+            found.append(process)
+    return found
+
+
+class Meanwhile(threading.Thread):
+    """Does things while a training goes on in the main thread, and ends it with Ctrl-C."""
+
+    def __init__(self, act: Callable[[], None]):
+        super().__init__(daemon=True)
+        self.act = act
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            self.act()
+        except BaseException as error:
+            self.error = error
+        finally:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def train_while(act: Callable[[], None], *envs: str, **options: Any) -> Run:
+    """Train for ever, until `act` has returned."""
+    thread = Meanwhile(act)
+    threading.Timer(0.5, thread.start).start()
+    with pytest.raises(Interrupted):
+        bestiary.train(*envs, run_dir="r", **{**SMALL, "steps": "100M", **options})
+    thread.join(timeout=10)
+    if thread.error is not None:
+        raise thread.error
+    return bestiary.load("r")
+
+
+def newest(column: str) -> float:
+    """Of the run that is being trained."""
+    values = Run(Path("r")).metrics.get(column, np.zeros(0))
+    return float(values[-1]) if len(values) else 0.0
+
+
+def weights_of(run: Run) -> bytes:
+    return (run.checkpoints[-1].path / "model.safetensors").read_bytes()
+
+
+# --- the same mathematics ---
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"env": "toy/recall", "memory": "gru", "lag": 1, "steps": 400},
+        {
+            **{"env": "toy/catch", "algo": "ppo", "rollout_length": 10, "algo.sequence": 5, "algo.minibatches": 2},
+            **{"batch_size": None, "unroll_length": None, "steps": 320},
+        },
+    ],
+    ids=["impala", "ppo"],
+)
+def test_a_cluster_computes_what_one_machine_computes_bit_for_bit(nodes: Nodes, options: dict[str, Any]) -> None:
+    """Whose rollouts are played with which weights is fixed in both; so are the losses, and all that follows."""
+    options = {key: value for key, value in {**SMALL, **options}.items() if value is not None}
+    local = bestiary.train(run_dir="local", runtime="local", **options)
+    cluster = bestiary.train(run_dir="cluster", cluster=nodes.address, **options)
+    assert weights_of(cluster) == weights_of(local)
+    assert (cluster.path / "episodes.csv").read_bytes() == (local.path / "episodes.csv").read_bytes()
+    assert cluster.metrics["loss"].tolist() == local.metrics["loss"].tolist()
+    assert cluster.metrics["restarts"].tolist() == [0] * len(cluster.metrics["step"])
+
+
+def _learn_all(config: Any, rank: int, rollouts: Any, before: Any, meeting: str, answers: Any) -> None:
+    """What one of several learners makes of its shares, in a process of its own."""
+    student, learners = Student(), config.training.learners
+    student.prepare(Bundle.of(config), rank, gpu=False, neighbours=learners)
+    student.join(meeting, learners, "lo", timeout=60)
+    student.load(*before)
+    metrics = [student.learner.learn([share_of(rollout, rank, learners, 4)]) for rollout in rollouts]
+    answers.put((rank, metrics, student.learner.steps, pack_state(student.learner.save())))
+
+
+@pytest.mark.parametrize("learners", [2, 4])
+def test_several_learners_make_the_updates_of_one_popart_included(learners: int, tmp_path: Path) -> None:
+    """Four updates of four trajectories of two tasks; the statistics move far with each."""
+    Path("world.py").write_text(WORLD)
+    given: dict[str, Any] = {
+        **{**SMALL, "env": ["world.py:World", "world.py:Large"], "popart": True, "critic.beta": 0.1},
+        **{"runtime": "serial", "num_envs": 8, "device": "cpu"},
+    }
+    (actor,), learner = build(resolve(given))
+    actor.start()
+    rollouts = [actor.collect() for _ in range(2)]
+    before = copy.deepcopy(pack_state(learner.save())), learner.counters()
+    alone = [learner.learn([rollout]) for rollout in rollouts]
+    assert learner.version == 4
+    assert learner.adaptive.sigma.max() > 2 * learner.adaptive.sigma.min()
+
+    config = resolve({**given, "runtime": "cluster", "cluster": "local", "learners": learners, "pools": 1})
+    fork = multiprocessing.get_context("fork")
+    answers: Any = fork.Queue()
+    meeting = f"file://{tmp_path / 'meeting'}"
+    arguments = [(config, rank, rollouts, before, meeting, answers) for rank in range(learners)]
+    group = [fork.Process(target=_learn_all, args=each) for each in arguments]
+    for process in group:
+        process.start()
+    found = [answers.get(timeout=120) for _ in group]
+    for process in group:
+        process.join(timeout=60)
+
+    whole = pack_state(learner.save())
+    for _, metrics, steps, state in found:
+        assert steps == learner.steps
+        for mine, theirs in zip(itertools.chain(*alone), itertools.chain(*metrics), strict=True):
+            assert theirs == pytest.approx(mine, rel=1e-4, abs=1e-5)
+        for file, arrays in whole.items():
+            for name, array in arrays.items():
+                np.testing.assert_allclose(state[file][name], array, rtol=1e-4, atol=1e-6, err_msg=name)
+                assert np.array_equal(state[file][name], found[0][3][file][name])  # all learners have the same bits
+
+
+# --- many actors ---
+
+
+def test_actors_on_two_nodes_lag_within_the_cap_and_the_rows_say_who_waits(nodes: Nodes) -> None:
+    nodes.add()
+    try:
+        run = bestiary.train(
+            "toy/catch", run_dir="r", cluster=nodes.address, actors=3, steps=2_000, **{**SMALL, "pools": 1}
+        )
+    finally:
+        nodes.lose()
+    assert run.steps == 2_000
+    assert run.metrics["max_lag"].max() <= run.config.training.max_lag
+    assert run.metrics["updates"][-1] == 2_000 / 20
+    assert run.metrics["max_queue"].max() <= 3 + 2  # never more than may be in flight
+    shares = [run.metrics[name] for name in ("actor_environment", "actor_inference", "actor_wait", "learner_wait")]
+    assert all((share >= 0).all() and share.any() for share in shares)
+    assert (run.episodes["step"][1:] >= run.episodes["step"][:-1]).all()
+    assert run.metrics["games"][-1] == (run.episodes["game_over"] == 1).sum()
+
+
+def test_one_process_decides_for_all(nodes: Nodes) -> None:
+    """... with the newest weights at every decision, memories and all; and where it is killed, another does."""
+
+    def act() -> None:
+        wait_until(lambda: newest("step") > 200)
+        (oracle,) = processes("Oracle")
+        oracle.kill()
+        wait_until(lambda: newest("restarts") == 1)
+        before = newest("step")
+        wait_until(lambda: newest("step") > before + 400)
+
+    run = train_while(
+        act, "toy/recall", memory="gru", cluster=nodes.address, actors=2, inference="central", **{"memory.hidden": 8}
+    )
+    assert run.metrics["max_lag"].max() <= run.config.training.max_lag
+    assert run.metrics["rho"] == pytest.approx(
+        1, abs=0.2
+    )  # the learner finds what the oracle decided as likely as it did
+    assert run.metrics["lag"].max() > 0
+
+
+# --- faults ---
+
+
+def test_a_killed_actor_and_a_lost_node_are_replaced_and_the_run_can_be_resumed(nodes: Nodes) -> None:
+    nodes.add()
+
+    def act() -> None:
+        wait_until(lambda: newest("step") > 200)
+        processes("Player")[0].kill()
+        wait_until(lambda: newest("restarts") == 1)
+        wait_until(lambda: len(processes("Player")) == 2)
+        before = newest("step")
+        wait_until(lambda: newest("step") > before + 400)
+        nodes.lose()
+        wait_until(lambda: newest("restarts") > 1)
+        before = newest("step")
+        wait_until(lambda: newest("step") > before + 400)
+
+    run = train_while(act, "toy/catch", cluster=nodes.address, actors=2)
+    assert run.metrics["max_lag"].max() <= run.config.training.max_lag
+    restarts, steps = run.metrics["restarts"][-1], run.steps
+    assert run.checkpoints[-1].problem() is None
+    run = resume(run, steps=steps + 400)
+    assert run.steps == steps + 400
+    assert run.metrics["restarts"][-1] == restarts
+    assert (run.metrics["step"][1:] > run.metrics["step"][:-1]).all()
+
+
+def test_environments_that_raise_or_stall_are_rebuilt_until_that_is_too_often(nodes: Nodes, tmp_path: Path) -> None:
+    Path("world.py").write_text(WORLD)
+
+    def act() -> None:
+        wait_until(lambda: newest("step") > 200)
+        Path("raise").touch()
+        wait_until(lambda: newest("restarts") == 1)
+        Path("stall").touch()
+        wait_until(lambda: newest("restarts") == 2)
+        before = newest("step")
+        wait_until(lambda: newest("step") > before + 400)
+
+    options = {"cluster": nodes.address, "actors": 2, "folder": str(tmp_path), "stall": 3, "max_restarts": 3}
+    run = train_while(act, "world.py:World", **options)
+    Path("always").touch()
+    with pytest.raises(RunError, match=r"world.py, line \d+: OSError: the world is gone.*4 within ten minutes"):
+        resume(run)
+    assert bestiary.load("r").checkpoints[-1].problem() is None
+
+
+def test_a_killed_learner_takes_the_group_back_to_the_newest_checkpoint(nodes: Nodes) -> None:
+    def act() -> None:
+        wait_until(lambda: Run(Path("r")).steps > 0)
+        processes("Student")[-1].kill()  # the other is most likely waiting for it, to add up
+        wait_until(lambda: newest("restarts") == 1)
+        before = newest("step")
+        wait_until(lambda: newest("step") > before + 400)
+
+    run = train_while(act, "toy/catch", cluster=nodes.address, learners=2, save_every=200)
+    assert (run.metrics["step"][1:] > run.metrics["step"][:-1]).all()  # what was lost has left no rows
+    assert (run.episodes["step"][1:] >= run.episodes["step"][:-1]).all()
+    assert run.metrics["restarts"][-1] == 1
+
+
+# --- what does not fit ---
+
+
+def test_the_users_own_files_reach_machines_that_do_not_have_them(tmp_path: Path) -> None:
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "parts" / "helper.py").write_text("SCALE = 2.0\n")
+    (tmp_path / "parts" / "own.py").write_text(WORLD.replace("scale = 1.0", "from helper import SCALE as scale"))
+    bundle = Bundle.of(resolve({"env": "parts/own.py:World", **SMALL}))
+    (tmp_path / "parts").rename(tmp_path / "elsewhere")  # as if this were another machine
+    config = bundle.config()
+    assert not config.envs[0].startswith(str(tmp_path))
+    pool = config.make_pool(2, 0)
+    pool.reset()
+    pool.send(np.ones(2, np.int64))
+    assert pool.recv().reward.tolist() == [2.0, 2.0]
+    pool.close()
+
+
+def test_another_version_on_a_node_is_refused_in_a_line(
+    nodes: Nodes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A node whose Bestiary is another one: a copy of this with another number."""
+    old = tmp_path / "old" / "bestiary"
+    old.mkdir(parents=True)
+    package = Path(bestiary.__file__).parent
+    for path in package.iterdir():
+        if path.name != "__init__.py":
+            (old / path.name).symlink_to(path)
+    (old / "__init__.py").write_text((package / "__init__.py").read_text().replace(bestiary.__version__, "0.0.9"))
+    nodes.add(env_vars={"PYTHONPATH": str(old.parent)})
+    try:
+        words = ["train", "toy/catch", "--cluster", nodes.address, "--actors", "4", "--steps", "1k", "--run-dir", "r"]
+        assert run_command(words) == 2
+    finally:
+        nodes.lose()
+    errors = capsys.readouterr().err.strip().splitlines()
+    assert "has bestiary 0.0.9, and" in errors[-1]
+    assert not Path("r").exists()
+
+
+def test_more_actors_than_there_is_room_for(nodes: Nodes, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["train", "toy/catch", "--cluster", nodes.address, "--actors", "9", "--steps", "1k", "--run-dir", "r"]
+    assert run_command(words) == 2
+    assert (
+        "--actors 9: needs 9 CPUs; the cluster has 2 on 1 machine, 2 of them free: room for 2"
+        in capsys.readouterr().err
+    )
+
+
+def test_fewer_actors_may_begin_and_nodes_that_join_late_are_used(nodes: Nodes) -> None:
+    def act() -> None:
+        wait_until(lambda: newest("step") > 200)
+        assert len(processes("Player")) == 2
+        nodes.add()
+        wait_until(lambda: len(processes("Player")) == 3)
+        before = newest("step")
+        wait_until(lambda: newest("step") > before + 400)
+        nodes.lose()
+
+    train_while(act, "toy/catch", cluster=nodes.address, actors=3, min_actors=1)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("--cluster 127.0.0.1:9", "--cluster 127.0.0.1:9: 127.0.0.1:9 cannot be reached: Connection refused"),
+        ("--cluster somewhere", "--cluster somewhere: expected local, auto or host:port, such as 10.0.0.5:6379"),
+        ("--cluster local --actors 99", "--actors 99: needs 99 CPUs; the cluster has"),
+        ("--cluster local --runtime serial", "--cluster local and --runtime serial contradict each other"),
+        ("--runtime cluster", "--runtime cluster: which? --cluster local, auto or an address"),
+        ("--actors 2", "--actors: has an effect only on a cluster (--cluster)"),
+        ("--cluster local --learners 3", "try --learners 2"),
+        ("--cluster local --learners 2 --algo ppo", "--learners 2: this algorithm learns in one place; --learners 1"),
+        ("--cluster local --actor-threads 2", "--actor-threads: actors of a cluster have a thread a pool"),
+        ("--cluster local --actors 2 --min-actors 3", "--min-actors 3: there are --actors 2"),
+        ("--cluster local --lag 1 --min-actors 1", "--min-actors 1: here every rollout has its place"),
+    ],
+)
+def test_mistakes_are_named_before_any_work(words: str, expected: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["train", "toy/catch", "--run-dir", "r", *words.split()]) == 2
+    (error,) = capsys.readouterr().err.strip().splitlines()
+    assert expected in error
+    assert not Path("r").exists()

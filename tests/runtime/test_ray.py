@@ -1,0 +1,149 @@
+"""A Ray of a run's own, and one that is joined: who can reach it, what is left of it, and what is refused."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from base64 import b64encode
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from bestiary.cli import run_command
+from bestiary.runs.folder import open_run
+from bestiary.runtime.ray import ASK, PREFIX
+from tests.test_faults import BESTIARY, bestiary_command, wait_until
+
+pytestmark = pytest.mark.xdist_group("ray")
+TRAIN = ["train", "toy/catch", "--cluster", "local", "--num-envs", "4", "--unroll-length", "5", "--log-every", "20"]
+
+
+def left_behind(pid: int) -> list[str]:
+    return [path.name for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}{pid}-*")]
+
+
+def test_a_ray_of_its_own_is_private_ends_with_its_run_and_the_run_can_be_resumed() -> None:
+    shared = set(os.listdir("/dev/shm"))
+    words = [*BESTIARY, *TRAIN, "--steps", "100M", "--save-every", "200", "--run-dir", "r"]
+    driver = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
+    try:
+        wait_until(lambda: Path("r/checkpoints/latest").exists(), 120)
+        crew = psutil.Process(driver.pid).children(recursive=True)
+
+        # nothing listens beyond this machine, and nothing answers without the token
+        listening = [c.laddr for p in crew for c in p.net_connections() if c.status == psutil.CONN_LISTEN]
+        assert {address.ip for address in listening} <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
+        (server,) = [process for process in crew if "gcs_server" in process.name()]
+        (port,) = {c.laddr.port for c in server.net_connections() if c.status == psutil.CONN_LISTEN}
+        stranger = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
+        asked = subprocess.run(
+            [sys.executable, "-c", ASK, f"127.0.0.1:{port}"], env=stranger, capture_output=True, text=True, timeout=60
+        )
+        assert asked.stdout.strip() == "closed", asked.stderr
+
+        # the token is in no file of the run, and nothing is reported to anybody
+        environment = next(p for p in crew if p.name().startswith("ray::Player")).environ()
+        assert len(environment["RAY_AUTH_TOKEN"]) >= 32
+        assert environment["RAY_USAGE_STATS_ENABLED"] == "0"
+        for path in [path for path in Path("r").rglob("*") if path.is_file()]:
+            assert environment["RAY_AUTH_TOKEN"].encode() not in path.read_bytes()
+    finally:
+        driver.kill()
+        driver.communicate()
+
+    resumed = subprocess.Popen(
+        [*BESTIARY, "resume", "r", "--steps", str(open_run("r").steps + 200)], stderr=subprocess.PIPE, text=True
+    )
+
+    def ended() -> bool:
+        crew.extend(psutil.Process(resumed.pid).children(recursive=True))
+        return resumed.poll() is not None
+
+    wait_until(ended, 120)
+    assert resumed.returncode == 0, resumed.communicate()[1]
+    assert psutil.wait_procs(set(crew), timeout=120)[1] == []  # of the killed one, too
+    assert left_behind(resumed.pid) == []
+    assert left_behind(driver.pid) == []  # swept up by the next one
+    assert set(os.listdir("/dev/shm")) == shared
+
+
+def test_ctrl_c_saves_and_leaves_nothing() -> None:
+    driver = subprocess.Popen(
+        [*BESTIARY, *TRAIN, "--steps", "100M", "--run-dir", "r"], stderr=subprocess.PIPE, text=True
+    )
+    wait_until(lambda: Path("r/metrics.csv").exists(), 120)
+    crew = psutil.Process(driver.pid).children(recursive=True)
+    driver.send_signal(signal.SIGINT)
+    _, errors = driver.communicate(timeout=120)
+    assert driver.returncode == 130
+    assert "to go on: bestiary resume r" in errors
+    assert "Traceback" not in errors
+    assert open_run("r").steps > 0
+    assert psutil.wait_procs(crew, timeout=30)[1] == []
+    assert left_behind(driver.pid) == []
+
+
+WITHOUT = "import sys; sys.modules['ray'] = None; from bestiary.cli import main; main(sys.argv[1:])"
+
+
+def test_no_ray_installed() -> None:
+    words = [sys.executable, "-c", WITHOUT, *TRAIN, "--run-dir", "r"]
+    result = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 2
+    assert result.stderr == "bestiary: --cluster: Ray is not installed; run: pip install 'bestiary[cluster]'\n"
+    assert not Path("r").exists()
+
+
+@pytest.fixture
+def open_address() -> Iterator[str]:
+    """What joining sees of a Ray that asks for no token: the server that knows its nodes, which has none to run code on."""
+    import ray
+
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        port = probe.getsockname()[1]
+    host = _own_address()
+    server = Path(ray.__file__).parent / "core/src/ray/gcs/gcs_server"
+    options = {"config_list": b64encode(b"{}").decode(), "gcs_server_port": port, "node-ip-address": host}
+    options |= {"session-name": "x", "ray-commit": "x", "metrics-agent-port": 0}
+    words = [str(server), *(f"--{name}={value}" for name, value in options.items())]
+    process = subprocess.Popen(
+        words, env={**os.environ, "RAY_AUTH_MODE": "disabled"}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    yield f"{host}:{port}"
+    process.kill()
+    process.wait()
+
+
+def _own_address() -> str:
+    """One of this machine's that is not the loopback interface's."""
+    found = [a.address for all_of in psutil.net_if_addrs().values() for a in all_of if a.family == socket.AF_INET]
+    others = [address for address in found if not address.startswith("127.")]
+    if not others:
+        pytest.skip("this machine has no network")
+    return others[0]
+
+
+def answers(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    with socket.socket() as probe:
+        return probe.connect_ex((host, int(port))) == 0
+
+
+def test_an_open_cluster_is_joined_only_when_it_is_trusted(
+    open_address: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wait_until(lambda: answers(open_address))
+    assert run_command(["train", "toy/catch", "--cluster", open_address, "--run-dir", "r"]) == 2
+    errors = capsys.readouterr().err
+    assert f"{open_address} asks nobody for a token" in errors
+    assert "--trust-open-cluster" in errors
+    assert not Path("r").exists()
+    remembered = bestiary_command(
+        "train", "toy/catch", "--cluster", open_address, "--trust-open-cluster", "--dry-run"
+    ).stdout
+    assert "trust_open_cluster = true" in remembered
