@@ -368,6 +368,15 @@ def test_fewer_actors_may_begin_and_nodes_that_join_late_are_used(nodes: Nodes) 
     train_while(act, "toy/catch", cluster=nodes.address, actors=3, min_actors=1)
 
 
+def test_a_cluster_that_wants_another_token(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "of somebody else, who has no business here")
+    assert run_command(["train", "toy/catch", "--cluster", nodes.address, "--run-dir", "r"]) == 2
+    assert f"{nodes.address} does not take our token" in capsys.readouterr().err
+    assert not Path("r").exists()
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
