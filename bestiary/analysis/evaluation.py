@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import scipy.stats
 from rich.table import Table
 
 from bestiary.console import note, stdout
@@ -235,6 +234,8 @@ def summarise(values: Sequence[float] | Sequence[int]) -> dict[str, float]:
     array = np.asarray(values, np.float64)
     low = high = float(array.mean())
     if len(array) > 1 and array.std() > 0:
+        import scipy.stats  # here, because it takes a second to import, in every process of every run
+
         interval = scipy.stats.bootstrap(
             (array,), np.mean, n_resamples=2000, method="percentile", rng=np.random.default_rng(0)
         ).confidence_interval

@@ -1,9 +1,11 @@
 """What a process elsewhere needs to build the parts of a run: the config as text, the user's own files, and the versions that
 they are meant for. Nothing in it is code of ours: every machine has its own Bestiary, and it must be the same one."""
 
+import atexit
 import importlib.metadata
 import os
 import platform
+import shutil
 import socket
 import sys
 import tempfile
@@ -53,6 +55,7 @@ class Bundle:
         if all(_read(original.parent / name) == content for name, content in sent.items()):
             return path
         folder = Path(tempfile.mkdtemp(prefix="bestiary-parts-"))  # for this user's eyes only
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
         for name, content in sent.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_bytes(content)

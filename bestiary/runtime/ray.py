@@ -194,28 +194,37 @@ except AuthenticationError:
 """
 
 
+def _ask(address: str, environment: dict[str, str]) -> str:
+    """Whether a Ray answers to somebody with these variables: open or closed; nothing where it is no Ray that we know."""
+    words = [sys.executable, "-c", ASK, address]
+    try:
+        return subprocess.run(words, env=environment, capture_output=True, timeout=30).stdout.decode().strip()
+    except subprocess.TimeoutExpired:
+        return ""
+
+
 def _check_open(cluster: str, address: str, trusted: bool) -> None:
-    """Refuse a Ray that answers without a token, where others than this machine can ask it."""
-    host = address.rpartition(":")[0].strip("[]")
+    """Refuse a Ray that does not know us; and one that answers to everybody, where others than this machine can ask it."""
+    if (answer := _ask(address, dict(os.environ))) == "closed":
+        raise UserError(
+            f"--cluster {cluster}: {address} does not take our token: it needs RAY_AUTH_MODE=token, and the token of whoever "
+            "started it in ~/.ray/auth_token (docs/cluster.md)"
+        )
+    if answer != "open":
+        raise UserError(f"--cluster {cluster}: what answers at {address} is not a Ray of this version")
     with contextlib.suppress(ValueError, OSError):
+        host = address.rpartition(":")[0].strip("[]")
         if ipaddress.ip_address(socket.gethostbyname(host)).is_loopback:
             return
     stranger = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
-    words = [sys.executable, "-c", ASK, address]
-    try:
-        asked = subprocess.run(words, env={**stranger, "RAY_AUTH_MODE": "disabled"}, capture_output=True, timeout=30)
-        answer = asked.stdout.decode().strip()
-    except subprocess.TimeoutExpired:
-        answer = ""
-    if answer not in ("open", "closed"):
-        raise UserError(f"--cluster {cluster}: what answers at {address} is not a Ray of this version")
-    if answer == "open" and not trusted:
+    if _ask(address, {**stranger, "RAY_AUTH_MODE": "disabled"}) == "closed":
+        return
+    if not trusted:
         raise UserError(
             f"--cluster {cluster}: {address} asks nobody for a token: everybody who reaches it can run code as you. Start it "
             "with RAY_AUTH_MODE=token (docs/cluster.md shows how), or add --trust-open-cluster, which the run remembers"
         )
-    if answer == "open":
-        note(f"note: {address} asks nobody for a token; it is trusted, because --trust-open-cluster says so")
+    note(f"note: {address} asks nobody for a token; it is trusted, because --trust-open-cluster says so")
 
 
 def on_every_machine(ray: Any, look: Callable[..., list[str]], *arguments: Any) -> list[str]:

@@ -36,12 +36,17 @@ def test_runs_that_are_being_trained_are_shown_live(capsys: pytest.CaptureFixtur
 def test_on_a_terminal_it_goes_on_until_it_is_stopped() -> None:
     main, terminal = os.openpty()
     words = [sys.executable, "-m", "bestiary", "runs", "--live", "."]
-    process = subprocess.Popen(words, stdout=terminal, stderr=terminal, env={**os.environ, "TERM": "xterm"})
+    process = subprocess.Popen(
+        words, stdout=terminal, stderr=terminal, env={**os.environ, "TERM": "xterm", "COLUMNS": "200"}
+    )
     os.close(terminal)
-    shown = b""
-    while b"restarts" not in shown:
-        shown += os.read(main, 10_000)
-    assert process.poll() is None
-    process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=60) == 130
-    os.close(main)
+    try:
+        shown = b""
+        while b"restarts" not in shown:
+            shown += os.read(main, 10_000)
+        assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=60) == 130
+    finally:
+        process.kill()
+        os.close(main)

@@ -71,6 +71,7 @@ def test_a_ray_of_its_own_is_private_ends_with_its_run_and_the_run_can_be_resume
     assert set(os.listdir("/dev/shm")) == shared
 
 
+@pytest.mark.slow
 def test_ctrl_c_saves_and_leaves_nothing() -> None:
     driver = subprocess.Popen(
         [*BESTIARY, *TRAIN, "--steps", "100M", "--run-dir", "r"], stderr=subprocess.PIPE, text=True

@@ -55,6 +55,7 @@ def test_a_study_on_a_cluster_fails_in_part_is_killed_loses_a_node_and_is_finish
     assert "bestiary resume" in good.log.read_text()
 
 
+@pytest.mark.slow
 def test_an_interrupted_study_says_how_it_goes_on_and_its_runs_have_the_cores_they_asked_for(
     nodes: Nodes, capsys: pytest.CaptureFixture[str]
 ) -> None:
