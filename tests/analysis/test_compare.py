@@ -103,22 +103,22 @@ def test_what_cannot_be_drawn(catch_runs: list[Run]) -> None:
 
 
 def test_a_panel_for_each_task_against_steps_of_that_task(capsys: pytest.CaptureFixture[str]) -> None:
-    options: dict[str, Any] = {"num_envs": 8, "batch_size": 4, "time_limit": 30, "torso": "mlp", "log_every": 400}
-    both = bestiary.train("atari/{Pong,Carnival}", run_dir="both", steps=2_400, popart=True, **options)
-    alone = bestiary.train("atari/Pong", run_dir="alone", steps=1_200, **options)
+    options: dict[str, Any] = {"num_envs": 8, "batch_size": 4, "torso": "mlp", "log_every": 400}
+    both = bestiary.train("procgen/{starpilot,leaper}:easy", run_dir="both", steps=2_400, popart=True, **options)
+    alone = bestiary.train("procgen/starpilot:easy", run_dir="alone", steps=1_200, **options)
     panels = compare([both, alone], Path("tasks.png"))  # by task without being asked: there is no common mean
-    assert list(panels) == ["atari/Pong", "atari/Carnival"]
-    assert [group.label.split(",")[0] for group in panels["atari/Pong"]] == ["2 tasks", "one task"]
+    assert list(panels) == ["procgen/starpilot:easy", "procgen/leaper:easy"]
+    assert [group.label.split(",")[0] for group in panels["procgen/starpilot:easy"]] == ["2 tasks", "one task"]
     assert [len(groups) for groups in panels.values()] == [2, 1]
-    for group in panels["atari/Pong"]:
+    for group in panels["procgen/starpilot:easy"]:
         assert group.x[-1] <= 1_200  # of this task
-    steps, returns = games_of(both, "atari/Carnival")
-    rows = [i for i, task in enumerate(both.episodes["task"]) if task == "atari/Carnival"]
+    steps, returns = games_of(both, "procgen/leaper:easy")
+    rows = [i for i, task in enumerate(both.episodes["task"]) if task == "procgen/leaper:easy"]
     assert len(steps) == len([i for i in rows if both.episodes["game_over"][i]])
-    assert panels["atari/Carnival"][0].final()[0] == pytest.approx(returns[steps >= 0.9 * steps.max()].mean())
+    assert panels["procgen/leaper:easy"][0].final()[0] == pytest.approx(returns[steps >= 0.9 * steps.max()].mean())
     assert {p.name for p in Path().glob("tasks*")} == {"tasks.png", "tasks.csv", "tasks-popart.png"}
     with Path("tasks.csv").open() as file:
-        assert {row["task"] for row in csv.DictReader(file)} == {"atari/Pong", "atari/Carnival"}
-    assert "atari/Carnival" in capsys.readouterr().out
+        assert {row["task"] for row in csv.DictReader(file)} == {"procgen/starpilot:easy", "procgen/leaper:easy"}
+    assert "procgen/leaper:easy" in capsys.readouterr().out
     with pytest.raises(UserError, match="no common mean"):
         games_of(both)

@@ -149,7 +149,7 @@ def assert_agreement(match: Match) -> None:
     assert not any(step.truncated.any() for step in steps)
 
 
-@pytest.fixture(scope="module", params=GAMES)
+@pytest.fixture(scope="module", params=[pytest.param(game, marks=pytest.mark.xdist_group(game)) for game in GAMES])
 def match(request: pytest.FixtureRequest) -> Match:
     """5,000 steps of one game, in four lanes."""
     return play_match(request.param, 1250, LANES, watch_every=25)
