@@ -226,7 +226,9 @@ def _settle_runtime(training: Training, chosen: bool, problems: list[str]) -> Tr
             f"{flag}: actors of a cluster have a thread a pool and act on CPUs; --inference central is for GPUs"
         )
     if training.record:
-        problems.append("--record: only runs of one machine write down their games; bestiary eval RUN --record does, too")
+        problems.append(
+            "--record: only runs of one machine write down their games; bestiary eval RUN --record does, too"
+        )
     if training.min_actors > training.actors:
         problems.append(f"--min-actors {training.min_actors}: there are --actors {training.actors}")
     return training

@@ -1,5 +1,7 @@
 """Faults, by doing them: signals, kill -9 at every point of a save, a full disk, NaN, broken environments, damaged files."""
 
+import contextlib
+import io
 import os
 import signal
 import subprocess
@@ -10,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import bestiary
+from bestiary.cli import run_command
 from bestiary.runs.folder import open_run
 
 BESTIARY = [sys.executable, "-m", "bestiary"]
@@ -17,8 +20,14 @@ TOY = ["toy/recall", "--memory", "lstm", "--memory.hidden", "32", "--num-envs", 
 
 
 def bestiary_command(*args: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, **(env or {})}
-    return subprocess.run([*BESTIARY, *args], capture_output=True, text=True, env=environment, timeout=120)
+    """What a command prints and ends with; in this very process, which is quicker, unless the environment must be another."""
+    if env is not None:
+        environment = {**os.environ, **env}
+        return subprocess.run([*BESTIARY, *args], capture_output=True, text=True, env=environment, timeout=120)
+    errors = io.StringIO()
+    with contextlib.redirect_stderr(errors):
+        status = run_command(list(args))
+    return subprocess.CompletedProcess(args, status, None, errors.getvalue())
 
 
 def wait_until(condition, seconds: float = 60) -> None:
@@ -305,10 +314,10 @@ def test_an_emptied_checkpoint_is_not_a_reason_to_start_anew_in_silence() -> Non
 
 def test_seeds_started_in_the_same_second_each_get_a_folder() -> None:
     words = [*BESTIARY, "train", "toy/bandit", "--steps", "1k"]
-    started = [subprocess.Popen([*words, "--seed", str(seed)], stderr=subprocess.DEVNULL) for seed in (1, 2, 3)]
-    assert [process.wait(timeout=120) for process in started] == [0, 0, 0]
+    started = [subprocess.Popen([*words, "--seed", str(seed)], stderr=subprocess.DEVNULL) for seed in (1, 2)]
+    assert [process.wait(timeout=120) for process in started] == [0, 0]
     runs = [path for path in Path("runs").iterdir() if not path.is_symlink()]
-    assert sorted(open_run(path).settings["seed"] for path in runs) == [1, 2, 3]
+    assert sorted(open_run(path).settings["seed"] for path in runs) == [1, 2]
 
 
 def test_a_damaged_newest_checkpoint_is_refused_and_the_last_good_one_offered() -> None:

@@ -49,6 +49,7 @@ RUNS: dict[str, dict[str, Any]] = {
         "env": "atari/SpaceInvaders",
         "noop_mode": "fixed",
         "algo.optimizer": "rmsprop",
+        "torso": "mlp",
         "steps": 1_200,
         **SMALL,
     },

@@ -9,6 +9,7 @@ from bestiary.envs import make
 from bestiary.errors import UserError
 
 N = 8
+pytestmark = pytest.mark.xdist_group("flicker")  # they share what was played
 
 
 def steps_of(length, save_at=None, **options):

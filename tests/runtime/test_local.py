@@ -89,7 +89,7 @@ def test_a_fixed_lag_gives_the_same_bytes_again(options: dict[str, Any]) -> None
 
 
 def test_a_fixed_lag_is_reproducible_on_atari_too() -> None:
-    options = {**LOCAL, "lag": 1, "steps": 400}
+    options = {**LOCAL, "lag": 1, "steps": 200}
     one, two = (bestiary.train("atari/Pong", run_dir=f"r{i}", **options) for i in (1, 2))
     assert weights_of(one) == weights_of(two)
 
@@ -174,8 +174,7 @@ def test_nothing_is_left_behind() -> None:
     bestiary.train("atari/Pong", run_dir="r0", steps=200, **LOCAL)  # what is made once and stays
     gc.collect()
     threads, files, children = threading.active_count(), set(os.listdir("/dev/shm")), process.children()
-    for i in (1, 2):
-        bestiary.train("atari/Pong", run_dir=f"r{i}", steps=200, **LOCAL)
+    bestiary.train("atari/Pong", run_dir="r1", steps=200, **LOCAL)
     gc.collect()
     assert threading.active_count() == threads
     assert set(os.listdir("/dev/shm")) == files
