@@ -91,7 +91,7 @@ class Training:
         "actor", "cluster: decide where it is played, or in one place for all, in batches", choices=("actor", "central")
     )
     max_restarts: int = option(10, "cluster: stop after so many restarts within ten minutes", low=0)
-    stall: float = option(120.0, "cluster: seconds without a decision after which an actor is replaced", above=0)
+    actor_timeout: float = option(120.0, "cluster: seconds without a decision after which an actor is replaced", above=0)
     trust_open_cluster: bool = option(False, "join a Ray that asks nobody for a token, though others can reach it")
     device: str = option("auto", "auto, cpu, cuda or cuda:1; where the agent learns")
     actor_device: str = option("auto", "local: where it acts (auto: where it learns)")
@@ -222,12 +222,12 @@ class Config:
 
 
 CLUSTER = (
-    "cluster actors min_actors learners inference max_restarts stall trust_open_cluster".split()
+    "cluster actors min_actors learners inference max_restarts actor_timeout trust_open_cluster".split()
 )  # options of Training
 BESIDE = (
     "seed record group_size tensorboard wandb eval_at_end movie_at_end save_minutes save_every log_every max_bad_updates keep "
     "valid_every valid_levels valid_mode valid_episodes valid_greedy alarm_games alarm_windows "
-    "cluster min_actors max_restarts stall trust_open_cluster"
+    "cluster min_actors max_restarts actor_timeout trust_open_cluster"
 ).split()
 
 

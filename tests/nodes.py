@@ -3,7 +3,10 @@
 import shutil
 import tempfile
 import time
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 
 class Nodes:
@@ -12,9 +15,14 @@ class Nodes:
     def __init__(self, **head: Any) -> None:
         from ray.cluster_utils import Cluster
 
-        self.folder = tempfile.mkdtemp(prefix="nodes-")  # with a short name, for the sockets in it
-        arguments = {"num_cpus": 2, "include_dashboard": False, "include_log_monitor": False, "temp_dir": self.folder}
-        self.cluster = Cluster(initialize_head=True, head_node_args={**arguments, **head}, shutdown_at_exit=False)
+        self.folder = Path(tempfile.mkdtemp(prefix="nodes-"))  # with a short name, for the sockets in it
+        (self.folder / "ray").mkdir()
+        arguments = {"num_cpus": 2, "include_dashboard": False, "include_log_monitor": False}
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv(
+                "RAY_TMPDIR", str(self.folder)
+            )  # the note of where it is would be for all of the machine elsewhere
+            self.cluster = Cluster(initialize_head=True, head_node_args={**arguments, **head}, shutdown_at_exit=False)
         self.address = self.cluster.address
         self.others: list[Any] = []
 

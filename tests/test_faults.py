@@ -24,10 +24,10 @@ def bestiary_command(*args: str, env: dict[str, str] | None = None) -> subproces
     if env is not None:
         environment = {**os.environ, **env}
         return subprocess.run([*BESTIARY, *args], capture_output=True, text=True, env=environment, timeout=120)
-    errors = io.StringIO()
-    with contextlib.redirect_stderr(errors):
+    printed, errors = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(errors):
         status = run_command(list(args))
-    return subprocess.CompletedProcess(args, status, None, errors.getvalue())
+    return subprocess.CompletedProcess(args, status, printed.getvalue(), errors.getvalue())
 
 
 def wait_until(condition, seconds: float = 60) -> None:

@@ -258,14 +258,14 @@ class Driver:
 
     def _look_after_players(self) -> None:
         """Ask those that play how far they are, and replace those that have not moved for long; tell the user what stalls."""
-        now, stall = time.monotonic(), self.training.stall
+        now, timeout = time.monotonic(), self.training.actor_timeout
         for hand in self.hands:
             still = max((now - seat.moved for seat in hand.seats if seat.playing is not None), default=0.0)
             if not hand.ready:
                 continue
-            if still > stall:
+            if still > timeout:
                 self._replace(hand, f"actor {hand.index} on {hand.machine} has not decided anything for {still:.0f} s")
-            elif not hand.asked and still > min(stall / 4, 10.0):
+            elif not hand.asked and still > min(timeout / 4, 10.0):
                 hand.asked = True
                 progress, life = hand.handle.progress.remote(), hand.life
                 self.pending[progress] = lambda found, hand=hand, life=life: self._told(hand, life, found)  # type: ignore[misc]

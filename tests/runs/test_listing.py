@@ -37,7 +37,11 @@ def test_on_a_terminal_it_goes_on_until_it_is_stopped() -> None:
     main, terminal = os.openpty()
     words = [sys.executable, "-m", "bestiary", "runs", "--live", "."]
     process = subprocess.Popen(
-        words, stdout=terminal, stderr=terminal, env={**os.environ, "TERM": "xterm", "COLUMNS": "200"}
+        words,
+        stdout=terminal,
+        stderr=terminal,
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "200"},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # where the tests themselves ignore Ctrl-C
     )
     os.close(terminal)
     try:

@@ -205,6 +205,7 @@ def test_several_learners_make_the_updates_of_one_popart_included(learners: int,
 # --- many actors ---
 
 
+@pytest.mark.slow
 def test_one_process_decides_for_all(nodes: Nodes) -> None:
     """... with the newest weights at every decision, memories and all; and where it is killed, another does."""
 
@@ -270,7 +271,7 @@ def test_environments_that_raise_or_stall_are_rebuilt_until_that_is_too_often(no
         before = newest("step")
         wait_until(lambda: newest("step") > before + 400)
 
-    options = {"cluster": nodes.address, "actors": 2, "folder": str(tmp_path), "stall": 3, "max_restarts": 3}
+    options = {"cluster": nodes.address, "actors": 2, "folder": str(tmp_path), "actor_timeout": 3, "max_restarts": 3}
     run = train_while(act, "world.py:World", **options)
     Path("always").touch()
     with pytest.raises(RunError, match=r"world.py, line \d+: OSError: the world is gone.*4 within ten minutes"):
