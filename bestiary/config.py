@@ -91,7 +91,9 @@ class Training:
         "actor", "cluster: decide where it is played, or in one place for all, in batches", choices=("actor", "central")
     )
     max_restarts: int = option(10, "cluster: stop after so many restarts within ten minutes", low=0)
-    actor_timeout: float = option(120.0, "cluster: seconds without a decision after which an actor is replaced", above=0)
+    actor_timeout: float = option(
+        120.0, "cluster: seconds without a decision after which an actor is replaced", above=0
+    )
     trust_open_cluster: bool = option(False, "join a Ray that asks nobody for a token, though others can reach it")
     device: str = option("auto", "auto, cpu, cuda or cuda:1; where the agent learns")
     actor_device: str = option("auto", "local: where it acts (auto: where it learns)")

@@ -47,7 +47,9 @@ def look_attention(
     found = np.stack(weights)  # [T,heads,R]
     cells = found.reshape(*found.shape[:2], *shape[1:]) if shape is not None else found
     np.savez_compressed(path.with_suffix(".npz"), weights=cells, step=np.arange(start, start + len(found)))
-    note(f"{len(pictures)} steps, {found.shape[1]} head{'s' * (found.shape[1] > 1)}; weights: {path.with_suffix('.npz')}")
+    note(
+        f"{len(pictures)} steps, {found.shape[1]} head{'s' * (found.shape[1] > 1)}; weights: {path.with_suffix('.npz')}"
+    )
     return path
 
 
