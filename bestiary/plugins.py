@@ -8,7 +8,7 @@ import hashlib
 import importlib.util
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,17 @@ def absolute(name: str) -> str:
     """The same name with an absolute path, so that a run folder can be opened from anywhere."""
     path, attribute = split(name)
     return f"{path.resolve()}:{attribute}"
+
+
+def renamed(settings: Mapping[str, Any], name: Callable[[Path, str], str]) -> dict[str, Any]:
+    """Settings in which every own part, alone or in a list, is called what `name(path, attribute)` says."""
+
+    def new(value: Any) -> Any:
+        if isinstance(value, list):
+            return [new(item) for item in value]
+        return name(*split(value)) if isinstance(value, str) and is_plugin(value) else value
+
+    return {key: new(value) for key, value in settings.items()}
 
 
 def digest(path: Path) -> str:

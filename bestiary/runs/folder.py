@@ -81,16 +81,10 @@ class Run:
     def settings(self) -> dict[str, Any]:
         """What config.toml says, as text: nothing is imported, and users' own parts are named by content, not by path."""
         hashes = _read_plugin_hashes(self.path / "config.toml")
-
-        def named(value: Any) -> Any:
-            if isinstance(value, list):
-                return [named(item) for item in value]
-            if isinstance(value, str) and plugins.is_plugin(value):
-                path, attribute = plugins.split(value)
-                return f"{path.name}:{attribute}@{hashes.get(str(path), '')[:8]}"
-            return value
-
-        return {key: named(value) for key, value in read_toml(self.path / "config.toml").items()}
+        return plugins.renamed(
+            read_toml(self.path / "config.toml"),
+            lambda path, name: f"{path.name}:{name}@{hashes.get(str(path), '')[:8]}",
+        )
 
     @property
     def metrics(self) -> dict[str, np.ndarray]:

@@ -38,16 +38,7 @@ class Bundle:
         if problems := unlike(self.versions):
             raise UserError(*problems)
         here = {path: self._place(path) for path in self.files}
-
-        def moved(value: Any) -> Any:
-            if isinstance(value, list):
-                return [moved(item) for item in value]
-            if isinstance(value, str) and plugins.is_plugin(value):
-                path, attribute = plugins.split(value)
-                return f"{here[str(path)]}:{attribute}"
-            return value
-
-        return resolve({key: moved(value) for key, value in flatten(self.tables).items()})
+        return resolve(plugins.renamed(flatten(self.tables), lambda path, name: f"{here[str(path)]}:{name}"))
 
     def _place(self, path: str) -> str:
         sent = self.files[path]
