@@ -229,6 +229,11 @@ def _settle_runtime(training: Training, chosen: bool, problems: list[str]) -> Tr
         problems.append(
             "--record: only runs of one machine write down their games; bestiary eval RUN --record does, too"
         )
+    if training.inference == "central" and training.lag is not None:
+        problems.append(
+            f"--lag {training.lag}: with --inference central every decision is made with the newest weights; --lag none, or "
+            "--inference actor"
+        )
     if training.min_actors > training.actors:
         problems.append(f"--min-actors {training.min_actors}: there are --actors {training.actors}")
     return training

@@ -1,11 +1,13 @@
 """A real Ray of several nodes on one machine, for tests."""
 
+import contextlib
 import shutil
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 
@@ -28,6 +30,17 @@ class Nodes:
 
     def add(self, **arguments: Any) -> None:
         self.others.append(self.cluster.add_node(num_cpus=2, include_dashboard=False, **arguments))
+
+    def processes(self, name: str) -> list[psutil.Process]:
+        """Ray's actors of a class, on all of these nodes and on no others that this machine may have."""
+        found = []
+        for process in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                found += [process] if process.name().startswith(f"ray::{name}") else []
+        return found
+
+    def on_head(self, process: psutil.Process) -> bool:
+        return process.ppid() == self.cluster.head_node.all_processes["raylet"][0].process.pid
 
     def lose(self) -> None:
         """The last one that was added: all of its processes at once."""

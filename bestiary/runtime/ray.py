@@ -154,10 +154,10 @@ def _sweep() -> None:
 
 
 def _find(cluster: str) -> str:
-    """host:port of a cluster that answers."""
-    if cluster == "auto":
-        from ray._private import services
+    """host:port of a cluster that answers, as Ray will use it: of what is on this machine, not the loopback interface's."""
+    from ray._private import services
 
+    if cluster == "auto":
         try:
             found = services.canonicalize_bootstrap_address("auto") or ""
         except (ConnectionError, ValueError):
@@ -173,6 +173,8 @@ def _find(cluster: str) -> str:
     host, colon, port = address.rpartition(":")
     if not colon or not port.isdecimal() or not host:
         raise UserError(f"--cluster {cluster}: expected local, auto or host:port, such as 10.0.0.5:6379")
+    address = services.canonicalize_bootstrap_address(address) or address
+    host = address.rpartition(":")[0]
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=SECONDS).close()
     except TimeoutError:

@@ -1,12 +1,17 @@
-"""What is replaced on a cluster: how often, why, and whether that is too often."""
+"""What is replaced on a cluster: how often, why, and whether that is too often.
+
+A machine that is lost takes all of its players with it, and Ray tells of them one by one: losses on one machine within a few
+seconds of each other are one restart.
+"""
 
 import time
 from collections import deque
 
 from bestiary.console import warn
-from bestiary.errors import RunError, UserError
+from bestiary.errors import RunError
 
 WINDOW = 600.0  # seconds in which --max-restarts are too many
+TOGETHER = 5.0  # seconds in which what a machine loses is lost for one reason
 
 
 class LearnersLost(Exception):
@@ -19,9 +24,14 @@ class Restarts:
     def __init__(self, most: int, before: int = 0):
         self.most, self.total = most, before
         self.times: deque[float] = deque()
+        self.counted: dict[str, float] = {}  # when a loss on a machine was last counted
 
-    def add(self, what: str) -> None:
+    def add(self, what: str, machine: str = "") -> None:
+        """`machine`: that it was lost on, where others may have been lost for the same reason."""
         now = time.monotonic()
+        if machine and now - self.counted.get(machine, -WINDOW) < TOGETHER:
+            return warn(f"{what}; replaced, too")
+        self.counted[machine] = now
         self.total += 1
         self.times.append(now)
         while now - self.times[0] > WINDOW:
@@ -31,9 +41,3 @@ class Restarts:
                 f"{what}; that was restart {len(self.times)} within ten minutes (--max-restarts {self.most})"
             )
         warn(f"{what}; replaced (restart {self.total})")
-
-
-def first_line(error: BaseException) -> str:
-    """An error of Ray's, or a cause of one, in a line."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if isinstance(error, RunError | UserError) or lines == [] else f"{type(error).__name__}: {lines[0]}"

@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from bestiary.config import Config
+from bestiary.config import Config, Training
 from bestiary.console import note, warn
 from bestiary.errors import UserError
 from bestiary.runtime.bundle import unlike, versions
@@ -16,6 +16,8 @@ def check_machines(ray: Any, config: Config) -> None:
     training = config.training
     if training.cluster != "local" and (problems := on_every_machine(ray, unlike, versions())):
         raise UserError(*problems)
+    gpus_each(ray, training)
+    _check_learners(ray, training)
     needed = (training.min_actors or training.actors) + training.learners * training.workers
     have, free = ray.cluster_resources().get("CPU", 0), ray.available_resources().get("CPU", 0)
     if free < needed:
@@ -32,6 +34,29 @@ def check_machines(ray: Any, config: Config) -> None:
             )
         )
     _say_what_lag_means(config)
+
+
+def _check_learners(ray: Any, training: Training) -> None:
+    """Each learner must fit on one machine."""
+    sizes = [node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"]]
+    if training.workers and sum(size // training.workers for size in sizes) < training.learners:
+        raise UserError(
+            f"--workers {training.workers}: a learner needs so many CPUs on one machine, and there are --learners "
+            f"{training.learners}; the machines have {', '.join(f'{size:.0f}' for size in sorted(sizes, reverse=True))}"
+        )
+
+
+def gpus_each(ray: Any, training: Training) -> float:
+    """GPUs for each learner and for the process that decides for all: a whole one, half of one, or none."""
+    have = ray.cluster_resources().get("GPU", 0)
+    wanted = training.learners + (training.inference == "central")
+    if training.device == "cpu" or (training.device == "auto" and have == 0):
+        return 0
+    if 2 * have < wanted:
+        raise UserError(
+            f"--device {training.device}: {wanted} processes want a GPU, the cluster has {have:.0f}; --device cpu"
+        )
+    return 1 if have >= wanted else 0.5
 
 
 def _say_what_lag_means(config: Config) -> None:

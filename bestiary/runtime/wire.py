@@ -112,7 +112,8 @@ def unpack_state(arrays: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, Te
 
 
 def _array(tensor: Tensor) -> np.ndarray:
-    return np.ascontiguousarray(tensor.detach().cpu().numpy())
+    array = tensor.detach().cpu().numpy()
+    return np.ascontiguousarray(array).reshape(array.shape)  # which makes an axis for those that have none
 
 
 def _tensor(array: np.ndarray) -> Tensor:

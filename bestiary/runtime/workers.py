@@ -5,12 +5,15 @@ folder.
 """
 
 import os
+import shutil
 import socket
+import tempfile
 import threading
 import time
-from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -54,8 +57,14 @@ class Played:
 class Player:
     """One process that plays: some of the run's pools, in a thread each, so that one steps while another's agent thinks."""
 
-    def prepare(self, bundle: Bundle, index: int, at_step: int, life: int, oracle: Any = None) -> str:
-        """Build what is needed; returns the name of the machine."""
+    def where(self) -> tuple[str, str]:
+        """The node of Ray's that this is on, and the name of its machine."""
+        import ray
+
+        return ray.get_runtime_context().get_node_id(), socket.gethostname()
+
+    def prepare(self, bundle: Bundle, index: int, at_step: int, life: int, oracle: Any = None) -> None:
+        """Build what is needed."""
         torch.set_num_threads(1)
         self.config, self.at_step, self.oracle = bundle.config(), at_step, oracle
         pools = self.config.training.pools
@@ -64,7 +73,6 @@ class Player:
         self.actors = [self._make(number) for number in range(pools)]
         self.clocks = [Clock(f"actor {index}, pool {number}") for number in range(pools)]
         self.seen = [dict(clock.seconds) for clock in self.clocks]
-        return socket.gethostname()
 
     def _make(self, number: int) -> Actor:
         which, life = range(self.which[number], self.which[number] + 1), self.lives[number]
@@ -86,7 +94,9 @@ class Player:
         try:
             if actor.newest is None:
                 actor.start()
-            if self.oracle is None and version != actor.version:
+            if isinstance(actor.agent, Asking):
+                actor.agent.wanted = version
+            elif version != actor.version:
                 Snapshot(version, tensors_of(weights)).put_into(actor.agent)
                 actor.version = version
             rollout = None
@@ -151,24 +161,32 @@ class Student:
             self.learner.algorithm, self.learner.learners = shared, training.learners
             self.learner.total = _sum_of_all
 
-    def where(self) -> tuple[str, str]:
-        """The address of this machine and a port on it that is free."""
+    def where(self) -> str:
+        """The address of this machine."""
         import ray
 
-        address = ray.util.get_node_ip_address()
+        return str(ray.util.get_node_ip_address())
+
+    def choose_meeting(self, together: bool) -> str:
+        """Where all learners are to meet: in a file where they are on one machine, this one, or else at a port of it."""
+        if together:
+            return f"file://{Path(tempfile.mkdtemp(prefix='bestiary-meeting-')) / 'learners'}"
+        address = self.where()
         with socket.socket() as probe:
             probe.bind((address, 0))
-            return address, str(probe.getsockname()[1])
+            return f"tcp://{address}:{probe.getsockname()[1]}"
 
-    def join(self, meeting: str, learners: int, interface: str | None, timeout: float) -> None:
-        """Meet the other learners."""
-        from datetime import timedelta
-
-        if interface is not None:
-            os.environ["GLOO_SOCKET_IFNAME"] = interface
-        kind = "nccl" if self.learner.device.type == "cuda" else "gloo"
+    def join(self, meeting: str, learners: int, together: bool, shared: bool, timeout: float) -> None:
+        """Meet the other learners. `together`: all are on this machine, and nobody else need hear of it; `shared`: some are on
+        one GPU, which nccl does not do."""
+        if together:
+            os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = "lo"
+        kind = "nccl" if self.learner.device.type == "cuda" and not shared else "gloo"
         options: dict[str, Any] = {"timeout": timedelta(seconds=timeout)}
         dist.init_process_group(kind, init_method=meeting, rank=self.rank, world_size=learners, **options)
+        dist.barrier()
+        if together and self.rank == 0:
+            shutil.rmtree(Path(meeting.removeprefix("file://")).parent, ignore_errors=True)
 
     def load(self, state: Any, counters: dict[str, int]) -> None:
         self.learner.load(unpack_state(state), counters)
@@ -225,6 +243,7 @@ def _sum_of_all(own: Gradient) -> Gradient:
 
 @dataclass
 class Question:
+    wanted: int  # version of the weights to decide with, at least
     inputs: Any
     state: list[np.ndarray]
     answered: threading.Event = field(default_factory=threading.Event)
@@ -243,17 +262,18 @@ class Oracle:
         pool.close()
         self.agent = config.make_agent(pool).to(self.device)
         self.precision, self.version, self.newest = config.training.precision, -1, (-1, list[np.ndarray]())
-        self.questions: deque[Question] = deque()
+        self.questions: list[Question] = []
         self.asked = threading.Condition()
         threading.Thread(target=self._answer_all, daemon=True).start()
 
     def take(self, version: int, weights: list[np.ndarray]) -> None:
         with self.asked:
-            self.newest = version, weights
+            if version > self.newest[0]:  # they may come in any order
+                self.newest = version, weights
             self.asked.notify()
 
-    def think(self, inputs: Any, state: list[np.ndarray]) -> Any:
-        question = Question(inputs, state)
+    def think(self, wanted: int, inputs: Any, state: list[np.ndarray]) -> Any:
+        question = Question(wanted, inputs, state)
         with self.asked:
             self.questions.append(question)
             self.asked.notify()
@@ -266,11 +286,12 @@ class Oracle:
         torch.set_num_threads(1)
         while True:
             with self.asked:
-                self.asked.wait_for(lambda: self.questions and self.newest[1])
-                together = list(self.questions)
-                self.questions.clear()
+                self.asked.wait_for(lambda: any(q.wanted <= self.newest[0] for q in self.questions))
+                together = [q for q in self.questions if q.wanted <= self.newest[0]]
+                self.questions = [q for q in self.questions if q.wanted > self.newest[0]]
+                newest = self.newest
             try:
-                self._answer(together)
+                self._answer(together, newest)
             except BaseException as error:
                 for question in together:
                     question.error = error
@@ -278,8 +299,8 @@ class Oracle:
                 question.answered.set()
 
     @torch.no_grad()
-    def _answer(self, questions: list[Question]) -> None:
-        version, weights = self.newest
+    def _answer(self, questions: list[Question], newest: tuple[int, list[np.ndarray]]) -> None:
+        version, weights = newest
         if version != self.version:
             moved = tuple(tensor.to(self.device) for tensor in tensors_of(weights))
             Snapshot(version, moved).put_into(self.agent)
@@ -302,6 +323,7 @@ class Asking:
 
     def __init__(self, like: Agent, oracle: Any):
         self.like, self.oracle = like, oracle
+        self.wanted = 0  # version of the weights to decide with, at least
         self.actor: Actor | None = None
 
     def initial_state(self, batch_size: int) -> State:
@@ -312,7 +334,7 @@ class Asking:
             "observation": {kind: x.numpy() for kind, x in inputs.observation.items()},
             **{name: getattr(inputs, name).numpy() for name in ("reward", "done", "last_action", "task")},
         }
-        version, logits, value, after = get(self.oracle.think.remote(question, arrays_of(state)))
+        version, logits, value, after = get(self.oracle.think.remote(self.wanted, question, arrays_of(state)))
         assert self.actor is not None
         self.actor.version = version
         output = Output(Categorical(torch.tensor(logits)), torch.tensor(value))

@@ -25,9 +25,11 @@ def open_log(path: Path, command: list[str]) -> IO[str]:
     return log
 
 
-def close_log(path: Path, status: int | None) -> None:
-    """Say how the attempt ended; None: the study was asked to stop, and stopped it."""
+def close_log(path: Path, status: int | None, lost: str = "") -> None:
+    """Say how the attempt ended; None: it was stopped, by the study or by `lost`: what went wrong around it."""
     with path.open("a") as log:
+        if lost:
+            log.write(f"bestiary: {lost}\n")
         log.write(f"{STOPPED if status is None else f'{CLOSING}{status}'}\n")
 
 

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from bestiary.cores import VARIABLE
 from bestiary.errors import UserError
+from bestiary.runtime.answers import first_line
 from bestiary.runtime.bundle import unlike, versions
 from bestiary.runtime.ray import on_every_machine
 from bestiary.studies.attempts import open_log
@@ -24,7 +25,7 @@ from bestiary.studies.trial import Trial
 class Process(Protocol):
     """A command at work."""
 
-    lost: bool  # it ended, and not by itself: its machine is gone
+    lost: str  # why it ended, where that was not by itself
 
     def poll(self) -> int | None:
         """Its exit status, once it has one."""
@@ -68,7 +69,7 @@ class Here:
 
 
 class LocalProcess:
-    lost = False
+    lost = ""
 
     def __init__(self, process: "subprocess.Popen[bytes]"):
         self.process = process
@@ -164,7 +165,7 @@ class Errand:
 
 class RemoteProcess:
     def __init__(self, ray: Any, errand: Any, log: Path, command: list[str], here: Path, cpus: float):
-        self.ray, self.errand, self.lost = ray, errand, False
+        self.ray, self.errand, self.lost = ray, errand, ""
         self.status: int | None = None
         self.reference = errand.perform.remote(log, command, here, cpus)
 
@@ -172,8 +173,10 @@ class RemoteProcess:
         if self.status is None and self.ray.wait([self.reference], timeout=0)[0]:
             try:
                 self.status = self.ray.get(self.reference)
-            except self.ray.exceptions.RayActorError:
-                self.status, self.lost = -9, True
+            except self.ray.exceptions.RayTaskError as error:  # it could not even begin there
+                self.status, self.lost = 1, first_line(error.cause)
+            except self.ray.exceptions.RayError:
+                self.status, self.lost = 1, "its machine is gone"
             self.ray.kill(self.errand)
         return self.status
 

@@ -199,7 +199,7 @@ def run_trials(trials: list[Trial], place: Place) -> int | None:
     """Take every trial to its end, or as far as it gets; returns the signal that stopped us, if one did."""
     waiting = [trial for trial in trials if trial.command() is not None]
     running: list[Attempt] = []
-    lost: Counter[Trial] = Counter()  # how often a trial's machine went
+    lost: Counter[Trial] = Counter()  # how often a trial was cut off
     if done := len(trials) - len(waiting):
         note(f"{done} of {len(trials)} runs are done already")
     with Interrupts() as interrupts, StudyProgress(trials, waiting) as progress:
@@ -217,8 +217,8 @@ def run_trials(trials: list[Trial], place: Place) -> int | None:
                     stopping = interrupts.received is not None
                     if attempt.process.lost and lost[attempt.trial] < TRIES and not stopping:
                         lost[attempt.trial] += 1
-                        close_log(attempt.trial.log, None)
-                        progress.say(f"{attempt.trial.name}: its machine is gone; once more")
+                        close_log(attempt.trial.log, None, attempt.process.lost)
+                        progress.say(f"{attempt.trial.name}: {attempt.process.lost}; once more")
                         waiting.insert(0, attempt.trial)
                         continue
                     running += _end(attempt, stopping, place, progress)
@@ -260,7 +260,7 @@ def _end(attempt: Attempt, stopping: bool, place: Place, progress: StudyProgress
     attempt.process.stop()
     if status == 0 and trial.command() == attempt.command:
         status = 1  # it thinks that all is well, but would be started for ever
-    close_log(trial.log, None if stopping and status else status)
+    close_log(trial.log, None if stopping and status else status, attempt.process.lost)
     if status == 0 and not stopping:
         return _further(trial, place, progress)
     stopped = "done" if trial.command() is None else f"stopped at step {trial.run.steps}"

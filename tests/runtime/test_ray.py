@@ -27,12 +27,14 @@ def left_behind(pid: int) -> list[str]:
 
 
 def test_a_ray_of_its_own_is_private_ends_with_its_run_and_the_run_can_be_resumed() -> None:
-    shared = set(os.listdir("/dev/shm"))
     words = [*BESTIARY, *TRAIN, "--steps", "100M", "--save-every", "200", "--run-dir", "r"]
     driver = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
     try:
         wait_until(lambda: Path("r/checkpoints/latest").exists(), 120)
         crew = psutil.Process(driver.pid).children(recursive=True)
+
+        shared = {Path(m.path) for p in crew for m in p.memory_maps() if m.path.startswith("/dev/shm/")}
+        assert shared
 
         # nothing listens beyond this machine, and nothing answers without the token
         listening = [c.laddr for p in crew for c in p.net_connections() if c.status == psutil.CONN_LISTEN]
@@ -68,7 +70,7 @@ def test_a_ray_of_its_own_is_private_ends_with_its_run_and_the_run_can_be_resume
     assert psutil.wait_procs(set(crew), timeout=120)[1] == []  # of the killed one, too
     assert left_behind(resumed.pid) == []
     assert left_behind(driver.pid) == []  # swept up by the next one
-    assert set(os.listdir("/dev/shm")) == shared
+    assert not any(path.exists() for path in shared)
 
 
 @pytest.mark.slow
@@ -142,6 +144,16 @@ def test_an_open_cluster_is_joined_only_when_it_is_trusted(
     assert run_command(["train", "toy/catch", "--cluster", open_address, "--run-dir", "r"]) == 2
     errors = capsys.readouterr().err
     assert f"{open_address} asks nobody for a token" in errors
+    local = f"127.0.0.1:{open_address.rpartition(':')[2]}"  # it is no more private for being called so
+    refused = subprocess.run(
+        [*BESTIARY, "train", "toy/catch", "--cluster", local, "--run-dir", "r"],
+        env={name: value for name, value in os.environ.items() if not name.startswith("RAY_")},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert refused.returncode == 2
+    assert "asks nobody for a token" in refused.stderr
     assert "--trust-open-cluster" in errors
     assert not Path("r").exists()
     remembered = bestiary_command(

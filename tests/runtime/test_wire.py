@@ -9,7 +9,7 @@ import torch
 from bestiary.resolve import resolve
 from bestiary.rollout import Rollout, concatenate
 from bestiary.runtime.train import build
-from bestiary.runtime.wire import pack, share_of, unpack
+from bestiary.runtime.wire import arrays_of, pack, pack_state, share_of, tensors_of, unpack, unpack_state
 
 
 def play(**options: Any) -> tuple[Rollout, dict[str, int]]:
@@ -55,6 +55,13 @@ def test_what_arrives_is_what_was_sent(options: dict[str, Any]) -> None:
     for kind, x in rollout.observation.items():
         assert arrived.observation[kind].stride() == x.stride()  # in the memory order that convolutions like
     assert arrived.episodes == []
+
+
+def test_numbers_without_an_axis_arrive_without_one() -> None:
+    counter, matrix = torch.tensor(7), torch.arange(6.0).view(2, 3).T
+    for sent, arrived in zip((counter, matrix), tensors_of(arrays_of([counter, matrix])), strict=True):
+        assert torch.equal(arrived, sent)
+    assert unpack_state(pack_state({"model": {"n": counter}}))["model"]["n"].shape == ()
 
 
 def test_frames_travel_singly() -> None:

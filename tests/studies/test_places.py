@@ -65,8 +65,8 @@ def test_an_interrupted_study_says_how_it_goes_on_and_its_runs_have_the_cores_th
 
     def ready() -> bool:
         if trial.run.steps > 0:
-            for process in psutil.process_iter(["cmdline"]):
-                if str(trial.config_path) in (process.info["cmdline"] or []):
+            for process in psutil.Process().children(recursive=True):
+                if str(trial.config_path) in process.cmdline():
                     seen.append(process.environ()["BESTIARY_CORES"])
         return bool(seen)
 
