@@ -303,6 +303,7 @@ def _whole(config: Config, seconds: float) -> dict[str, float]:
 def _whole_on_ray(name: str, alone: Config, seconds: float) -> dict[str, float]:
     """The same training with as many environments, played by an actor a core of a Ray of its own."""
     from bestiary.runtime import cluster
+    from bestiary.runtime.bundle import Bundle
     from bestiary.runtime.ray import connected
     from bestiary.runtime.restarts import Restarts
 
@@ -330,7 +331,7 @@ def _whole_on_ray(name: str, alone: Config, seconds: float) -> dict[str, float]:
 
             threading.Thread(target=clock, daemon=True).start()
             try:
-                cluster.train(ray, config, learner, session, Restarts(0), 0)
+                cluster.train(ray, Bundle.of(config, pool), learner, session, Restarts(0), 0)
             finally:
                 session.enough = True
         if session.interrupts.received is not None:

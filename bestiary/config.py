@@ -24,7 +24,7 @@ from bestiary.agents.torsos import TORSOS
 from bestiary.algorithms import ALGORITHMS
 from bestiary.algorithms.algorithm import Algorithm
 from bestiary.envs.mixture import MixturePool
-from bestiary.envs.pool import Pool
+from bestiary.envs.pool import Interface, Pool
 from bestiary.envs.rewards import PLAIN, RewardedPool, Rewards
 from bestiary.errors import UserError
 from bestiary.options import construct, option, suggest
@@ -170,7 +170,7 @@ class Config:
     def rewards(self) -> Rewards:
         return Rewards(self.training.reward, self.training.true_reward)
 
-    def make_agent(self, pool: Pool, seed: int = 0) -> Agent:
+    def make_agent(self, pool: Pool | Interface, seed: int = 0) -> Agent:
         """An untrained agent for what the pool shows and lets do."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)

@@ -101,7 +101,8 @@ def compare(
         raise UserError(f"{' and '.join(taken)} exist; choose another --out or add --overwrite")
     by_task = by_task or any(len(tasks_of(run)) > 1 for run in runs)
     panels = panels_by_task(runs, axis=axis) if by_task else {"": group_runs(runs, axis=axis)}
-    draw(panels, out, axis, zoom=zoom)
+    x = "steps (agent decisions) of the task" if by_task else "steps (agent decisions)"
+    draw(panels, out, axis, zoom=zoom, x=x)
     _write_curves(panels, table_path, axis)
     if scales is not None:
         draw_scales(runs, scales)
@@ -228,8 +229,9 @@ def draw(
     axis: str = "steps",
     flat: Sequence[str] = (),
     zoom: tuple[float, float] | None = None,
+    x: str = "steps (agent decisions)",
 ) -> None:
-    """A panel for each task, in it a line and a band for each group.
+    """In each panel a line and a band for each group.
 
     Groups whose labels are in `flat` are dashed lines at what they came to in the end. `zoom` adds a look at a part of the x
     axis to each panel, as high as what is there needs."""
@@ -251,8 +253,7 @@ def draw(
             (line,) = axes.plot(group.x[shown], group.mean[shown], color=color, label=label, linewidth=1.6)
             axes.fill_between(group.x[shown], group.low[shown], group.high[shown], color=color, alpha=0.2, linewidth=0)
             lines.setdefault(group.label, line)
-        of_task = " of the task" if task else ""
-        finish(axes, task, f"steps (agent decisions){of_task}" if axis == "steps" else "minutes", axis == "steps")
+        finish(axes, task, x if axis == "steps" else "minutes", axis == "steps")
         axes.set_ylabel("return of a game")
     figure.legend(  # below, not over the curves
         handles=list(lines.values()), frameon=False, fontsize="small", loc="upper left", bbox_to_anchor=(0.02, 0.02)

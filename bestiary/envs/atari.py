@@ -10,7 +10,11 @@ A pool can be saved when the emulator draws no random numbers while playing (no 
 (the environment's seed, the how-manyeth game) and the actions since, and loading replays those.
 """
 
+import importlib.util
+import os
 from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -70,9 +74,21 @@ COMPONENTS = {  # of every game
 
 def games() -> list[str]:
     """The names of all games whose ROM is there."""
-    from envpool.atari.registration import atari_game_list
+    found = sorted(path.stem for path in _roms().iterdir())
+    return ["".join(word.capitalize() for word in game.split("_")) for game in found]
 
-    return ["".join(word.capitalize() for word in game.split("_")) for game in atari_game_list]
+
+@cache
+def _roms() -> Path:
+    """Where EnvPool keeps them; looked for without it, because importing it takes a second or two."""
+    for package in ("envpool", "envpool_assets"):
+        spec = importlib.util.find_spec(package)
+        for base in (spec.submodule_search_locations or []) if spec else []:
+            if (folder := Path(base) / "atari" / "roms").is_dir() and "ENVPOOL_ASSETS_PATH" not in os.environ:
+                return folder
+    from envpool.atari.registration import atari_rom_path
+
+    return Path(atari_rom_path)
 
 
 def action_names(game: str, full: bool) -> tuple[str, ...]:

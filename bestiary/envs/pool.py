@@ -17,6 +17,7 @@ names and explains them in `components`. Any other measure of one number is a co
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -55,6 +56,19 @@ class Pool(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Interface:
+    """What an agent has to know of a pool; for those that have no pool themselves."""
+
+    observation_spec: ObservationSpec
+    action_spec: ActionSpec
+    tasks: tuple[str, ...]
+
+    @classmethod
+    def of(cls, pool: Pool) -> "Interface":
+        return cls(pool.observation_spec, pool.action_spec, pool.tasks)
 
 
 def first_step(observation: Arrays, measures: Arrays) -> Step:

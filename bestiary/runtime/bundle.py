@@ -15,6 +15,7 @@ from typing import Any
 
 from bestiary import __version__, plugins
 from bestiary.config import Config
+from bestiary.envs.pool import Interface, Pool
 from bestiary.errors import UserError
 from bestiary.resolve import resolve
 from bestiary.textconfig import flatten
@@ -27,11 +28,12 @@ class Bundle:
         str, dict[str, bytes]
     ]  # of each file that a part is named by: the file, and those beside it that it imported
     versions: dict[str, str]
+    interface: Interface  # of the run's environments, for who has none
 
     @classmethod
-    def of(cls, config: Config) -> "Bundle":
+    def of(cls, config: Config, pool: Pool) -> "Bundle":
         files = {path: _with_neighbours(Path(path)) for path in config.plugin_hashes}
-        return cls(config.tables(), files, versions())
+        return cls(config.tables(), files, versions(), Interface.of(pool))
 
     def config(self) -> Config:
         """The config, here: the user's own files are taken where they are, or else from what was sent along."""

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from bestiary.algorithms.algorithm import updates
-from bestiary.config import Config
 from bestiary.rollout import episodes_of
 from bestiary.runtime.answers import Answers, first_line
 from bestiary.runtime.bundle import Bundle
@@ -35,9 +34,9 @@ LESSONS = 2  # that are given to the students at a time: one learnt from, one wa
 SPAN = 3.0  # seconds that shares of time are taken over: players tell what they did a rollout at a time
 
 
-def train(ray: Any, config: Config, learner: Learner, session: Session, restarts: Restarts, at_step: int) -> None:
+def train(ray: Any, bundle: Bundle, learner: Learner, session: Session, restarts: Restarts, at_step: int) -> None:
     """Until the run is done or asked to stop. `learner` is the driver's own, brought up to date when it is looked at."""
-    Driver(ray, config, learner, session, restarts, at_step).run()
+    Driver(ray, bundle, learner, session, restarts, at_step).run()
 
 
 @dataclass
@@ -49,12 +48,12 @@ class Arrived:
 
 
 class Driver:
-    def __init__(self, ray: Any, config: Config, learner: Learner, session: Session, restarts: Restarts, at_step: int):
-        self.ray, self.training, self.learner, self.session = ray, config.training, learner, session
+    def __init__(self, ray: Any, bundle: Bundle, learner: Learner, session: Session, restarts: Restarts, at_step: int):
+        self.ray, self.training, self.learner, self.session = ray, session.config.training, learner, session
         self.restarts, self.answers = restarts, Answers(ray)
-        self.bundle, gpus = ray.put(Bundle.of(config)), gpus_each(ray, config.training)
-        self.students = Students(ray, self.training, gpus)
-        self.crew = Crew(ray, config, self.bundle, self.answers, restarts, at_step, gpus)
+        sent, gpus = ray.put(bundle), gpus_each(ray, self.training)
+        self.students = Students(ray, sent, self.training, gpus)
+        self.crew = Crew(ray, self.training, sent, self.answers, restarts, at_step, gpus)
         self.lessons: deque[tuple[list[Arrived], list[Any]]] = deque()
         self.attempts: dict[int, int] = {}  # how often each rollout was begun, of those that are waited for
         self.dropped = session.counts.get("dropped", 0)  # rollouts that came too late to be learnt from
@@ -81,9 +80,11 @@ class Driver:
             self.crew.end()
 
     def _start(self) -> Exchange[tuple[int, Any], Arrived]:
-        """Learners first: they are few, and without them there is nothing to play for."""
-        first = self.learner.version, self.students.start(self.bundle, self.learner)
-        self.crew.start(first)
+        """Learners have their place first: they are few, and without them there is nothing to play for."""
+        self.students.find_room()
+        self.crew.start()
+        first = self.learner.version, self.students.start(self.learner)
+        self.crew.publish(first)
         algorithm, training = self.learner.algorithm, self.training
         return Exchange(
             first,

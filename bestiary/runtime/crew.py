@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from bestiary.config import Config
+from bestiary.config import Training
 from bestiary.console import warn
 from bestiary.errors import RunError
 from bestiary.runtime.answers import Answers, first_line, plain
@@ -53,9 +53,9 @@ class Crew:
     """Players, and where one process decides for all of them, that one."""
 
     def __init__(
-        self, ray: Any, config: Config, bundle: Any, answers: Answers, restarts: Restarts, at_step: int, gpus: float
+        self, ray: Any, training: Training, bundle: Any, answers: Answers, restarts: Restarts, at_step: int, gpus: float
     ):
-        self.ray, self.training, self.bundle, self.answers = ray, config.training, bundle, answers
+        self.ray, self.training, self.bundle, self.answers = ray, training, bundle, answers
         self.restarts, self.at_step, self.gpus = restarts, at_step, gpus
         self.player: Any = ray.remote(Player)
         self.oracle: Any = None
@@ -67,8 +67,8 @@ class Crew:
         self.turns = deque((hand, hand.seats[n]) for n in range(pools) for hand in self.hands)
         self.heard = self.said = time.monotonic()
 
-    def start(self, weights: tuple[int, Any]) -> None:
-        self._start_oracle(weights)
+    def start(self) -> None:
+        self._start_oracle()
         for hand in self.hands:
             self._start(hand)
 
@@ -108,9 +108,11 @@ class Crew:
             seat.playing = None
         life = hand.life
         self.answers.expect(hand.handle.where.remote(), lambda found: self._placed(hand, life, found))
+        prepared = hand.handle.prepare.remote(self.bundle, hand.index, self.at_step, life, self.oracle)
+        self.answers.expect(prepared, lambda found: self._prepared(hand, life, found))
 
     def _placed(self, hand: Hand, life: int, reference: Any) -> None:
-        """There was room for it: it may build what it needs."""
+        """There was room for it."""
         if life != hand.life:
             return
         try:
@@ -118,8 +120,6 @@ class Crew:
         except self.ray.exceptions.RayError as error:
             return self.replace(hand, life, f"{hand.name} ended before it began ({first_line(error)})")
         hand.placed = time.monotonic()
-        prepared = hand.handle.prepare.remote(self.bundle, hand.index, self.at_step, life, self.oracle)
-        self.answers.expect(prepared, lambda found: self._prepared(hand, life, found))
 
     def _prepared(self, hand: Hand, life: int, reference: Any) -> None:
         if life != hand.life:
@@ -180,7 +180,7 @@ class Crew:
 
     # --- deciding in one place ---
 
-    def _start_oracle(self, weights: tuple[int, Any]) -> None:
+    def _start_oracle(self) -> None:
         if self.training.inference != "central":
             return
         options = {"num_cpus": 0, "num_gpus": self.gpus, "max_concurrency": self.training.all_pools + 4}
@@ -189,7 +189,6 @@ class Crew:
             self.ray.get(self.oracle.prepare.remote(self.bundle, self.gpus > 0))
         except self.ray.exceptions.RayTaskError as error:
             raise plain(error) from error
-        self.publish(weights)
 
     def publish(self, weights: tuple[int, Any]) -> None:
         """Players get the newest weights with every rollout; who decides for them gets them here."""
@@ -202,7 +201,8 @@ class Crew:
             return
         self.restarts.add("the process that decides for all actors is gone")
         self.ray.kill(self.oracle)
-        self._start_oracle(weights)
+        self._start_oracle()
+        self.publish(weights)
         for other in self.hands:
             self.ray.kill(other.handle)
             other.life += 1

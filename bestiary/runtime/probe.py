@@ -19,7 +19,7 @@ import torch
 from bestiary.config import Config
 from bestiary.console import note
 from bestiary.cores import cores
-from bestiary.envs.pool import Pool
+from bestiary.envs.pool import Interface, Pool
 from bestiary.rollout import ObservationSpec, Rollout
 from bestiary.runtime.devices import learns_on
 from bestiary.runtime.learner import Learner
@@ -33,7 +33,7 @@ WORSE = (
 NEARLY = 0.8  # of the best rate is enough for large pictures: in training, others want their share of the cache
 
 
-def usual_group_size(config: Config, pool: Pool) -> int:
+def usual_group_size(config: Config, pool: Pool | Interface) -> int:
     """A fair choice on any machine: few large pictures or many small vectors; and all at once for a GPU."""
     if learns_on(config.training) != "cpu":
         return config.make_algorithm().batch_size(config.training.pool_size, config.training.all_pools)

@@ -18,13 +18,14 @@ MEETING = (
 
 
 class Students:
-    def __init__(self, ray: Any, training: Training, gpus: float):
-        self.ray, self.training, self.gpus = ray, training, gpus
+    def __init__(self, ray: Any, bundle: Any, training: Training, gpus: float):
+        self.ray, self.bundle, self.training, self.gpus = ray, bundle, training, gpus
         self.handles: list[Any] = []
+        self.machines: list[str] = []  # their addresses
 
-    def start(self, bundle: Any, learner: Learner) -> Any:
-        """Make them what the driver's learner is; returns a reference to its weights."""
-        ray, count, gpu = self.ray, self.training.learners, self.gpus > 0
+    def find_room(self) -> None:
+        """Have a process for each."""
+        ray, count = self.ray, self.training.learners
         options: dict[str, Any] = {
             "num_cpus": self.training.workers,  # none: it shares its machine's cores, behind the players
             "num_gpus": self.gpus,
@@ -33,15 +34,20 @@ class Students:
         student = ray.remote(concurrency_groups={"io": 1})(_with_io(ray, Student))
         self.handles = [student.options(**options).remote() for _ in range(count)]
         try:
-            machines = self.ask(lambda: ray.get([s.where.remote() for s in self.handles], timeout=MEETING))
+            self.machines = self.ask(lambda: ray.get([s.where.remote() for s in self.handles], timeout=MEETING))
         except ray.exceptions.GetTimeoutError:
-            wanted = f"{self.training.workers} CPUs" + (f" and {self.gpus:g} GPUs" if gpu else "")
+            wanted = f"{self.training.workers} CPUs" + (f" and {self.gpus:g} GPUs" if self.gpus else "")
             raise RunError(
                 f"no room for {count} learner{'s' * (count > 1)} of {wanted} within {MEETING:.0f} s: something else has "
                 "taken it on this cluster"
             ) from None
+
+    def start(self, learner: Learner) -> Any:
+        """Make them what the driver's learner is; returns a reference to its weights."""
+        ray, count, machines = self.ray, self.training.learners, self.machines
         self._all(
-            s.prepare.remote(bundle, rank, gpu, machines.count(machines[rank])) for rank, s in enumerate(self.handles)
+            s.prepare.remote(self.bundle, rank, self.gpus > 0, machines.count(machines[rank]))
+            for rank, s in enumerate(self.handles)
         )
         if count > 1:
             together = len(set(machines)) == 1

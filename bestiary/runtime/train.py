@@ -15,7 +15,7 @@ from bestiary.config import Config, Training, group_key, make_pool
 from bestiary.console import note, warn
 from bestiary.cores import cores
 from bestiary.envs.mixture import MixturePool
-from bestiary.envs.pool import Pool
+from bestiary.envs.pool import Interface, Pool
 from bestiary.envs.rewards import RewardedPool
 from bestiary.errors import UserError
 from bestiary.runs import checkpoints
@@ -153,6 +153,7 @@ def _train(run: Run, config: Config, checkpoint: Checkpoint | None, ray: Any) ->
 
 def _train_on_cluster(run: Run, config: Config, checkpoint: Checkpoint | None, ray: Any) -> None:
     """What `_train` does, with the learning elsewhere; where that is lost, once more from the newest checkpoint."""
+    from bestiary.runtime.bundle import Bundle
     from bestiary.runtime.cluster import train
     from bestiary.runtime.restarts import LearnersLost, Restarts
 
@@ -165,7 +166,7 @@ def _train_on_cluster(run: Run, config: Config, checkpoint: Checkpoint | None, r
         past = _load(learner, checkpoint)
         try:
             with Session(run, config, learner, pool, dict, past, make_validator(config)) as session:
-                train(ray, config, learner, session, restarts, at_step)
+                train(ray, Bundle.of(config, pool), learner, session, restarts, at_step)
             return _leave(run, session)
         except LearnersLost as lost:
             checkpoint = checkpoints.newest_good(run.path / "checkpoints")
@@ -265,7 +266,7 @@ def first_agent(config: Config, pool: Pool, at_step: int = 0) -> Agent:
     return agent
 
 
-def make_learner(config: Config, pool: Pool, agent: Agent, device: torch.device) -> Learner:
+def make_learner(config: Config, pool: Pool | Interface, agent: Agent, device: torch.device) -> Learner:
     training = config.training
     assert training.steps is not None
     return Learner(

@@ -148,9 +148,7 @@ class Student:
         config = bundle.config()
         training, self.rank, self.held = config.training, rank, dict[int, Any]()
         device = choose_device(training.device) if gpu else CPU
-        pool = config.make_pool(1, 0)
-        pool.close()
-        self.learner = make_learner(config, pool, config.make_agent(pool), device)
+        self.learner = make_learner(config, bundle.interface, config.make_agent(bundle.interface), device)
         workers = training.workers or (max(1, cores() // neighbours) if device.type == "cpu" else 1)
         self.gradients = ThreadPoolExecutor(workers, "gradients", initializer=settle_worker)
         self.learner.map = self.gradients.map
@@ -258,9 +256,7 @@ class Oracle:
         torch.set_num_threads(1)
         config = bundle.config()
         self.device = choose_device(config.training.device) if gpu else CPU
-        pool = config.make_pool(1, 0)
-        pool.close()
-        self.agent = config.make_agent(pool).to(self.device)
+        self.agent = config.make_agent(bundle.interface).to(self.device)
         self.precision, self.version, self.newest = config.training.precision, -1, (-1, list[np.ndarray]())
         self.questions: list[Question] = []
         self.asked = threading.Condition()

@@ -35,12 +35,13 @@ def report(study: Study, trials: list[Trial], folder: Path) -> None:
 
 def _draw(study: Study, trials: list[Trial], folder: Path) -> dict[str, bytes]:
     """The curves, a figure an environment: returns of different worlds do not belong on one axis."""
-    groups = curves(study, trials)
+    found = curves(study, trials)
+    flat = [variant.own or variant.name for variant in study.variants if variant.name in study.dashed]
     figures = {}
-    for env, members in groups.items():
-        name = "curves.png" if len(groups) == 1 else f"curves-{re.sub('[^A-Za-z0-9]+', '-', env)}.png"
+    for env, panels in found.items():
+        name = "curves.png" if len(found) == 1 else f"curves-{re.sub('[^A-Za-z0-9]+', '-', env)}.png"
         temporary = folder / f".{name}"
-        draw({"": members}, temporary, flat=study.dashed, zoom=study.zoom)
+        draw(panels, temporary, flat=flat, zoom=study.zoom)
         temporary.replace(folder / name)
         figures[env] = (folder / name).read_bytes()
     return figures

@@ -108,14 +108,18 @@ def _finals(outcomes: Iterable[Outcome]) -> np.ndarray:
     return np.array([outcome.final for outcome in outcomes if outcome.final is not None])
 
 
-def curves(study: Study, trials: list[Trial]) -> dict[str, list[Group]]:
-    """Learning curves by environment, one a variant with a band over its seeds; unfinished runs as far as they are."""
-    groups: dict[str, list[Group]] = {}
+def curves(study: Study, trials: list[Trial]) -> dict[str, dict[str, list[Group]]]:
+    """Learning curves by environment, one a variant with a band over its seeds; unfinished runs as far as they are.
+
+    Of a study with variants at several points of a grid, a panel for each point."""
+    figures: dict[str, dict[str, list[Group]]] = {}
     for variant in study.variants:
         runs = [trial.run for trial in trials if trial.variant is variant and _has_games(trial)]
         if runs:
-            groups.setdefault(variant.config.envs[0], []).append(make_group(variant.name, runs))
-    return groups
+            panel, label = (variant.point, variant.own) if variant.own else ("", variant.name)
+            panels = figures.setdefault(variant.config.envs[0], {})
+            panels.setdefault(panel, []).append(make_group(label, runs))
+    return figures
 
 
 def _has_games(trial: Trial) -> bool:

@@ -49,6 +49,8 @@ class Variant:
 
     name: str
     family: str  # the name without the environment, where that is in the grid: what to average over environments
+    own: str  # what it is called in its [[variant]] ...
+    point: str  # ... and where it is on the grid, but for the environment; nothing where there is no such thing
     config: Config
     parameters: int
 
@@ -94,6 +96,8 @@ class Sketch:
 
     name: str
     family: str
+    own: str
+    point: str
     tables: dict[str, dict[str, Any]]
 
     @property
@@ -165,9 +169,10 @@ def _sketches(source: Source, problems: list[str]) -> list[Sketch]:
     for (name, table, own), point in itertools.product(named, points):
         words = {key: _word(key, value) for key, value in point.items()}
         full = ",".join(filter(None, [name, *words.values()]))
-        family = ",".join(filter(None, [name, *(word for key, word in words.items() if key != "env")]))
+        where = ",".join(word for key, word in words.items() if key != "env")
+        family = ",".join(filter(None, [name, where]))
         options = {"base": base, **({table: own} if table else {}), **({"grid": point} if point else {})}
-        sketches.append(Sketch(full or "base", family or "all", options))
+        sketches.append(Sketch(full or "base", family or "all", name, where, options))
     for sketch in sketches:
         for table, options in sketch.tables.items():
             if "seed" in options:
@@ -273,7 +278,7 @@ def _resolve(sketch: Sketch, seed: int) -> Variant:
         agent = config.make_agent(pool)
     finally:
         pool.close()
-    return Variant(sketch.name, sketch.family, config, count_parameters(agent))
+    return Variant(sketch.name, sketch.family, sketch.own, sketch.point, config, count_parameters(agent))
 
 
 def _locate(source: Source, problem: str, sketch: Sketch) -> str:

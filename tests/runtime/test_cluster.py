@@ -143,10 +143,10 @@ def test_a_cluster_computes_what_one_machine_computes_bit_for_bit(nodes: Nodes, 
     assert cluster.metrics["restarts"].tolist() == [0] * len(cluster.metrics["step"])
 
 
-def _learn_all(config: Any, rank: int, rollouts: Any, before: Any, meeting: str, answers: Any) -> None:
+def _learn_all(bundle: Any, rank: int, rollouts: Any, before: Any, meeting: str, answers: Any) -> None:
     """What one of several learners makes of its shares, in a process of its own."""
-    student, learners = Student(), config.training.learners
-    student.prepare(Bundle.of(config), rank, gpu=False, neighbours=learners)
+    student, learners = Student(), bundle.config().training.learners
+    student.prepare(bundle, rank, gpu=False, neighbours=learners)
     student.join(meeting, learners, together=True, shared=False, timeout=60)
     student.load(*before)
     metrics = [student.learner.learn([share_of(rollout, rank, learners, 4)]) for rollout in rollouts]
@@ -170,10 +170,11 @@ def test_several_learners_make_the_updates_of_one_popart_included(learners: int,
     assert learner.adaptive.sigma.max() > 2 * learner.adaptive.sigma.min()
 
     config = resolve({**given, "runtime": "cluster", "cluster": "local", "learners": learners, "pools": 1})
+    bundle = Bundle.of(config, actor.pool)
     fork = multiprocessing.get_context("fork")
     answers: Any = fork.Queue()
     meeting = f"file://{tmp_path / 'meeting'}"
-    arguments = [(config, rank, rollouts, before, meeting, answers) for rank in range(learners)]
+    arguments = [(bundle, rank, rollouts, before, meeting, answers) for rank in range(learners)]
     group = [fork.Process(target=_learn_all, args=each) for each in arguments]
     for process in group:
         process.start()
@@ -223,7 +224,7 @@ def test_whoever_decides_for_all_uses_the_newest_weights_and_waits_for_those_tha
     pool.close()
     agents = [config.make_agent(pool, seed=seed) for seed in range(3)]
     oracle, answers = Oracle(), dict[int, Any]()
-    oracle.prepare(Bundle.of(config), gpu=False)
+    oracle.prepare(Bundle.of(config, pool), gpu=False)
     observation = {k: np.zeros((1, 2, *s.shape), s.dtype) for k, s in pool.observation_spec.items()}
     whole = np.zeros((1, 2), np.int64)
     inputs = {"observation": observation, "reward": whole.astype(np.float32), "done": whole > 0}
@@ -375,7 +376,8 @@ def test_the_users_own_files_reach_machines_that_do_not_have_them(tmp_path: Path
     (tmp_path / "parts").mkdir()
     (tmp_path / "parts" / "helper.py").write_text("SCALE = 2.0\n")
     (tmp_path / "parts" / "own.py").write_text(WORLD.replace("scale = 1.0", "from helper import SCALE as scale"))
-    bundle = Bundle.of(resolve({"env": "parts/own.py:World", **SMALL}))
+    config = resolve({"env": "parts/own.py:World", **SMALL})
+    bundle = Bundle.of(config, config.make_pool(1, 0))
     (tmp_path / "parts").rename(tmp_path / "elsewhere")  # as if this were another machine
     config = bundle.config()
     assert not config.envs[0].startswith(str(tmp_path))
