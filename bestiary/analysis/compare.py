@@ -249,7 +249,9 @@ def draw(
                 line = axes.axhline(np.mean(group.final()), color=color, label=label, linewidth=1.4, linestyle="--")
                 lines.setdefault(group.label, line)
                 continue
-            shown = slice(None) if part is None else (group.x >= part[0]) & (group.x <= part[1])
+            shown = np.isfinite(group.mean)  # where games ended: between those, a line
+            if part is not None:
+                shown &= (group.x >= part[0]) & (group.x <= part[1])
             (line,) = axes.plot(group.x[shown], group.mean[shown], color=color, label=label, linewidth=1.6)
             axes.fill_between(group.x[shown], group.low[shown], group.high[shown], color=color, alpha=0.2, linewidth=0)
             lines.setdefault(group.label, line)
