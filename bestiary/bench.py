@@ -325,7 +325,7 @@ def _whole_on_ray(name: str, alone: Config, seconds: float) -> dict[str, float]:
                     now = time.perf_counter()
                     if learner.steps != last:
                         last, warm = learner.steps, min(warm, now + seconds / 3)
-                        marks.append((now, time.process_time(), last))
+                        marks.append((now, time.process_time() - time.thread_time(), last))  # without this clock
                     if now > warm + seconds:
                         session.enough = True
 
