@@ -15,7 +15,7 @@ from bestiary.runtime.local import PATIENCE
 from bestiary.runtime.restarts import Restarts
 from bestiary.runtime.workers import Oracle, Player
 
-READY = 120.0  # seconds that a player may take to be made, where --actor-timeout is less
+READY = 120.0  # seconds that a player may take to be made where --actor-timeout is less
 
 
 @dataclass
@@ -38,7 +38,7 @@ class Hand:
     seats: list[Seat]
     handle: Any = None
     life: int = 0
-    node: str = ""  # where it is, once it is anywhere
+    node: str = ""  # where it is, or was, before it was replaced
     machine: str = ""
     placed: float = 0.0  # since when
     ready: bool = False
@@ -103,7 +103,7 @@ class Crew:
     def _start(self, hand: Hand) -> None:
         options = {"num_cpus": 1, "max_concurrency": self.training.pools + 2, "scheduling_strategy": "SPREAD"}
         hand.handle = self.player.options(**options).remote()
-        hand.node, hand.machine, hand.placed, hand.ready, hand.asked = "", "", 0.0, False, False
+        hand.machine, hand.placed, hand.ready, hand.asked = "", 0.0, False, False
         for seat in hand.seats:
             seat.playing = None
         life = hand.life

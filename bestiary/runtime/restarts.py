@@ -1,7 +1,7 @@
 """What is replaced on a cluster: how often, why, and whether that is too often.
 
-A machine that is lost takes all of its players with it, and Ray tells of them one by one: losses on one machine within a few
-seconds of each other are one restart.
+A machine that is lost takes all of its players with it. Ray tells of them one by one, and until it has noticed it sends those
+that replace them to the same machine: losses on one machine within half a minute are one restart.
 """
 
 import time
@@ -11,7 +11,7 @@ from bestiary.console import warn
 from bestiary.errors import RunError
 
 WINDOW = 600.0  # seconds in which --max-restarts are too many
-TOGETHER = 5.0  # seconds in which what a machine loses is lost for one reason
+TOGETHER = 30.0  # seconds in which what a machine loses is lost for one reason
 
 
 class LearnersLost(Exception):
