@@ -2,6 +2,7 @@
 
 import contextlib
 import shutil
+import socket
 import tempfile
 import time
 from pathlib import Path
@@ -51,3 +52,12 @@ class Nodes:
     def close(self) -> None:
         self.cluster.shutdown()
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def own_address() -> str:
+    """One of this machine's that is not the loopback interface's."""
+    found = [a.address for all_of in psutil.net_if_addrs().values() for a in all_of if a.family == socket.AF_INET]
+    others = [address for address in found if not address.startswith("127.")]
+    if not others:
+        pytest.skip("this machine has no network")
+    return others[0]

@@ -1,4 +1,9 @@
-"""What Ray is to answer, and what is then to be done; and its errors in a line of ours."""
+"""What Ray is to answer, and what is then to be done; and its errors in a line of ours.
+
+Ray says in many ways that a process is no more (`RayActorError`, `OutOfMemoryError`, `NodeDiedError` ...). So every `RayError`
+says so, but for two: `RayTaskError`, by which a process tells what went wrong in it, and `ObjectLostError`, which is about
+what one process left and another was to have.
+"""
 
 import time
 from collections.abc import Callable

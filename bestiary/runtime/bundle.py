@@ -8,7 +8,6 @@ import platform
 import shutil
 import socket
 import sys
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from bestiary.config import Config
 from bestiary.envs.pool import Interface, Pool
 from bestiary.errors import UserError
 from bestiary.resolve import resolve
+from bestiary.temporary import make_folder
 from bestiary.textconfig import flatten
 
 
@@ -47,7 +47,7 @@ class Bundle:
         original = Path(path)
         if all(_read(original.parent / name) == content for name, content in sent.items()):
             return path
-        folder = Path(tempfile.mkdtemp(prefix="bestiary-parts-"))  # for this user's eyes only
+        folder = make_folder("bestiary-parts-")
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
         for name, content in sent.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)

@@ -16,7 +16,7 @@ from typing import Any
 
 from bestiary.algorithms.algorithm import updates
 from bestiary.rollout import episodes_of
-from bestiary.runtime.answers import Answers, first_line
+from bestiary.runtime.answers import Answers, first_line, plain
 from bestiary.runtime.bundle import Bundle
 from bestiary.runtime.crew import Crew, Hand, Seat
 from bestiary.runtime.exchange import Exchange
@@ -128,14 +128,16 @@ class Driver:
             played: Played = self.ray.get(reference)
         except errors.RayTaskError as error:  # first, because it may be of the other kinds, too
             self._lose(number, attempt)
-            if isinstance(error.cause, errors.RayActorError) and self.crew.oracle is not None:
+            if isinstance(error.cause, errors.ObjectLostError):
+                return  # its weights went with a learner, who will say so
+            if isinstance(error.cause, errors.RayError) and self.crew.oracle is not None:
                 return self.crew.replace_oracle(hand, life, self.exchange.newest())
             return self.restarts.add(f"{hand.name}: {first_line(error.cause)}")
-        except errors.RayActorError as error:
+        except errors.ObjectLostError:  # its machine went before its answer came
+            return self._lose(number, attempt)
+        except errors.RayError as error:
             self._lose(number, attempt)
             return self.crew.replace(hand, life, f"{hand.name} is gone ({first_line(error)})")
-        except errors.RayError:  # its machine went before its answer came: its other answers will say so
-            return self._lose(number, attempt)
         self.crew.heard = time.monotonic()
         for phase, seconds in played.seconds.items():
             seat.clock.seconds[phase] += seconds
@@ -154,8 +156,10 @@ class Driver:
     def _fetched(self, arrived: Arrived, attempt: int, reference: Any, whole: bool) -> None:
         try:
             self.students.ask(lambda: self.ray.get(reference))
-        except self.ray.exceptions.RayTaskError:  # it was on a machine that is gone
-            self._lose(arrived.number, attempt)
+        except self.ray.exceptions.RayTaskError as error:
+            if not isinstance(error.cause, self.ray.exceptions.ObjectLostError):
+                raise plain(error) from error
+            self._lose(arrived.number, attempt)  # it was on a machine that is gone
         if not whole or self.attempts.get(arrived.number) != attempt:
             return
         if self._too_old(arrived.played):

@@ -11,11 +11,11 @@ from bestiary.console import warn
 from bestiary.errors import RunError
 from bestiary.runtime.answers import Answers, first_line, plain
 from bestiary.runtime.load import Clock
-from bestiary.runtime.local import PATIENCE
+from bestiary.runtime.local import PATIENCE as SILENCE
 from bestiary.runtime.restarts import Restarts
 from bestiary.runtime.workers import Oracle, Player
 
-READY = 120.0  # seconds that a player may take to be made where --actor-timeout is less
+PATIENCE = 120.0  # seconds that a process may take to be made
 
 
 @dataclass
@@ -65,6 +65,8 @@ class Crew:
             for k in range(self.training.actors)
         ]
         self.turns = deque((hand, hand.seats[n]) for n in range(pools) for hand in self.hands)
+        self.unfit: set[str] = set()  # nodes that cannot play
+        self.played = False  # somebody could
         self.heard = self.said = time.monotonic()
 
     def start(self) -> None:
@@ -101,8 +103,8 @@ class Crew:
         return played, shares
 
     def _start(self, hand: Hand) -> None:
-        options = {"num_cpus": 1, "max_concurrency": self.training.pools + 2, "scheduling_strategy": "SPREAD"}
-        hand.handle = self.player.options(**options).remote()
+        options = {"num_cpus": 1, "max_concurrency": self.training.pools + 2}
+        hand.handle = self.player.options(**options, scheduling_strategy=elsewhere(self.unfit)).remote()
         hand.machine, hand.placed, hand.ready, hand.asked = "", 0.0, False, False
         for seat in hand.seats:
             seat.playing = None
@@ -127,10 +129,23 @@ class Crew:
         try:
             self.ray.get(reference)
         except self.ray.exceptions.RayTaskError as error:
-            raise plain(error) if life == 0 else RunError(first_line(error.cause)) from error
+            if not self.played:
+                raise plain(error) from error
+            return self._avoid(hand, first_line(error.cause))
         except self.ray.exceptions.RayError as error:
             return self.replace(hand, life, f"{hand.name} ended while it was made ({first_line(error)})")
-        hand.ready = True
+        hand.ready = self.played = True
+
+    def _avoid(self, hand: Hand, why: str) -> None:
+        """What others can do, it cannot where it is, on a machine that joined late perhaps: nobody is sent there any more."""
+        if not hand.node:
+            return self.replace(hand, hand.life, f"{hand.name}: {why}")
+        if hand.node not in self.unfit:
+            warn(f"{hand.name}: {why}; no actor will be on that machine")
+            self.unfit.add(hand.node)
+        self.ray.kill(hand.handle)
+        hand.life += 1
+        self._start(hand)
 
     def replace(self, hand: Hand, life: int, why: str) -> None:
         """A player is gone: another takes its seats, with fresh environments and the newest weights."""
@@ -145,7 +160,7 @@ class Crew:
         """Ask those that play how far they are, and replace those that have not moved for long; tell the user what stalls."""
         now, timeout = time.monotonic(), self.training.actor_timeout
         for hand in self.hands:
-            if hand.placed and not hand.ready and now - hand.placed > max(timeout, READY):
+            if hand.placed and not hand.ready and now - hand.placed > max(timeout, PATIENCE):
                 self.replace(hand, hand.life, f"{hand.name} was not ready after {now - hand.placed:.0f} s")
             if not hand.ready:
                 continue
@@ -157,7 +172,7 @@ class Crew:
                 self.answers.expect(hand.handle.progress.remote(), self._hear_of(hand, hand.life))
         if learning:
             self.heard = now
-        if now - self.heard > PATIENCE and now - self.said > PATIENCE:
+        if now - self.heard > SILENCE and now - self.said > SILENCE:
             self.said = now
             absent = [hand.index for hand in self.hands if not hand.placed]
             wait = f"; actors {', '.join(map(str, absent[:8]))} wait for room on the cluster" if absent else ""
@@ -184,11 +199,19 @@ class Crew:
         if self.training.inference != "central":
             return
         options = {"num_cpus": 0, "num_gpus": self.gpus, "max_concurrency": self.training.all_pools + 4}
-        self.oracle = self.ray.remote(Oracle).options(**options, scheduling_strategy=here(self.ray)).remote()
-        try:
-            self.ray.get(self.oracle.prepare.remote(self.bundle, self.gpus > 0))
-        except self.ray.exceptions.RayTaskError as error:
-            raise plain(error) from error
+        errors = self.ray.exceptions
+        while True:
+            self.oracle = self.ray.remote(Oracle).options(**options, scheduling_strategy=here(self.ray)).remote()
+            try:
+                return self.ray.get(self.oracle.prepare.remote(self.bundle, self.gpus > 0), timeout=PATIENCE)
+            except errors.RayTaskError as error:
+                raise plain(error) from error
+            except errors.GetTimeoutError:
+                raise no_room(f"the process that decides for all actors, with {self.gpus:g} GPUs,") from None
+            except errors.RayError as error:
+                self.restarts.add(
+                    f"the process that decides for all actors ended while it was made ({first_line(error)})"
+                )
 
     def publish(self, weights: tuple[int, Any]) -> None:
         """Players get the newest weights with every rollout; who decides for them gets them here."""
@@ -207,6 +230,17 @@ class Crew:
             self.ray.kill(other.handle)
             other.life += 1
             self._start(other)
+
+
+def no_room(what: str) -> RunError:
+    return RunError(f"no room for {what} within {PATIENCE:.0f} s: something else has taken it on this cluster")
+
+
+def elsewhere(unfit: set[str]) -> Any:
+    """Anywhere but on some nodes."""
+    from ray.util.scheduling_strategies import NodeLabelSchedulingStrategy, NotIn
+
+    return NodeLabelSchedulingStrategy({"ray.io/node-id": NotIn(*sorted(unfit))}) if unfit else "SPREAD"
 
 
 def here(ray: Any) -> Any:

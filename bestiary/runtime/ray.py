@@ -5,13 +5,12 @@
     auto        the Ray that `ray start` made on this machine
     ADDRESS     host:port of the one that `ray start --head` made elsewhere
 
-Whoever can talk to a Ray can run code as the user who started it. So one that asks nobody for a token, and that others can
-reach, is joined only with --trust-open-cluster.
+Whoever can talk to a Ray can run code as the user who started it. So one that asks nobody for a token is joined only with
+--trust-open-cluster.
 """
 
 import contextlib
 import importlib
-import ipaddress
 import logging
 import os
 import secrets
@@ -19,19 +18,19 @@ import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from bestiary.console import note
 from bestiary.cores import cores
 from bestiary.errors import UserError
+from bestiary.temporary import make_folder
 
 SECONDS = 10.0  # to wait for an answer from an address
 STORE = 2**30  # bytes of shared memory of a Ray of our own, at most
 PREFIX = "bestiary-ray-"
+OLDEST = (2, 60)  # Ray whose settings we know
 
 
 def load_ray() -> Any:
@@ -42,6 +41,8 @@ def load_ray() -> Any:
         import ray
     except ImportError:
         raise UserError("--cluster: Ray is not installed; run: pip install 'bestiary[cluster]'") from None
+    if tuple(map(int, ray.__version__.split(".")[:2])) < OLDEST:
+        raise UserError(f"--cluster: Ray {ray.__version__} is too old; run: pip install 'bestiary[cluster]'")
     return ray
 
 
@@ -68,15 +69,15 @@ def connected(cluster: str, trust_open: bool = False) -> Iterator[Any]:
 @contextmanager
 def _own_ray() -> Iterator[Any]:
     ray = load_ray()
-    _sweep()
-    folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-"))
+    folder = make_folder(PREFIX)
+    (folder / "r").mkdir()  # Ray lets everybody write into the folder that it is given
     try:
         with _private_settings():
             try:
                 ray.init(
                     address="local",
                     _node_ip_address="127.0.0.1",
-                    _temp_dir=str(folder),
+                    _temp_dir=str(folder / "r"),
                     num_cpus=cores(),
                     object_store_memory=_store_bytes(),
                     include_dashboard=False,
@@ -137,19 +138,6 @@ def _store_bytes() -> int:
     return STORE // 4
 
 
-def _sweep() -> None:
-    """Remove what runs that were killed left in the folder for temporary files."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
-        pid = folder.name.removeprefix(PREFIX).partition("-")[0]
-        if pid.isdecimal() and folder.stat().st_uid == os.getuid():
-            try:
-                os.kill(int(pid), 0)
-            except ProcessLookupError:
-                shutil.rmtree(folder, ignore_errors=True)
-            except PermissionError:
-                pass
-
-
 # --- joining ---
 
 
@@ -206,7 +194,7 @@ def _ask(address: str, environment: dict[str, str]) -> str:
 
 
 def _check_open(cluster: str, address: str, trusted: bool) -> None:
-    """Refuse a Ray that does not know us; and one that answers to everybody, where others than this machine can ask it."""
+    """Refuse a Ray that does not know us, and one that answers to everybody."""
     if (answer := _ask(address, dict(os.environ))) == "closed":
         raise UserError(
             f"--cluster {cluster}: {address} does not take our token: it needs RAY_AUTH_MODE=token, and the token of whoever "
@@ -214,10 +202,6 @@ def _check_open(cluster: str, address: str, trusted: bool) -> None:
         )
     if answer != "open":
         raise UserError(f"--cluster {cluster}: what answers at {address} is not a Ray of this version")
-    with contextlib.suppress(ValueError, OSError):
-        host = address.rpartition(":")[0].strip("[]")
-        if ipaddress.ip_address(socket.gethostbyname(host)).is_loopback:
-            return
     stranger = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
     if _ask(address, {**stranger, "RAY_AUTH_MODE": "disabled"}) == "closed":
         return

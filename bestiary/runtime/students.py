@@ -6,15 +6,13 @@ from typing import Any
 from bestiary.config import Training
 from bestiary.errors import RunError, UserError
 from bestiary.runtime.answers import first_line, plain
-from bestiary.runtime.crew import here
+from bestiary.runtime.crew import PATIENCE, here, no_room
 from bestiary.runtime.learner import Learner
 from bestiary.runtime.restarts import LearnersLost
 from bestiary.runtime.wire import pack_state, unpack_state
-from bestiary.runtime.workers import Student
+from bestiary.runtime.workers import Parted, Student
 
-MEETING = (
-    120.0  # seconds that students may take to find room, and wait for each other, at the start and in every update
-)
+MEETING = 120.0  # seconds that students wait for each other, at the start and in every update
 
 
 class Students:
@@ -34,13 +32,10 @@ class Students:
         student = ray.remote(concurrency_groups={"io": 1})(_with_io(ray, Student))
         self.handles = [student.options(**options).remote() for _ in range(count)]
         try:
-            self.machines = self.ask(lambda: ray.get([s.where.remote() for s in self.handles], timeout=MEETING))
+            self.machines = self.ask(lambda: ray.get([s.where.remote() for s in self.handles], timeout=PATIENCE))
         except ray.exceptions.GetTimeoutError:
             wanted = f"{self.training.workers} CPUs" + (f" and {self.gpus:g} GPUs" if self.gpus else "")
-            raise RunError(
-                f"no room for {count} learner{'s' * (count > 1)} of {wanted} within {MEETING:.0f} s: something else has "
-                "taken it on this cluster"
-            ) from None
+            raise no_room(f"{count} learner{'s' * (count > 1)} of {wanted}") from None
 
     def start(self, learner: Learner) -> Any:
         """Make them what the driver's learner is; returns a reference to its weights."""
@@ -91,10 +86,12 @@ class Students:
             cause = error.cause
             if isinstance(cause, RunError | UserError):
                 raise plain(error) from error
-            if isinstance(cause, RuntimeError) and self.training.learners > 1:
-                raise LearnersLost(f"a learner lost the others ({first_line(cause)})") from error
+            if isinstance(cause, Parted):
+                raise LearnersLost(f"a learner lost the others ({cause})") from error
             raise
-        except self.ray.exceptions.RayActorError as error:
+        except self.ray.exceptions.GetTimeoutError:
+            raise
+        except self.ray.exceptions.RayError as error:
             raise LearnersLost(f"a learner is gone ({first_line(error)})") from error
 
 

@@ -169,6 +169,8 @@ def _train_on_cluster(run: Run, config: Config, checkpoint: Checkpoint | None, r
                 train(ray, Bundle.of(config, pool), learner, session, restarts, at_step)
             return _leave(run, session)
         except LearnersLost as lost:
+            if session.interrupts.received is not None:
+                return _leave(run, session)
             checkpoint = checkpoints.newest_good(run.path / "checkpoints")
             restarts.add(f"{lost}: going on from step {checkpoint.steps if checkpoint else 0}, the newest checkpoint")
 

@@ -4,13 +4,16 @@ They hold the very Actor and Learner of the other runtimes; `cluster.py` tells t
 folder.
 """
 
+import fcntl
 import os
 import shutil
 import socket
-import tempfile
+import struct
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -21,11 +24,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from bestiary import plugins
 from bestiary.agents.agent import Agent, Output, State
 from bestiary.agents.heads import Categorical
 from bestiary.cores import cores
+from bestiary.errors import RunError
 from bestiary.rollout import Episode, Inputs
 from bestiary.runtime.actor import Actor
+from bestiary.runtime.answers import first_line
 from bestiary.runtime.bundle import Bundle
 from bestiary.runtime.devices import autocast, choose_device
 from bestiary.runtime.learner import Gradient
@@ -34,8 +40,10 @@ from bestiary.runtime.local import settle_worker
 from bestiary.runtime.snapshots import Snapshot
 from bestiary.runtime.train import make_actors, make_learner, make_pools
 from bestiary.runtime.wire import arrays_of, pack, pack_state, share_of, tensors_of, unpack, unpack_state
+from bestiary.temporary import make_folder
 
 CPU = torch.device("cpu")
+SIOCGIFADDR = 0x8915  # Linux: "what is the address of this interface?"
 
 
 def get(reference: Any) -> Any:
@@ -139,6 +147,32 @@ class Lesson:
     weights: Any = None  # a reference to the new ones
 
 
+class Parted(Exception):
+    """Learners do not hear of each other any more."""
+
+
+@contextmanager
+def parting() -> Iterator[None]:
+    """What goes wrong in here goes wrong between learners."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise Parted(first_line(error)) from error
+
+
+def interface_of(address: str) -> str | None:
+    """The network interface of this machine that has an address."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            try:
+                answer = fcntl.ioctl(probe, SIOCGIFADDR, struct.pack("256s", name[:15].encode()))
+            except OSError:
+                continue  # it has none
+            if socket.inet_ntoa(answer[20:24]) == address:
+                return name
+    return None
+
+
 class Student:
     """One process that learns; with others, each from its share of every batch."""
 
@@ -168,7 +202,7 @@ class Student:
     def choose_meeting(self, together: bool) -> str:
         """Where all learners are to meet: in a file where they are on one machine, this one, or else at a port of it."""
         if together:
-            return f"file://{Path(tempfile.mkdtemp(prefix='bestiary-meeting-')) / 'learners'}"
+            return f"file://{make_folder('bestiary-meeting-') / 'learners'}"
         address = self.where()
         with socket.socket() as probe:
             probe.bind((address, 0))
@@ -177,12 +211,14 @@ class Student:
     def join(self, meeting: str, learners: int, together: bool, shared: bool, timeout: float) -> None:
         """Meet the other learners. `together`: all are on this machine, and nobody else need hear of it; `shared`: some are on
         one GPU, which nccl does not do."""
-        if together:
-            os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = "lo"
+        interface = "lo" if together else interface_of(self.where())
+        if interface is not None:  # or else they would take what the machine's name stands for, often the loopback's
+            os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = interface
         kind = "nccl" if self.learner.device.type == "cuda" and not shared else "gloo"
         options: dict[str, Any] = {"timeout": timedelta(seconds=timeout)}
-        dist.init_process_group(kind, init_method=meeting, rank=self.rank, world_size=learners, **options)
-        dist.barrier()
+        with parting():
+            dist.init_process_group(kind, init_method=meeting, rank=self.rank, world_size=learners, **options)
+            dist.barrier()
         if together and self.rank == 0:
             shutil.rmtree(Path(meeting.removeprefix("file://")).parent, ignore_errors=True)
 
@@ -206,7 +242,12 @@ class Student:
         waited = time.monotonic() - self.since
         torch.set_num_threads(1)
         learner = self.learner
-        metrics = learner.learn([self.held.pop(number) for number in numbers])
+        try:
+            metrics = learner.learn([self.held.pop(number) for number in numbers])
+        except Exception as error:
+            if (own := plugins.blame(error)) is not None:  # known here, but not where it is told
+                raise RunError(own) from error
+            raise
         statistics = {}
         if learner.adaptive is not None:
             statistics = {name: getattr(learner.adaptive, name).cpu().numpy() for name in ("mu", "nu", "sigma")}
@@ -223,7 +264,8 @@ def _sum_of_all(own: Gradient) -> Gradient:
     device = own.parameters[0].device
     numbers = [*own.sums.values(), torch.tensor(float(own.decisions), device=device)]
     flat = torch.cat([*(g.flatten() for g in own.parameters), *(n.detach().float().reshape(1) for n in numbers)])
-    dist.all_reduce(flat)
+    with parting():
+        dist.all_reduce(flat)
     sizes = [*(g.numel() for g in own.parameters), *[1] * len(numbers)]
     parts = flat.split(sizes)
     count = len(own.parameters)
@@ -232,7 +274,8 @@ def _sum_of_all(own: Gradient) -> Gradient:
     moments = own.moments
     if moments is not None:
         moments = moments.clone()
-        dist.all_reduce(moments)
+        with parting():
+            dist.all_reduce(moments)
     return Gradient(parameters, sums, moments, round(float(parts[-1][0])))
 
 

@@ -17,6 +17,7 @@ from bestiary.cores import VARIABLE
 from bestiary.errors import UserError
 from bestiary.runtime.answers import first_line
 from bestiary.runtime.bundle import unlike, versions
+from bestiary.runtime.crew import elsewhere
 from bestiary.runtime.ray import on_every_machine
 from bestiary.studies.attempts import open_log
 from bestiary.studies.trial import Trial
@@ -97,6 +98,7 @@ class OnCluster:
     def __init__(self, ray: Any, folder: Path, cpus: float, gpus: float):
         self.ray, self.cpus, self.gpus = ray, cpus, gpus
         self.folder, self.here = folder.resolve(), Path.cwd()
+        self.unfit: set[str] = set()  # nodes that cannot make runs
         self.mark = self.folder / f".seen-{secrets.token_hex(8)}"
         self._check_room()
         self.mark.touch()
@@ -123,13 +125,15 @@ class OnCluster:
 
     def room(self) -> int:
         """Machines that join meanwhile count, too."""
-        have = self.ray.cluster_resources()
-        by = [have.get("CPU", 0) / self.cpus] if self.cpus else []
-        by += [have.get("GPU", 0) / self.gpus] if self.gpus else []
-        return max(1, math.floor(min(by, default=1)))
+        wanted = [(name, n) for name, n in (("CPU", self.cpus), ("GPU", self.gpus)) if n]
+        nodes = [n["Resources"] for n in self.ray.nodes() if n["Alive"] and n["NodeID"] not in self.unfit]
+        return max(1, sum(math.floor(min(node.get(name, 0) / n for name, n in wanted)) for node in nodes))
 
     def start(self, trial: Trial, command: list[str]) -> Process:
-        return RemoteProcess(self.ray, self.errand.remote(), trial.log.resolve(), command, self.here, self.cpus)
+        errand = self.errand.options(scheduling_strategy=elsewhere(self.unfit)).remote(
+            self.folder / "study.toml", self.here, versions(), self.cpus
+        )
+        return RemoteProcess(self.ray, errand, trial.log.resolve(), command, self.unfit)
 
 
 def look_around(mark: str, here: str, wanted: dict[str, str]) -> list[str]:
@@ -144,17 +148,32 @@ def look_around(mark: str, here: str, wanted: dict[str, str]) -> list[str]:
     return problems
 
 
+class Unfit(Exception):
+    """A machine, which joined after all were looked at, cannot make a run."""
+
+    def __init__(self, node: str, why: str):
+        super().__init__(node, why)
+        self.node, self.why = node, why
+
+
 class Errand:
     """In a Ray actor: one command, and how to stop it."""
 
     process: "subprocess.Popen[bytes] | None" = None
     stopped = False
 
-    def perform(self, log: Path, command: list[str], here: Path, cpus: float) -> int:
+    def __init__(self, mark: Path, here: Path, wanted: dict[str, str], cpus: float):
+        self.mark, self.here, self.wanted, self.cpus = mark, here, wanted, cpus
+
+    def perform(self, log: Path, command: list[str]) -> int:
+        import ray
+
         if self.stopped:
             return -15
-        environment = {**os.environ, VARIABLE: str(max(1, math.floor(cpus)))}
-        self.process = begin(log, command, cwd=here, env=environment)
+        if problems := look_around(str(self.mark), str(self.here), self.wanted):
+            raise Unfit(ray.get_runtime_context().get_node_id(), problems[0])
+        environment = {**os.environ, VARIABLE: str(max(1, math.floor(self.cpus)))}
+        self.process = begin(log, command, cwd=self.here, env=environment)
         return self.process.wait()
 
     def stop(self) -> None:
@@ -164,17 +183,21 @@ class Errand:
 
 
 class RemoteProcess:
-    def __init__(self, ray: Any, errand: Any, log: Path, command: list[str], here: Path, cpus: float):
-        self.ray, self.errand, self.lost = ray, errand, ""
+    def __init__(self, ray: Any, errand: Any, log: Path, command: list[str], unfit: set[str]):
+        """`unfit`: where it could not begin is added to these."""
+        self.ray, self.errand, self.unfit, self.lost = ray, errand, unfit, ""
         self.status: int | None = None
-        self.reference = errand.perform.remote(log, command, here, cpus)
+        self.reference = errand.perform.remote(log, command)
 
     def poll(self) -> int | None:
         if self.status is None and self.ray.wait([self.reference], timeout=0)[0]:
             try:
                 self.status = self.ray.get(self.reference)
-            except self.ray.exceptions.RayTaskError as error:  # it could not even begin there
+            except self.ray.exceptions.RayTaskError as error:
                 self.status, self.lost = 1, first_line(error.cause)
+                if isinstance(error.cause, Unfit):
+                    self.lost = error.cause.why
+                    self.unfit.add(error.cause.node)
             except self.ray.exceptions.RayError:
                 self.status, self.lost = 1, "its machine is gone"
             self.ray.kill(self.errand)

@@ -231,6 +231,7 @@ def run_trials(trials: list[Trial], place: Place) -> int | None:
         finally:
             for attempt in running:
                 attempt.process.stop()
+            for attempt in running:
                 attempt.process.wait()
     return interrupts.received
 

@@ -6,14 +6,17 @@ import itertools
 import multiprocessing
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import bestiary
 from bestiary.cli import run_command
@@ -25,7 +28,7 @@ from bestiary.runtime.interrupts import Interrupted
 from bestiary.runtime.train import build, resume, rollouts_in_flight
 from bestiary.runtime.wire import arrays_of, pack_state, share_of
 from bestiary.runtime.workers import Oracle, Student
-from tests.nodes import Nodes
+from tests.nodes import Nodes, own_address
 
 pytestmark = pytest.mark.xdist_group("ray")
 
@@ -45,6 +48,8 @@ from gymnasium.spaces import Box, Discrete
 
 
 class World(gymnasium.Env):
+    '''Takes its time, so that tests that wait leave the cores to others.'''
+
     observation_space, action_space = Box(-1, 1, (2,)), Discrete(2)
     scale = 1.0
 
@@ -56,6 +61,7 @@ class World(gymnasium.Env):
 
     def step(self, action):
         self.clock += 1
+        time.sleep(0.002)
         for trouble in ("raise", "always", "stall"):
             if (self.folder / trouble).exists():
                 if trouble != "always":
@@ -70,6 +76,11 @@ class World(gymnasium.Env):
 class Large(World):
     scale = 100.0
 """
+
+
+def world() -> str:
+    Path("world.py").write_text(WORLD)
+    return "world.py:World"
 
 
 def wait_until(condition: Callable[[], Any], seconds: float = 300) -> None:
@@ -191,6 +202,54 @@ def test_several_learners_make_the_updates_of_one_popart_included(learners: int,
             for name, array in arrays.items():
                 np.testing.assert_allclose(state[file][name], array, rtol=1e-4, atol=1e-6, err_msg=name)
                 assert np.array_equal(state[file][name], found[0][3][file][name])  # all learners have the same bits
+
+
+def _meet(rank: int, meeting: str, answers: Any) -> None:
+    import psutil
+
+    student: Any = Student()
+    student.rank, student.learner = rank, SimpleNamespace(device=torch.device("cpu"))
+    student.where = lambda: meeting.removeprefix("tcp://").rpartition(":")[0]
+    student.join(meeting, 2, together=False, shared=False, timeout=60)
+    here = [c for c in psutil.Process().net_connections("tcp") if c.status == psutil.CONN_LISTEN]
+    answers.put({c.laddr.ip for c in here})
+
+
+def test_learners_on_several_machines_meet_at_the_address_that_ray_has() -> None:
+    """... and not at what the name of the machine stands for, which no other machine might reach."""
+    own = own_address()
+    with socket.socket() as probe:
+        probe.bind((own, 0))
+        meeting = f"tcp://{own}:{probe.getsockname()[1]}"
+    fork = multiprocessing.get_context("fork")
+    answers: Any = fork.Queue()
+    pair = [fork.Process(target=_meet, args=(rank, meeting, answers)) for rank in range(2)]
+    for process in pair:
+        process.start()
+    found = [answers.get(timeout=60) for _ in pair]
+    for process in pair:
+        process.join(timeout=60)
+    assert all(own in addresses for addresses in found)
+    assert not any(address.startswith("127.") for addresses in found for address in addresses)
+
+
+BAD = """
+import torch
+from bestiary.agents.torsos import MLP
+
+
+class Bad(MLP):
+    def forward(self, observation):
+        if torch.is_grad_enabled():
+            torch.ones(2, 3) @ torch.ones(2, 3)
+        return super().forward(observation)
+"""
+
+
+def test_a_users_mistake_in_learning_is_a_line_and_not_a_lost_learner(nodes: Nodes) -> None:
+    Path("bad.py").write_text(BAD)
+    with pytest.raises(RunError, match=r"bad.py, line 9: RuntimeError: mat1 and mat2 shapes"):
+        bestiary.train("toy/catch", run_dir="r", torso="bad.py:Bad", cluster=nodes.address, learners=2, **SMALL)
 
 
 # --- many actors ---
@@ -321,7 +380,7 @@ def test_a_killed_actor_and_a_lost_node_are_replaced_and_the_run_can_be_resumed(
         before = newest("step")
         wait_until(lambda: newest("step") > before + 400)
 
-    run = train_while(act, "toy/catch", cluster=nodes.address, actors=4, min_actors=2)
+    run = train_while(act, world(), cluster=nodes.address, actors=4, min_actors=2)
     assert run.metrics["max_lag"].max() <= run.config.training.max_lag
     assert run.metrics["max_queue"].max() <= 8 + 2  # never more than may be in flight
     shares = [run.metrics[name] for name in ("actor_environment", "actor_inference", "actor_wait", "learner_wait")]
@@ -336,8 +395,6 @@ def test_a_killed_actor_and_a_lost_node_are_replaced_and_the_run_can_be_resumed(
 
 
 def test_environments_that_raise_or_stall_are_rebuilt_until_that_is_too_often(nodes: Nodes, tmp_path: Path) -> None:
-    Path("world.py").write_text(WORLD)
-
     def act() -> None:
         wait_until(lambda: newest("step") > 200)
         Path("raise").touch()
@@ -348,7 +405,7 @@ def test_environments_that_raise_or_stall_are_rebuilt_until_that_is_too_often(no
         wait_until(lambda: newest("step") > before + 400)
 
     options = {"cluster": nodes.address, "actors": 2, "folder": str(tmp_path), "actor_timeout": 3, "max_restarts": 3}
-    run = train_while(act, "world.py:World", **options)
+    run = train_while(act, world(), **options)
     Path("always").touch()
     with pytest.raises(RunError, match=r"world.py, line \d+: OSError: the world is gone.*4 within ten minutes"):
         resume(run)
@@ -363,7 +420,7 @@ def test_a_killed_learner_takes_the_group_back_to_the_newest_checkpoint(nodes: N
         before = newest("step")
         wait_until(lambda: newest("step") > before + 400)
 
-    run = train_while(act, "toy/catch", cluster=nodes.address, learners=2, save_every=200)
+    run = train_while(act, world(), cluster=nodes.address, learners=2, save_every=200)
     assert (run.metrics["step"][1:] > run.metrics["step"][:-1]).all()  # what was lost has left no rows
     assert (run.episodes["step"][1:] >= run.episodes["step"][:-1]).all()
     assert run.metrics["restarts"][-1] == 1
@@ -411,13 +468,20 @@ def test_another_version_on_a_node_is_refused_in_a_line(
     assert not Path("r").exists()
 
 
-def test_more_actors_than_there_is_room_for(nodes: Nodes, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["train", "toy/catch", "--cluster", nodes.address, "--actors", "9", "--steps", "1k", "--run-dir", "r"]
-    assert run_command(words) == 2
-    assert (
-        "--actors 9: needs 9 CPUs; the cluster has 2 on 1 machine, 2 of them free: room for 2"
-        in capsys.readouterr().err
-    )
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("--actors 9", "--actors 9: needs 9 CPUs; the cluster has 2 on 1 machine, 2 of them free: room for 2"),
+        ("--workers 9", "--workers 9: a learner needs so many CPUs on one machine, and there are --learners 1; the"),
+        ("--actors 2 --workers 1", "--actors 2: needs 2 CPUs and 1 for --workers; the cluster has 2 on 1 machine"),
+    ],
+)
+def test_more_than_there_is_room_for(
+    nodes: Nodes, words: str, expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(["train", "toy/catch", "--cluster", nodes.address, "--run-dir", "r", *words.split()]) == 2
+    assert expected in capsys.readouterr().err
+    assert not Path("r").exists()
 
 
 @pytest.mark.slow
@@ -431,7 +495,7 @@ def test_fewer_actors_may_begin_and_nodes_that_join_late_are_used(nodes: Nodes) 
         wait_until(lambda: newest("step") > before + 400)
         nodes.lose()
 
-    train_while(act, "toy/catch", cluster=nodes.address, actors=3, min_actors=1)
+    train_while(act, world(), cluster=nodes.address, actors=3, min_actors=1)
 
 
 def test_a_cluster_that_wants_another_token(
@@ -448,7 +512,6 @@ def test_a_cluster_that_wants_another_token(
     [
         ("--cluster 127.0.0.1:9", "--cluster 127.0.0.1:9: 127.0.0.1:9 cannot be reached: Connection refused"),
         ("--cluster somewhere", "--cluster somewhere: expected local, auto or host:port, such as 10.0.0.5:6379"),
-        ("--cluster local --actors 99", "--actors 99: needs 99 CPUs; the cluster has"),
         ("--cluster local --runtime serial", "--cluster local and --runtime serial contradict each other"),
         ("--runtime cluster", "--runtime cluster: which? --cluster local, auto or an address"),
         ("--actors 2", "--actors: has an effect only on a cluster (--cluster)"),
@@ -460,7 +523,6 @@ def test_a_cluster_that_wants_another_token(
             "--cluster local --lag 1 --inference central",
             "--lag 1: with --inference central every decision is made with",
         ),
-        ("--cluster local --workers 99", "--workers 99: a learner needs so many CPUs on one machine, and there are"),
         ("--cluster local --lag 1 --min-actors 1", "--min-actors 1: here every rollout has its place"),
     ],
 )

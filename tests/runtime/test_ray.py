@@ -16,6 +16,7 @@ import pytest
 from bestiary.cli import run_command
 from bestiary.runs.folder import open_run
 from bestiary.runtime.ray import ASK, PREFIX
+from tests.nodes import own_address
 from tests.test_faults import BESTIARY, bestiary_command, wait_until
 
 pytestmark = pytest.mark.xdist_group("ray")
@@ -35,6 +36,10 @@ def test_a_ray_of_its_own_is_private_ends_with_its_run_and_the_run_can_be_resume
 
         shared = {Path(m.path) for p in crew for m in p.memory_maps() if m.path.startswith("/dev/shm/")}
         assert shared
+
+        # nobody else gets at its sockets and files
+        (folder,) = [Path(tempfile.gettempdir()) / name for name in left_behind(driver.pid)]
+        assert folder.stat().st_mode & 0o077 == 0
 
         # nothing listens beyond this machine, and nothing answers without the token
         listening = [c.laddr for p in crew for c in p.net_connections() if c.status == psutil.CONN_LISTEN]
@@ -90,6 +95,21 @@ def test_ctrl_c_saves_and_leaves_nothing() -> None:
     assert left_behind(driver.pid) == []
 
 
+@pytest.mark.slow
+def test_what_ray_kills_to_save_memory_is_counted_and_stops_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray tells of it by another error than of what died by itself."""
+    monkeypatch.setenv("RAY_memory_usage_threshold", "0.01")
+    driver = subprocess.run(
+        [*BESTIARY, *TRAIN, "--steps", "100M", "--run-dir", "r", "--max-restarts", "2"],
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert driver.returncode == 1
+    assert "restart 3 within ten minutes (--max-restarts 2)" in driver.stderr
+    assert "Traceback" not in driver.stderr
+
+
 WITHOUT = "import sys; sys.modules['ray'] = None; from bestiary.cli import main; main(sys.argv[1:])"
 
 
@@ -109,7 +129,7 @@ def open_address() -> Iterator[str]:
     with socket.socket() as probe:
         probe.bind(("", 0))
         port = probe.getsockname()[1]
-    host = _own_address()
+    host = own_address()
     server = Path(ray.__file__).parent / "core/src/ray/gcs/gcs_server"
     options = {"config_list": b64encode(b"{}").decode(), "gcs_server_port": port, "node-ip-address": host}
     options |= {"session-name": "x", "ray-commit": "x", "metrics-agent-port": 0}
@@ -122,19 +142,16 @@ def open_address() -> Iterator[str]:
     process.wait()
 
 
-def _own_address() -> str:
-    """One of this machine's that is not the loopback interface's."""
-    found = [a.address for all_of in psutil.net_if_addrs().values() for a in all_of if a.family == socket.AF_INET]
-    others = [address for address in found if not address.startswith("127.")]
-    if not others:
-        pytest.skip("this machine has no network")
-    return others[0]
-
-
 def answers(address: str) -> bool:
     host, _, port = address.rpartition(":")
     with socket.socket() as probe:
         return probe.connect_ex((host, int(port))) == 0
+
+
+def outside(words: list[str]) -> "subprocess.CompletedProcess[str]":
+    """What a command does that knows nothing of any Ray of these tests."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    return subprocess.run([*BESTIARY, *words], env=environment, capture_output=True, text=True, timeout=300)
 
 
 def test_an_open_cluster_is_joined_only_when_it_is_trusted(
@@ -144,17 +161,12 @@ def test_an_open_cluster_is_joined_only_when_it_is_trusted(
     assert run_command(["train", "toy/catch", "--cluster", open_address, "--run-dir", "r"]) == 2
     errors = capsys.readouterr().err
     assert f"{open_address} asks nobody for a token" in errors
-    local = f"127.0.0.1:{open_address.rpartition(':')[2]}"  # it is no more private for being called so
-    refused = subprocess.run(
-        [*BESTIARY, "train", "toy/catch", "--cluster", local, "--run-dir", "r"],
-        env={name: value for name, value in os.environ.items() if not name.startswith("RAY_")},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert refused.returncode == 2
-    assert "asks nobody for a token" in refused.stderr
-    assert "--trust-open-cluster" in errors
+    for name in ("127.0.0.1", socket.gethostname()):  # it is no more private for being called so
+        refused = outside(
+            ["train", "toy/catch", "--cluster", f"{name}:{open_address.rpartition(':')[2]}", "--run-dir", "r"]
+        )
+        assert refused.returncode == 2
+        assert "asks nobody for a token" in refused.stderr
     assert not Path("r").exists()
     remembered = bestiary_command(
         "train", "toy/catch", "--cluster", open_address, "--trust-open-cluster", "--dry-run"
