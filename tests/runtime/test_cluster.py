@@ -364,10 +364,12 @@ def test_memory_stays_flat_where_the_learner_is_slow(nodes: Nodes) -> None:
 
 
 def test_a_killed_actor_and_a_lost_node_are_replaced_and_the_run_can_be_resumed(nodes: Nodes) -> None:
-    nodes.add()
+    """... and a node that joins late is used."""
 
     def act() -> None:
         wait_until(lambda: newest("step") > 200)
+        assert len(nodes.processes("Player")) == 2
+        nodes.add()
         wait_until(lambda: len(nodes.processes("Player")) == 4)
         first = next(player for player in nodes.processes("Player") if nodes.on_head(player))
         first.kill()
@@ -482,20 +484,6 @@ def test_more_than_there_is_room_for(
     assert run_command(["train", "toy/catch", "--cluster", nodes.address, "--run-dir", "r", *words.split()]) == 2
     assert expected in capsys.readouterr().err
     assert not Path("r").exists()
-
-
-@pytest.mark.slow
-def test_fewer_actors_may_begin_and_nodes_that_join_late_are_used(nodes: Nodes) -> None:
-    def act() -> None:
-        wait_until(lambda: newest("step") > 200)
-        assert len(nodes.processes("Player")) == 2
-        nodes.add()
-        wait_until(lambda: len(nodes.processes("Player")) == 3)
-        before = newest("step")
-        wait_until(lambda: newest("step") > before + 400)
-        nodes.lose()
-
-    train_while(act, world(), cluster=nodes.address, actors=3, min_actors=1)
 
 
 def test_a_cluster_that_wants_another_token(
