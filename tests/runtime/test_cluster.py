@@ -447,19 +447,23 @@ def test_the_users_own_files_reach_machines_that_do_not_have_them(tmp_path: Path
     pool.close()
 
 
-@pytest.mark.slow
-def test_another_version_on_a_node_is_refused_in_a_line(
-    nodes: Nodes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A node whose Bestiary is another one: a copy of this with another number."""
-    old = tmp_path / "old" / "bestiary"
+def other_bestiary(folder: Path) -> dict[str, str]:
+    """Variables of a node whose Bestiary is another one: a copy of this with another number."""
+    old = folder / "old" / "bestiary"
     old.mkdir(parents=True)
     package = Path(bestiary.__file__).parent
     for path in package.iterdir():
         if path.name != "__init__.py":
             (old / path.name).symlink_to(path)
     (old / "__init__.py").write_text((package / "__init__.py").read_text().replace(bestiary.__version__, "0.0.9"))
-    nodes.add(env_vars={"PYTHONPATH": str(old.parent)})
+    return {"PYTHONPATH": str(old.parent)}
+
+
+@pytest.mark.slow
+def test_another_version_on_a_node_is_refused_in_a_line(
+    nodes: Nodes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nodes.add(env_vars=other_bestiary(tmp_path))
     try:
         words = ["train", "toy/catch", "--cluster", nodes.address, "--actors", "4", "--steps", "1k", "--run-dir", "r"]
         assert run_command(words) == 2
@@ -468,6 +472,28 @@ def test_another_version_on_a_node_is_refused_in_a_line(
     errors = capsys.readouterr().err.strip().splitlines()
     assert "has bestiary 0.0.9, and" in errors[-1]
     assert not Path("r").exists()
+
+
+@pytest.mark.slow
+def test_another_version_on_a_node_that_joins_late_is_left_alone(
+    nodes: Nodes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def act() -> None:
+        wait_until(lambda: newest("step") > 200)
+        nodes.add(env_vars=other_bestiary(tmp_path))
+        wait_until(
+            lambda: "no actor will be on that machine" in (told.append(capsys.readouterr().err) or "".join(told))
+        )
+        before = newest("step")
+        wait_until(lambda: newest("step") > before + 400)
+
+    told: list[str] = []
+    try:
+        run = train_while(act, world(), cluster=nodes.address, actors=3, min_actors=1)
+    finally:
+        nodes.lose()
+    assert "has bestiary 0.0.9, and" in "".join(told)
+    assert run.metrics["restarts"][-1] == 0
 
 
 @pytest.mark.parametrize(

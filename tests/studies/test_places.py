@@ -17,7 +17,6 @@ from tests.studies.test_run import BASE, interrupt_once, wait_until, write
 pytestmark = pytest.mark.xdist_group("ray")
 
 
-@pytest.mark.slow
 def test_a_study_on_a_cluster_fails_in_part_is_killed_loses_a_node_and_is_finished(
     nodes: Nodes, capsys: pytest.CaptureFixture[str]
 ) -> None:
