@@ -28,7 +28,7 @@ bench: setup
 	$(BIN)/bestiary bench
 
 test: lint
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup
+	$(BIN)/python -m pytest --numprocesses 3 --dist loadgroup
 
 test-slow: lint
 	$(BIN)/python -m pytest -m slow

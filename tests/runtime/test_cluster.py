@@ -478,12 +478,14 @@ def test_another_version_on_a_node_is_refused_in_a_line(
 def test_another_version_on_a_node_that_joins_late_is_left_alone(
     nodes: Nodes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    def heard() -> bool:
+        told.append(capsys.readouterr().err)
+        return "no actor will be on that machine" in "".join(told)
+
     def act() -> None:
         wait_until(lambda: newest("step") > 200)
         nodes.add(env_vars=other_bestiary(tmp_path))
-        wait_until(
-            lambda: "no actor will be on that machine" in (told.append(capsys.readouterr().err) or "".join(told))
-        )
+        wait_until(heard)
         before = newest("step")
         wait_until(lambda: newest("step") > before + 400)
 
