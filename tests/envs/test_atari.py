@@ -9,6 +9,7 @@ import re
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import ale_py
@@ -149,10 +150,15 @@ def assert_agreement(match: Match) -> None:
     assert not any(step.truncated.any() for step in steps)
 
 
-@pytest.fixture(scope="module", params=[pytest.param(game, marks=pytest.mark.xdist_group(game)) for game in GAMES])
-def match(request: pytest.FixtureRequest) -> Match:
+@lru_cache(maxsize=1)  # a fixture of the module would be made anew where others come between its tests
+def long_match(game: str) -> Match:
     """5,000 steps of one game, in four lanes."""
-    return play_match(request.param, 1250, LANES, watch_every=25)
+    return play_match(game, 1250, LANES, watch_every=25)
+
+
+@pytest.fixture(params=[pytest.param(game, marks=pytest.mark.xdist_group(game)) for game in GAMES])
+def match(request: pytest.FixtureRequest) -> Match:
+    return long_match(request.param)
 
 
 def test_the_pool_agrees_with_the_oracle(match: Match, request: pytest.FixtureRequest) -> None:

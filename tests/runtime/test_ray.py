@@ -121,6 +121,13 @@ def test_no_ray_installed() -> None:
     assert not Path("r").exists()
 
 
+def test_tests_of_one_group_share_a_process(request: pytest.FixtureRequest) -> None:
+    """Those that need Ray would otherwise start one in each; there are versions of pytest that do not see to it."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        pytest.skip("there is one process only")
+    assert request.node.nodeid.endswith("@ray")
+
+
 @pytest.fixture
 def open_address() -> Iterator[str]:
     """What joining sees of a Ray that asks for no token: the server that knows its nodes, which has none to run code on."""
