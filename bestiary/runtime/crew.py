@@ -8,14 +8,12 @@ from typing import Any
 
 from bestiary.config import Training
 from bestiary.console import warn
-from bestiary.errors import RunError
 from bestiary.runtime.answers import Answers, first_line, plain
 from bestiary.runtime.load import Clock
-from bestiary.runtime.local import PATIENCE as SILENCE
+from bestiary.runtime.local import PATIENCE
 from bestiary.runtime.restarts import Restarts
+from bestiary.runtime.room import FOUND_WITHIN, elsewhere, here, no_room
 from bestiary.runtime.workers import Oracle, Player
-
-PATIENCE = 120.0  # seconds that a process may take to be made
 
 
 @dataclass
@@ -143,24 +141,25 @@ class Crew:
         if hand.node not in self.unfit:
             warn(f"{hand.name}: {why}; no actor will be on that machine")
             self.unfit.add(hand.node)
-        self.ray.kill(hand.handle)
-        hand.life += 1
-        self._start(hand)
+        self._renew(hand)
 
     def replace(self, hand: Hand, life: int, why: str) -> None:
         """A player is gone: another takes its seats, with fresh environments and the newest weights."""
         if life != hand.life:
             return  # already done
+        self.restarts.add(why, machine=hand.node)
+        self._renew(hand)
+
+    def _renew(self, hand: Hand) -> None:
         self.ray.kill(hand.handle)
         hand.life += 1
-        self.restarts.add(why, machine=hand.node)
         self._start(hand)
 
     def look_after(self, learning: bool) -> None:
         """Ask those that play how far they are, and replace those that have not moved for long; tell the user what stalls."""
         now, timeout = time.monotonic(), self.training.actor_timeout
         for hand in self.hands:
-            if hand.placed and not hand.ready and now - hand.placed > max(timeout, PATIENCE):
+            if hand.placed and not hand.ready and now - hand.placed > max(timeout, FOUND_WITHIN):
                 self.replace(hand, hand.life, f"{hand.name} was not ready after {now - hand.placed:.0f} s")
             if not hand.ready:
                 continue
@@ -172,7 +171,7 @@ class Crew:
                 self.answers.expect(hand.handle.progress.remote(), self._hear_of(hand, hand.life))
         if learning:
             self.heard = now
-        if now - self.heard > SILENCE and now - self.said > SILENCE:
+        if now - self.heard > PATIENCE and now - self.said > PATIENCE:
             self.said = now
             absent = [hand.index for hand in self.hands if not hand.placed]
             wait = f"; actors {', '.join(map(str, absent[:8]))} wait for room on the cluster" if absent else ""
@@ -203,7 +202,7 @@ class Crew:
         while True:
             self.oracle = self.ray.remote(Oracle).options(**options, scheduling_strategy=here(self.ray)).remote()
             try:
-                return self.ray.get(self.oracle.prepare.remote(self.bundle, self.gpus > 0), timeout=PATIENCE)
+                return self.ray.get(self.oracle.prepare.remote(self.bundle, self.gpus > 0), timeout=FOUND_WITHIN)
             except errors.RayTaskError as error:
                 raise plain(error) from error
             except errors.GetTimeoutError:
@@ -227,24 +226,4 @@ class Crew:
         self._start_oracle()
         self.publish(weights)
         for other in self.hands:
-            self.ray.kill(other.handle)
-            other.life += 1
-            self._start(other)
-
-
-def no_room(what: str) -> RunError:
-    return RunError(f"no room for {what} within {PATIENCE:.0f} s: something else has taken it on this cluster")
-
-
-def elsewhere(unfit: set[str]) -> Any:
-    """Anywhere but on some nodes."""
-    from ray.util.scheduling_strategies import NodeLabelSchedulingStrategy, NotIn
-
-    return NodeLabelSchedulingStrategy({"ray.io/node-id": NotIn(*sorted(unfit))}) if unfit else "SPREAD"
-
-
-def here(ray: Any) -> Any:
-    """On the driver's machine, if that can be."""
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
+            self._renew(other)

@@ -59,7 +59,7 @@ def connected(cluster: str, trust_open: bool = False) -> Iterator[Any]:
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
     except Exception as error:
-        raise UserError(f"--cluster {cluster}: {_first_line(error)}") from error
+        raise UserError(f"--cluster {cluster}: {_in_a_line(error)}") from error
     try:
         yield ray
     finally:
@@ -86,7 +86,7 @@ def _own_ray() -> Iterator[Any]:
                     logging_level=logging.ERROR,
                 )
             except Exception as error:
-                raise UserError(f"--cluster local: Ray does not start: {_first_line(error)}") from error
+                raise UserError(f"--cluster local: Ray does not start: {_in_a_line(error)}") from error
             try:
                 yield ray
             finally:
@@ -227,10 +227,10 @@ def on_every_machine(ray: Any, look: Callable[..., list[str]], *arguments: Any) 
         except ray.exceptions.TaskUnschedulableError:
             pass  # it has gone since we looked
         except ray.exceptions.RayError as error:
-            problems.append(f"{name}: Bestiary does not run there: {_first_line(getattr(error, 'cause', error))}")
+            problems.append(f"{name}: Bestiary does not run there: {_in_a_line(getattr(error, 'cause', error))}")
     return list(dict.fromkeys(problems))
 
 
-def _first_line(error: BaseException) -> str:
+def _in_a_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return " ".join(lines[:3]) if lines else type(error).__name__

@@ -1,14 +1,17 @@
-"""Whether a cluster has room for a run, machines that are like this one, and what so many actors mean for the lag."""
+"""Whether a cluster has room for a run and machines that are like this one, what so many actors mean for the lag, and where on
+it processes go."""
 
 import math
 from typing import Any
 
 from bestiary.config import Config, Training
 from bestiary.console import note, warn
-from bestiary.errors import UserError
+from bestiary.errors import RunError, UserError
 from bestiary.runtime.bundle import unlike, versions
 from bestiary.runtime.ray import on_every_machine
 from bestiary.runtime.train import rollouts_in_flight
+
+FOUND_WITHIN = 120.0  # seconds that a process may take to have its place and be made
 
 
 def check_machines(ray: Any, config: Config) -> None:
@@ -74,3 +77,24 @@ def _say_what_lag_means(config: Config) -> None:
             f"note: so many actors make decisions up to {training.max_lag} updates old before they are learnt from; larger "
             f"batches ({larger}) make fewer updates"
         )
+
+
+# --- where processes go ---
+
+
+def no_room(what: str) -> RunError:
+    return RunError(f"no room for {what} within {FOUND_WITHIN:.0f} s: something else has taken it on this cluster")
+
+
+def elsewhere(unfit: set[str]) -> Any:
+    """Anywhere but on some nodes."""
+    from ray.util.scheduling_strategies import NodeLabelSchedulingStrategy, NotIn
+
+    return NodeLabelSchedulingStrategy({"ray.io/node-id": NotIn(*sorted(unfit))}) if unfit else "SPREAD"
+
+
+def here(ray: Any) -> Any:
+    """On the driver's machine, if that can be."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)

@@ -6,9 +6,9 @@ from typing import Any
 from bestiary.config import Training
 from bestiary.errors import RunError, UserError
 from bestiary.runtime.answers import first_line, plain
-from bestiary.runtime.crew import PATIENCE, here, no_room
 from bestiary.runtime.learner import Learner
 from bestiary.runtime.restarts import LearnersLost
+from bestiary.runtime.room import FOUND_WITHIN, here, no_room
 from bestiary.runtime.wire import pack_state, unpack_state
 from bestiary.runtime.workers import Parted, Student
 
@@ -32,7 +32,7 @@ class Students:
         student = ray.remote(concurrency_groups={"io": 1})(_with_io(ray, Student))
         self.handles = [student.options(**options).remote() for _ in range(count)]
         try:
-            self.machines = self.ask(lambda: ray.get([s.where.remote() for s in self.handles], timeout=PATIENCE))
+            self.machines = self.ask(lambda: ray.get([s.where.remote() for s in self.handles], timeout=FOUND_WITHIN))
         except ray.exceptions.GetTimeoutError:
             wanted = f"{self.training.workers} CPUs" + (f" and {self.gpus:g} GPUs" if self.gpus else "")
             raise no_room(f"{count} learner{'s' * (count > 1)} of {wanted}") from None

@@ -17,8 +17,8 @@ from bestiary.cores import VARIABLE
 from bestiary.errors import UserError
 from bestiary.runtime.answers import first_line
 from bestiary.runtime.bundle import unlike, versions
-from bestiary.runtime.crew import elsewhere
 from bestiary.runtime.ray import on_every_machine
+from bestiary.runtime.room import elsewhere
 from bestiary.studies.attempts import open_log
 from bestiary.studies.trial import Trial
 
