@@ -93,7 +93,6 @@ class AttentionAgent(nn.Module):
         T, B = inputs.done.shape
         seen = self.torso({kind: merge(array) for kind, array in inputs.observation.items()})  # [T*B,C,h,w]
         gates = self.core.listen(seen)  # of all steps at once: they do not depend on the memory
-        gates = gates.view(T, B, *gates.shape[1:])
         going_on = (~inputs.done).unsqueeze(-1)  # [T,B,1]
         told = []  # besides what is seen, [T,B,...] each
         if self.sees_reward:
@@ -102,11 +101,12 @@ class AttentionAgent(nn.Module):
             told.append(F.one_hot(inputs.last_action, self.num_actions) * going_on)
         vision, cell, hidden, carried = state
         outputs, maps = [], []
-        for t in range(T):
+        # Unbound, not indexed: the way back of an index fills a whole sequence of gates with zeros, at each step.
+        for t, heard in enumerate(gates.view(T, B, *gates.shape[1:]).unbind()):
             keep = going_on[t]  # [B,1]
             hidden, carried = (torch.where(keep, s, 0.0) for s in (hidden, carried))
             vision, cell = (torch.where(keep[..., None, None], s, 0.0) for s in (vision, cell))
-            vision, cell = self.core(gates[t], vision, cell)
+            vision, cell = self.core(heard, vision, cell)
             answers, queries, weights = self._ask(vision, hidden)
             x = self.answer(torch.cat([answers.flatten(1), queries.flatten(1), *(more[t] for more in told)], dim=-1))
             hidden, carried = self.lstm(x, (hidden, carried))
