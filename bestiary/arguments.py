@@ -6,6 +6,7 @@ the options of just those. Values are not checked here but in `resolve.py`, all 
 
 import argparse
 import dataclasses
+import re
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
@@ -85,7 +86,7 @@ def parse_train(argv: list[str]) -> tuple[dict[str, Any], dict[str, Any], bool]:
 def scan(argv: list[str], parser: Parser) -> dict[str, Any]:
     """Flags and their values as written, by option name; environments under "env". Flags the parser does not have are
     kept too, for `resolve` to say what is wrong with them."""
-    from bestiary.envs import WORLDS
+    from bestiary.envs import FAMILIES, WORLDS
 
     given: dict[str, Any] = {}
     names, words = list[str](), list(argv)
@@ -101,7 +102,7 @@ def scan(argv: list[str], parser: Parser) -> dict[str, Any]:
         key = name.removeprefix("--").replace("-", "_") if action is None else action.dest
         follows = words[0] if words and not words[0].startswith("--") else None
         looks_like_env = follows is not None and (
-            "/" in follows or ".py:" in follows or follows.split(":")[0] in WORLDS
+            ".py:" in follows or re.split("[/:]", follows)[0] in {**FAMILIES, **WORLDS}
         )
         if equals:
             given[key] = value

@@ -6,7 +6,8 @@ every core were always busy with one of the three, a step would cost the sum of 
 
     bound = 1 / (1/env + 1/inference + 1/learn)          ratio = whole / bound
 
-Machines are noisy, so pieces and whole are measured in turn, several times, and medians are reported.
+Machines are noisy, so pieces and whole, and several configurations, are measured in turn, several times, and medians are
+reported; what configurations are to each other is the median of what they were in each turn.
 """
 
 import json
@@ -15,7 +16,7 @@ import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
@@ -89,6 +90,8 @@ class Result:
     ratio: float
     max_lag: float
     memory_mib: float
+    of_first: float  # the whole, of that of the first configuration in the same turn
+    env_of_first: float  # and the environments alone
     layout: dict[str, Any]
     repeats: list[dict[str, float]]
     cores: float = CORES
@@ -105,23 +108,26 @@ def bench(
     json_path: Path | None = None,
     cluster: bool = False,
 ) -> list[Result]:
-    """Measure and print; with `json_path`, also write what is known after each configuration. Gives those of trainings."""
+    """Measure and print; with `json_path`, also write what is known after each turn. Gives those of trainings."""
     results, others = list[Result](), list[dict[str, Any]]()
+    trainings = [name for name in names if name in CONFIGS]
+    for known in _in_turn(trainings, repeats, seconds, cluster):
+        results = known
+        _write(json_path, results, others)
     for name in names:
-        if name == KERNELS:
-            others.append(bench_memories(repeats, seconds))
-        elif name == SALIENCY:
-            others.append(bench_saliency(repeats))
-        else:
-            note(f"{name}: looking for the best layout of each piece")
-            results.append(_bench_one(name, repeats, seconds, cluster))
-        if json_path is not None:
-            json_path.write_text(json.dumps([*(asdict(result) for result in results), *others], indent=1) + "\n")
+        if name not in CONFIGS:
+            others.append(bench_memories(repeats, seconds) if name == KERNELS else bench_saliency(repeats))
+            _write(json_path, results, others)
     if results:
         _show(results)
     for measured in others:
         (show_memories if measured["config"] == KERNELS else show_saliency)(measured)
     return results
+
+
+def _write(json_path: Path | None, results: list[Result], others: list[dict[str, Any]]) -> None:
+    if json_path is not None:
+        json_path.write_text(json.dumps([*(asdict(result) for result in results), *others], indent=1) + "\n")
 
 
 def configured(name: str, **options: Any) -> Config:
@@ -130,28 +136,49 @@ def configured(name: str, **options: Any) -> Config:
     return resolve(layers({**CONFIGS[name], **ever, **options})[0])
 
 
-def _bench_one(name: str, repeats: int, seconds: float, cluster: bool) -> Result:
-    config = _settled(configured(name))
-    candidates = {
-        "env": [partial(_env_piece, config, n, p) for n in _SIZES for p in (1, CORES)],
-        "inference": [partial(_inference_piece, config, n) for n in _SIZES],
-        "learn": [partial(learn_piece, config, g) for g in _group_sizes(config)],
-    }
+def _in_turn(names: list[str], repeats: int, seconds: float, cluster: bool) -> Iterator[list[Result]]:
+    """What is known of every configuration, after each turn in which all were measured."""
     with ExitStack() as stack:
-        pieces = {piece: _best(made, seconds)(stack) for piece, made in candidates.items()}
-        rows = []
-        for repeat in range(repeats):
-            row = {piece: _rate(function, seconds) for piece, (_, function) in pieces.items()}
-            row["bound"] = 1 / (1 / row["env"] + 1 / row["inference"] + 1 / row["learn"])
-            row |= _whole(config, 3 * seconds)
-            row["ratio"] = row["whole"] / row["bound"]
-            if cluster:
-                row |= _whole_on_ray(name, config, 3 * seconds)
-                row["cluster_ratio"] = row["cluster"] / row["whole"]
-            rows.append(row)
-            note(f"{name} {repeat + 1}/{repeats}: " + ", ".join(f"{k} {v:,.4g}" for k, v in row.items()))
-    medians = {key: statistics.median(row[key] for row in rows) for key in rows[0]}
-    return Result(config=name, **medians, layout={piece: label for piece, (label, _) in pieces.items()}, repeats=rows)
+        trainings = [_Training(name, seconds, stack) for name in names]
+        for repeat in range(repeats if names else 0):
+            for training in trainings:
+                row = training.measure(seconds, cluster, trainings[0].rows)
+                numbers = ", ".join(f"{key} {number:,.4g}" for key, number in row.items())
+                note(f"{training.name} {repeat + 1}/{repeats}: {numbers}")
+            yield [training.result() for training in trainings]
+
+
+class _Training:
+    """A configuration, its pieces each in the layout that was fastest, and what was measured of them."""
+
+    def __init__(self, name: str, seconds: float, stack: ExitStack):
+        note(f"{name}: looking for the best layout of each piece")
+        self.name, self.config, self.rows = name, _settled(configured(name)), list[dict[str, float]]()
+        candidates = {
+            "env": [partial(_env_piece, self.config, n, p) for n in _SIZES for p in (1, CORES)],
+            "inference": [partial(_inference_piece, self.config, n) for n in _SIZES],
+            "learn": [partial(learn_piece, self.config, g) for g in _group_sizes(self.config)],
+        }
+        self.pieces = {piece: _best(made, seconds)(stack) for piece, made in candidates.items()}
+
+    def measure(self, seconds: float, cluster: bool, first: list[dict[str, float]]) -> dict[str, float]:
+        """A turn: the pieces, then the whole. `first` are the turns of the configuration to compare with, maybe this one."""
+        row = {piece: _rate(function, seconds) for piece, (_, function) in self.pieces.items()}
+        row["bound"] = 1 / (1 / row["env"] + 1 / row["inference"] + 1 / row["learn"])
+        row |= _whole(self.config, 3 * seconds)
+        row["ratio"] = row["whole"] / row["bound"]
+        if cluster:
+            row |= _whole_on_ray(self.name, self.config, 3 * seconds)
+            row["cluster_ratio"] = row["cluster"] / row["whole"]
+        self.rows.append(row)
+        row["of_first"] = row["whole"] / first[-1]["whole"]
+        row["env_of_first"] = row["env"] / first[-1]["env"]
+        return row
+
+    def result(self) -> Result:
+        medians = {key: statistics.median(row[key] for row in self.rows) for key in self.rows[0]}
+        layout = {piece: label for piece, (label, _) in self.pieces.items()}
+        return Result(config=self.name, **medians, layout=layout, repeats=self.rows)
 
 
 _SIZES = (8, 16, 32, 64, 128)  # of pools and of batches, to find the fastest of
@@ -367,5 +394,10 @@ def _show(results: list[Result]) -> None:
             note(
                 f"{r.config}: on a Ray of its own {r.cluster:,.0f}, {r.cluster_ratio:.2f} of the whole; first update after "
                 f"{r.cluster_start:.1f} s; {r.driver_ms:.2f} ms of the driver for each rollout"
+            )
+        if r is not results[0]:
+            first = results[0].config
+            note(
+                f"{r.config}, of {first} in the same turn: environments {r.env_of_first:.3f}, the whole {r.of_first:.3f}"
             )
         note(f"{r.config}: best with {', '.join(f'{piece}: {label}' for piece, label in r.layout.items())}")

@@ -491,8 +491,8 @@ def _bench(argv: list[str]) -> None:
     if a.json and (Path(a.json).is_dir() or not Path(a.json).resolve().parent.is_dir()):
         raise UserError(f"--json {a.json}: not a file that can be written")
     names = a.config or ["atari-shallow", "atari-resnet"]
-    if a.predict and KERNELS in names:
-        raise UserError(f"--predict: {KERNELS} is not a training")
+    if a.predict and (other := [name for name in names if name not in CONFIGS]):
+        raise UserError(f"--predict: {other[0]} is not a training")
     if a.results and (a.cluster or a.json):
         raise UserError(f"--results {a.results}: then nothing is measured; leave out --cluster and --json")
     if a.results:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from bestiary import bench
+from bestiary.config import Config
 
 PIECES = ("env", "inference", "learn")
 
@@ -39,6 +40,26 @@ def test_a_piece_is_measured_at_its_fastest_layout(monkeypatch: pytest.MonkeyPat
     chosen = bench._best([candidate(name) for name in rates], 0.03)
     with bench.ExitStack() as stack:
         assert chosen(stack)[0] == "fast"
+
+
+def test_several_configurations_are_measured_in_turn(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    order = []
+
+    def whole(config: Config, seconds: float) -> dict[str, float]:
+        order.append(config.envs[0])
+        rate = {"toy/catch": 200.0, "warehouse": 100.0}[config.envs[0]] * len(order)  # a machine that gets faster
+        return {"whole": rate, "max_lag": 0.0, "memory_mib": 1.0}
+
+    monkeypatch.setattr(bench, "_whole", whole)
+    monkeypatch.setitem(bench.CONFIGS, "other", {**bench.CONFIGS["toy"], "env": "warehouse"})
+    first, second = bench.bench(["toy", "other"], repeats=2, seconds=0.01)
+    assert order == ["toy/catch", "warehouse"] * 2
+    assert first.of_first == first.env_of_first == 1
+    assert [row["of_first"] for row in second.repeats] == [pytest.approx(0.5 * 2 / 1), pytest.approx(0.5 * 4 / 3)]
+    assert second.of_first == pytest.approx((1 + 2 / 3) / 2)
+    assert "other, of toy in the same turn" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", bench.CONFIGS)

@@ -31,6 +31,7 @@ MISTAKES: list[tuple[str, tuple[str, ...]]] = [
     ("train toy/chain --steps 1.5", ("--steps 1.5: expected a whole number",)),
     ("train toy/chain --steps", ("--steps needs a value",)),
     ("train toy/chain -s 3", ("unknown option -s",)),
+    ("train toy/chain --out some/where", ("unknown option --out",)),
     ("train toy/chain --name ../evil", ("--name ../evil: a name of one folder",)),
     ("train --config number.toml", ("env = 3: expected the name of an environment",)),
     ("train --config named.toml", ("unknown option --name (in config named.toml): where a run goes is said on the",)),
