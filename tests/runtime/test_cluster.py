@@ -1,15 +1,12 @@
-"""The cluster runtime on a real Ray of several nodes: the same mathematics, the same bytes where that is promised, faults by
-doing them. One Ray serves all tests here; whatever a test kills is replaced by the run or by the next test."""
+"""The cluster runtime on a real Ray of several nodes: the same mathematics, and the same bytes where that is promised.
+One Ray serves all tests that have `nodes`."""
 
 import copy
 import itertools
 import multiprocessing
-import os
-import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,105 +21,13 @@ from bestiary.errors import RunError
 from bestiary.resolve import resolve
 from bestiary.runs.folder import Run
 from bestiary.runtime.bundle import Bundle
-from bestiary.runtime.interrupts import Interrupted
-from bestiary.runtime.train import build, resume, rollouts_in_flight
+from bestiary.runtime.train import build, rollouts_in_flight
 from bestiary.runtime.wire import arrays_of, pack_state, share_of
 from bestiary.runtime.workers import Oracle, Student
+from tests.clusters import SMALL, WORLD, newest, train_while, wait_until
 from tests.nodes import Nodes, own_address
 
 pytestmark = pytest.mark.xdist_group("ray")
-
-SMALL: dict[str, Any] = {
-    "num_envs": 8,
-    "batch_size": 4,
-    "unroll_length": 5,
-    "log_every": 40,
-    "group_size": 2,
-    "torso.width": 16,
-}
-
-
-WORLD = """
-import gymnasium, numpy as np, pathlib, time
-from gymnasium.spaces import Box, Discrete
-
-
-class World(gymnasium.Env):
-    '''Takes its time, so that tests that wait leave the cores to others.'''
-
-    observation_space, action_space = Box(-1, 1, (2,)), Discrete(2)
-    scale = 1.0
-
-    def __init__(self, *, folder: str = "nowhere"):
-        self.folder, self.clock = pathlib.Path(folder), 0
-
-    def reset(self, seed=None, options=None):
-        return np.zeros(2, np.float32), {}
-
-    def step(self, action):
-        self.clock += 1
-        time.sleep(0.002)
-        for trouble in ("raise", "always", "stall"):
-            if (self.folder / trouble).exists():
-                if trouble != "always":
-                    (self.folder / trouble).unlink(missing_ok=True)
-                if trouble == "stall":
-                    time.sleep(1000)
-                raise OSError("the world is gone")
-        observation = np.full(2, self.clock % 10 / 10, np.float32)
-        return observation, self.scale * float(action), self.clock % 10 == 0, False, {}
-
-
-class Large(World):
-    scale = 100.0
-"""
-
-
-def world() -> str:
-    Path("world.py").write_text(WORLD)
-    return "world.py:World"
-
-
-def wait_until(condition: Callable[[], Any], seconds: float = 300) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.1)
-
-
-class Meanwhile(threading.Thread):
-    """Does things while a training goes on in the main thread, and ends it with Ctrl-C."""
-
-    def __init__(self, act: Callable[[], None]):
-        super().__init__(daemon=True)
-        self.act = act
-        self.error: BaseException | None = None
-
-    def run(self) -> None:
-        try:
-            self.act()
-        except BaseException as error:
-            self.error = error
-        finally:
-            os.kill(os.getpid(), signal.SIGINT)
-
-
-def train_while(act: Callable[[], None], *envs: str, **options: Any) -> Run:
-    """Train for ever, until `act` has returned."""
-    thread = Meanwhile(act)
-    threading.Timer(0.5, thread.start).start()
-    with pytest.raises(Interrupted):
-        bestiary.train(*envs, run_dir="r", **{**SMALL, "steps": "100M", **options})
-    thread.join(timeout=10)
-    if thread.error is not None:
-        raise thread.error
-    return bestiary.load("r")
-
-
-def newest(column: str) -> float:
-    """Of the run that is being trained."""
-    values = Run(Path("r")).metrics.get(column, np.zeros(0))
-    return float(values[-1]) if len(values) else 0.0
 
 
 def weights_of(run: Run) -> bytes:
@@ -360,75 +265,7 @@ def test_memory_stays_flat_where_the_learner_is_slow(nodes: Nodes) -> None:
     assert max(used) < (at_once + 4) * rollout  # some of which are about to be let go
 
 
-# --- faults ---
-
-
-def test_a_killed_actor_and_a_lost_node_are_replaced_and_the_run_can_be_resumed(nodes: Nodes) -> None:
-    """... and a node that joins late is used."""
-
-    def act() -> None:
-        wait_until(lambda: newest("step") > 200)
-        assert len(nodes.processes("Player")) == 2
-        nodes.add()
-        wait_until(lambda: len(nodes.processes("Player")) == 4)
-        first = next(player for player in nodes.processes("Player") if nodes.on_head(player))
-        first.kill()
-        wait_until(lambda: newest("restarts") == 1)
-        wait_until(lambda: len(nodes.processes("Player")) == 4)
-        before = newest("step")
-        wait_until(lambda: newest("step") > before + 400)
-        nodes.lose()
-        wait_until(lambda: newest("restarts") == 2)  # one, of a machine with two players
-        before = newest("step")
-        wait_until(lambda: newest("step") > before + 400)
-
-    run = train_while(act, world(), cluster=nodes.address, actors=4, min_actors=2)
-    assert run.metrics["max_lag"].max() <= run.config.training.max_lag
-    assert run.metrics["max_queue"].max() <= 8 + 2  # never more than may be in flight
-    shares = [run.metrics[name] for name in ("actor_environment", "actor_inference", "actor_wait", "learner_wait")]
-    assert all((share >= 0).all() and share.any() for share in shares)
-    assert (run.episodes["step"][1:] >= run.episodes["step"][:-1]).all()
-    restarts, steps = run.metrics["restarts"][-1], run.steps
-    assert run.checkpoints[-1].problem() is None
-    run = resume(run, steps=steps + 400)
-    assert run.steps == steps + 400
-    assert run.metrics["restarts"][-1] == restarts == 2
-    assert (run.metrics["step"][1:] > run.metrics["step"][:-1]).all()
-
-
-def test_environments_that_raise_or_stall_are_rebuilt_until_that_is_too_often(nodes: Nodes, tmp_path: Path) -> None:
-    def act() -> None:
-        wait_until(lambda: newest("step") > 200)
-        Path("raise").touch()
-        wait_until(lambda: newest("restarts") == 1)
-        Path("stall").touch()
-        wait_until(lambda: newest("restarts") == 2)
-        before = newest("step")
-        wait_until(lambda: newest("step") > before + 400)
-
-    options = {"cluster": nodes.address, "actors": 2, "folder": str(tmp_path), "actor_timeout": 3, "max_restarts": 3}
-    run = train_while(act, world(), **options)
-    Path("always").touch()
-    with pytest.raises(RunError, match=r"world.py, line \d+: OSError: the world is gone.*4 within ten minutes"):
-        resume(run)
-    assert bestiary.load("r").checkpoints[-1].problem() is None
-
-
-def test_a_killed_learner_takes_the_group_back_to_the_newest_checkpoint(nodes: Nodes) -> None:
-    def act() -> None:
-        wait_until(lambda: Run(Path("r")).steps > 0)
-        nodes.processes("Student")[-1].kill()  # the other is most likely waiting for it, to add up
-        wait_until(lambda: newest("restarts") == 1)
-        before = newest("step")
-        wait_until(lambda: newest("step") > before + 400)
-
-    run = train_while(act, world(), cluster=nodes.address, learners=2, save_every=200)
-    assert (run.metrics["step"][1:] > run.metrics["step"][:-1]).all()  # what was lost has left no rows
-    assert (run.episodes["step"][1:] >= run.episodes["step"][:-1]).all()
-    assert run.metrics["restarts"][-1] == 1
-
-
-# --- what does not fit ---
+# --- what users bring, and what does not fit ---
 
 
 def test_the_users_own_files_reach_machines_that_do_not_have_them(tmp_path: Path) -> None:
@@ -445,57 +282,6 @@ def test_the_users_own_files_reach_machines_that_do_not_have_them(tmp_path: Path
     pool.send(np.ones(2, np.int64))
     assert pool.recv().reward.tolist() == [2.0, 2.0]
     pool.close()
-
-
-def other_bestiary(folder: Path) -> dict[str, str]:
-    """Variables of a node whose Bestiary is another one: a copy of this with another number."""
-    old = folder / "old" / "bestiary"
-    old.mkdir(parents=True)
-    package = Path(bestiary.__file__).parent
-    for path in package.iterdir():
-        if path.name != "__init__.py":
-            (old / path.name).symlink_to(path)
-    (old / "__init__.py").write_text((package / "__init__.py").read_text().replace(bestiary.__version__, "0.0.9"))
-    return {"PYTHONPATH": str(old.parent)}
-
-
-@pytest.mark.slow
-def test_another_version_on_a_node_is_refused_in_a_line(
-    nodes: Nodes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    nodes.add(env_vars=other_bestiary(tmp_path))
-    try:
-        words = ["train", "toy/catch", "--cluster", nodes.address, "--actors", "4", "--steps", "1k", "--run-dir", "r"]
-        assert run_command(words) == 2
-    finally:
-        nodes.lose()
-    errors = capsys.readouterr().err.strip().splitlines()
-    assert "has bestiary 0.0.9, and" in errors[-1]
-    assert not Path("r").exists()
-
-
-@pytest.mark.slow
-def test_another_version_on_a_node_that_joins_late_is_left_alone(
-    nodes: Nodes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def heard() -> bool:
-        told.append(capsys.readouterr().err)
-        return "no actor will be on that machine" in "".join(told)
-
-    def act() -> None:
-        wait_until(lambda: newest("step") > 200)
-        nodes.add(env_vars=other_bestiary(tmp_path))
-        wait_until(heard)
-        before = newest("step")
-        wait_until(lambda: newest("step") > before + 400)
-
-    told: list[str] = []
-    try:
-        run = train_while(act, world(), cluster=nodes.address, actors=3, min_actors=1)
-    finally:
-        nodes.lose()
-    assert "has bestiary 0.0.9, and" in "".join(told)
-    assert run.metrics["restarts"][-1] == 0
 
 
 @pytest.mark.parametrize(
