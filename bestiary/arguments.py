@@ -7,7 +7,8 @@ the options of just those. Values are not checked here but in `resolve.py`, all 
 import argparse
 import dataclasses
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 from bestiary.errors import UserError
@@ -62,13 +63,15 @@ def parse_train(argv: list[str]) -> tuple[dict[str, Any], dict[str, Any], bool]:
     if family is not None:
         _add_options(parser.add_argument_group(f"environment {env_name}"), family.options, "env")
     agent = _or_none(lambda: lookup_part("agent", str(chosen.get("agent", DEFAULTS["agent"]))))
-    for kind, default in {**DEFAULTS, **getattr(agent, "defaults", {})}.items():
+    wishes = getattr(agent, "defaults", {})
+    for kind in DEFAULTS:
+        default = wishes.get(kind, DEFAULTS[kind])
         name = str(chosen.get(kind, "popart" if kind == "critic" and chosen.get("popart") else default))
         if name == "auto" and family is not None:
             name = _or_none(lambda: _auto_torso(env_name)) or name
         part = None if name == "auto" else _or_none(lambda kind=kind, name=name: lookup_part(kind, name))
         if part is not None:
-            _add_options(parser.add_argument_group(f"{kind} {name}"), options_of(part), kind)
+            _add_options(parser.add_argument_group(f"{kind} {name}"), options_of(part), kind, wishes=wishes)
     if {"-h", "--help"} & set(argv):
         parser.print_help()
         raise SystemExit(0)
@@ -155,13 +158,15 @@ class _Help(argparse.HelpFormatter):
         super().__init__(prog, max_help_position=32, width=110)
 
 
-def _add_options(group: Any, options: type, kind: str, taken: Iterable[str] = ()) -> None:
+def _add_options(
+    group: Any, options: type, kind: str, taken: Iterable[str] = (), wishes: Mapping[str, Any] = MappingProxyType({})
+) -> None:
     """A flag for each option; its short spelling only where that is not `taken` by the command itself."""
     from bestiary.options import field_types, flag
 
     kinds, taken = field_types(options), set(taken)
     for f in dataclasses.fields(options):
-        default = f.default if f.default is not dataclasses.MISSING else None
+        default = wishes.get(f"{kind}.{f.name}", None if f.default is dataclasses.MISSING else f.default)
         shown = "x".join(map(str, default)) if isinstance(default, tuple) else default
         if default is None or isinstance(default, bool):
             shown = {True: "on", False: "off", None: "none"}[default]

@@ -33,6 +33,7 @@ def resolve(given: Mapping[str, Any], origin: Mapping[str, str] | None = None) -
     _understand_popart(given, problems)
     _understand_input(given, names, origin or {}, problems)
     choice = _choose_parts(given, origin or {}, problems)
+    given = {**_wishes(choice["agent"]), **given}  # of two spellings of one option, the later one counts
     schemas: dict[str, type] = {"": Training}
     env_options = tried = None
     if family is not None:
@@ -309,6 +310,12 @@ def _choose_parts(given: dict[str, Any], origin: Mapping[str, str], problems: li
         for key in [key for key in given if key.split(".")[0] == kind and key in origin]:
             del given[key]  # of a preset that was made for another agent
     return choice
+
+
+def _wishes(agent: str) -> dict[str, Any]:
+    """Options of other parts that an agent has defaults of its own for."""
+    defaults = getattr(_find_part("agent", agent, []), "defaults", {})
+    return {key: value for key, value in defaults.items() if "." in key}
 
 
 def _find_part(kind: str, name: str, problems: list[str]) -> Any:

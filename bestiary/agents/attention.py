@@ -33,6 +33,9 @@ class AttentionAgent(nn.Module):
     """Looks at a few places of a picture at a time, and asks for them from what it remembers (AAA)."""
 
     parts: ClassVar[tuple[str, ...]] = ("critic",)
+    defaults: ClassVar[dict[str, Any]] = {
+        "algo.lr": 1e-4
+    }  # at 5e-4 its LSTM saturates while it learns what to expect at all
     attends: ClassVar[bool] = True
 
     @dataclass(frozen=True)

@@ -1,7 +1,11 @@
-"""Ctrl-C and SIGTERM: the first asks the run to stop at its next update, the second stops it at once."""
+"""Ctrl-C and SIGTERM: the first asks the run to stop at its next update, a later one stops it at once.
+
+Later by a second: who signals a process and its group, as `timeout` does, means one signal.
+"""
 
 import signal
 import threading
+import time
 from types import FrameType
 from typing import Any
 
@@ -21,6 +25,7 @@ class Interrupts:
 
     def __init__(self) -> None:
         self.received: int | None = None
+        self.when = 0.0
         self.previous: dict[int, Any] = {}
 
     def __enter__(self) -> "Interrupts":
@@ -30,9 +35,11 @@ class Interrupts:
         return self
 
     def _receive(self, signum: int, frame: FrameType | None) -> None:
-        if self.received is not None:
+        if self.received is not None and time.monotonic() > self.when + 1:
             raise Interrupted(signum)
-        self.received = signum
+        if self.received is not None:
+            return
+        self.received, self.when = signum, time.monotonic()
         note(f"{signal.Signals(signum).name}: saving after this update (once more to stop at once)")
 
     def __exit__(self, *_: object) -> None:
