@@ -1,4 +1,4 @@
-"""The learning rate over a run, as a factor of what it is at the start; `progress` of the run goes from 0 to 1."""
+"""The learning rate over a run, as a factor of what was asked for; `progress` of the run goes from 0 to 1."""
 
 import math
 
@@ -10,6 +10,11 @@ def constant(progress: float) -> float:
 def linear(progress: float) -> float:
     """To zero at the end."""
     return 1 - progress
+
+
+def warm(progress: float) -> float:
+    """From zero over the first tenth of the run, then back to zero at the end."""
+    return min(10 * progress, (1 - progress) / 0.9)
 
 
 def halving(progress: float) -> float:
@@ -27,4 +32,4 @@ def staggered(progress: float) -> float:
     return left / 0.3 / 32
 
 
-SCHEDULES = {"linear": linear, "constant": constant, "halving": halving, "staggered": staggered}
+SCHEDULES = {"linear": linear, "constant": constant, "warm": warm, "halving": halving, "staggered": staggered}
