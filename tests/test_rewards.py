@@ -109,7 +109,7 @@ MISTAKES = [
     ("train warehouse --reward scaled:2,reward=1", "scaled and reward=... contradict each other"),
     ("train warehouse --reward nothing.py:careful", "there is no file nothing.py"),
     ("train warehouse --reward broken.py:zero", "broken.py, line 2: ZeroDivisionError"),
-    ("train warehouse --algo.schedule steps", "expected one of linear, constant, halving, staggered"),
+    ("train warehouse --algo.schedule steps", "expected one of linear, constant, warm, halving, staggered"),
     ("train atari/Pong --force-start", "--force-start: is for Riverraid"),
     ("list rewards", "rewards of which environment?"),
     ("list rewards toy/nix", "the toys are"),

@@ -33,9 +33,8 @@ class AttentionAgent(nn.Module):
     """Looks at a few places of a picture at a time, and asks for them from what it remembers (AAA)."""
 
     parts: ClassVar[tuple[str, ...]] = ("critic",)
-    defaults: ClassVar[dict[str, Any]] = {
-        "algo.lr": 1e-4
-    }  # at 5e-4 its LSTM saturates while it learns what to expect at all
+    # Full steps from the start, while all weights learn at once what return to expect at all, saturate its LSTM for good.
+    defaults: ClassVar[dict[str, Any]] = {"algo.lr": 3e-4, "algo.schedule": "warm"}
     attends: ClassVar[bool] = True
 
     @dataclass(frozen=True)

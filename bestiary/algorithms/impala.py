@@ -32,7 +32,7 @@ class Impala:
         unroll_length: int = option(20, "decisions in a rollout (T)", low=1, high=100_000, everyday=True)
         batch_size: int = option(4, "trajectories in an update (B)", low=1, high=100_000, everyday=True)
         replay: int = option(1, "how often each rollout is learnt from, under V-trace", low=1, high=100)
-        lr: float = option(5e-4, "learning rate at the start", above=0, everyday=True)
+        lr: float = option(5e-4, "learning rate at the start (of schedule warm: at its peak)", above=0, everyday=True)
         schedule: str = option("linear", "learning rate over the run", choices=tuple(SCHEDULES))
         discount: float = option(0.99, "gamma", low=0, high=1)
         entropy: float = option(0.01, "weight of the entropy bonus", low=0)

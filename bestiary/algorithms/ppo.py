@@ -42,7 +42,7 @@ class PPO:
         horizon: int | None = option(None, "decisions that an advantage looks ahead (none: the rollout)", low=1)
         epochs: int = option(4, "passes over each rollout", low=1, high=1000)
         minibatches: int = option(4, "updates that a pass is cut into", low=1)
-        lr: float = option(2.5e-4, "learning rate at the start", above=0, everyday=True)
+        lr: float = option(2.5e-4, "learning rate at the start (of schedule warm: at its peak)", above=0, everyday=True)
         schedule: str = option("linear", "learning rate over the run", choices=tuple(SCHEDULES))
         discount: float = option(0.99, "gamma", low=0, high=1)
         lam: float = option(0.95, "lambda of the advantages", low=0, high=1)

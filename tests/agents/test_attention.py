@@ -161,7 +161,7 @@ def test_inputs_that_cannot_be(given, message):
 
 @pytest.mark.parametrize(
     ("given", "lr", "others"),
-    [({}, 1e-4, 5e-4), ({"algo": "ppo"}, 1e-4, 2.5e-4), ({"lr": 3e-4}, 3e-4, 3e-4), ({"algo.lr": 2e-4}, 2e-4, 2e-4)],
+    [({}, 3e-4, 5e-4), ({"algo": "ppo"}, 3e-4, 2.5e-4), ({"lr": 1e-4}, 1e-4, 1e-4), ({"algo.lr": 2e-4}, 2e-4, 2e-4)],
 )
 def test_it_has_a_learning_rate_of_its_own_unless_one_is_given(given, lr, others):
     rates = [
