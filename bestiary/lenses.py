@@ -1,8 +1,10 @@
 """`bestiary look WHAT RUN...`: the command lines of the lenses; each parses and calls one function of `analysis/`."""
 
+from pathlib import Path
 from typing import Any
 
 from bestiary.arguments import (
+    FPS,
     Parser,
     add_player,
     add_replay,
@@ -60,13 +62,13 @@ def _saliency(argv: list[str]) -> None:
     run = _of_a_run(run, a).with_env(options)
     density, radius = number("--density", a.density, 1), quantity("--radius", a.radius, 0.1, 100)
     full = tuple(quantity("--full", text, 0, 1e12) for text in a.full) if a.full else (None, None)
-    path = look_saliency(
+    written = look_saliency(
         run,
         method=Method(density, radius, a.mode, a.distance),
         look=Look(a.output, a.scale, a.colors, (full[0], full[1])),
         **_game(a, run),
     )
-    print(f"saliency: {path}")
+    print(f"saliency: {_named(written)}")
 
 
 def _attention(argv: list[str]) -> None:
@@ -78,7 +80,7 @@ def _attention(argv: list[str]) -> None:
     add_player(parser)
     a, run, options = parse_with_env(parser, argv)
     run = _of_a_run(run, a).with_env(options)
-    print(f"attention: {look_attention(run, **_game(a, run))}")
+    print(f"attention: {_named(look_attention(run, **_game(a, run)))}")
 
 
 def _actions(argv: list[str]) -> None:
@@ -167,7 +169,7 @@ def _add_game(parser: Parser, files: str, length: int) -> None:
     parser.add_argument(
         "--length", metavar="STEPS", default=str(length), help=f"at most so many steps (default {length})"
     )
-    parser.add_argument("--fps", metavar="FLOAT", help="pictures a second (default: about the game's own speed)")
+    parser.add_argument("--fps", metavar="FLOAT", help=FPS)
     parser.add_argument("--overwrite", action="store_true", help="replace existing files")
     parser.add_argument("--env", metavar="ENV", help="which of several tasks (default: the first)")
     add_replay(parser)
@@ -186,6 +188,10 @@ def _game(a: Any, run: Any) -> dict[str, Any]:
         "env": a.env,
         "replay": which_replay(a),
     }
+
+
+def _named(paths: list[Path]) -> str:
+    return str(paths[0]) if len(paths) == 1 else f"{paths[0]} to {paths[-1].name}"
 
 
 def _of_a_run(run: Any, a: Any) -> Any:

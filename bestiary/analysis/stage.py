@@ -136,6 +136,17 @@ class Show:
         """About the game's own speed."""
         return 60 / self.rate if self.rate > 1 else 10
 
+    def protocol(self, seed: int) -> dict[str, Any]:
+        """What is shown, in words, as the first stage has it."""
+        stage, chosen = self.stages[0], "greedy" if self.greedy else "sampled"
+        return {
+            "run": stage.run.name,
+            "checkpoint_steps": stage.steps,
+            "environment": stage.pool.tasks[0],
+            "policy": chosen if self.script is None else "recorded",
+            "seed": seed,
+        }
+
     def __iter__(self) -> Iterator[list[Scene]]:
         try:
             yield from self._play()

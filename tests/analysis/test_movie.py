@@ -9,6 +9,7 @@ import PIL.Image
 import pytest
 
 import bestiary
+from bestiary.analysis import movie
 from bestiary.analysis.movie import film, film_together, write_movie
 from bestiary.analysis.stage import Show, open_stage
 from bestiary.errors import UserError
@@ -62,12 +63,28 @@ def test_agents_with_other_actions_watch_one_game() -> None:
         film_together([everything, few], out="other.mp4", same_actions=True, saliency=True, density=42)
 
 
+def test_filming_shows_how_far_it_is(catch_runs: list[Run], monkeypatch: pytest.MonkeyPatch) -> None:
+    said = []
+
+    def tracked(items: Any, doing: str, total: int) -> Any:
+        said.append((doing, total))
+        return items
+
+    monkeypatch.setattr(movie, "tracked", tracked)
+    film(catch_runs[0], out="play.gif", length=5)
+    assert said == [("filming", 5)]
+
+
 def test_bad_outputs_are_refused_before_any_work(catch_runs: list[Run]) -> None:
     Path("mine.gif").write_text("precious")
     for out, words in (("a.avi", ".gif or .mp4"), ("mine.gif", "exists"), ("no/such/a.gif", "no folder")):
         with pytest.raises(UserError, match=words):
             film(catch_runs[0], out=out)
     assert Path("mine.gif").read_text() == "precious"
+    for out in (None, "fast.gif"):
+        with pytest.raises(UserError, match=r"--fps 60: a GIF plays at most 50 pictures a second; .*\.mp4"):
+            film(catch_runs[0], out=out, fps=60)
+    assert film(catch_runs[0], out="fast.mp4", fps=60, length=3).exists()
 
 
 def test_odd_sizes_can_be_written(tmp_path: Path) -> None:
