@@ -30,7 +30,9 @@ def _saliency(argv: list[str]) -> None:
     add_run(parser)
     _add_game(parser, "pong.gif, pong.mp4 or pong.png; pong.npz with the scores goes beside it", 300)
     parser.add_argument("--density", metavar="INT", default="2", help="pixels from one patch to the next (default 2)")
-    parser.add_argument("--radius", metavar="FLOAT", default="2", help="of a patch, in pixels (default 2)")
+    parser.add_argument(
+        "--radius", metavar="FLOAT", help="of a patch, in pixels (default 2 of a picture of 84, others in proportion)"
+    )
     parser.add_argument("--output", choices=sorted(OUTPUTS), default="both", help="what is painted (default both)")
     parser.add_argument(
         "--mode",
@@ -60,7 +62,7 @@ def _saliency(argv: list[str]) -> None:
     add_player(parser)
     a, run, options = parse_with_env(parser, argv)
     run = _of_a_run(run, a).with_env(options)
-    density, radius = number("--density", a.density, 1), quantity("--radius", a.radius, 0.1, 100)
+    density, radius = number("--density", a.density, 1), quantity("--radius", a.radius, 0.1, 100) if a.radius else None
     full = tuple(quantity("--full", text, 0, 1e12) for text in a.full) if a.full else (None, None)
     written = look_saliency(
         run,

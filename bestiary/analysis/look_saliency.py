@@ -69,7 +69,14 @@ def look_saliency(
     full = full_scores(maps, look)
     shown = [painted(picture, m, lens, look, full) for picture, m in zip(pictures, maps, strict=True)]
     written = write_pictures(path, shown, fps or show.fps, first=start)
-    protocol = {**show.protocol(seed), **asdict(method), **asdict(look), "full": full}
+    protocol = {
+        **show.protocol(seed),
+        **asdict(method),
+        "radius": lens.radius,
+        "blur": lens.blur,
+        **asdict(look),
+        "full": full,
+    }
     scores = {name: np.stack([getattr(m, name) for m in maps]) for name in ("policy", "value")}  # [T,h,w]
     save_numbers(path.with_suffix(".npz"), answers, start, protocol, **scores)
     strongest = ", ".join(f"{name} {full[name]:.3g}" for name in OUTPUTS[look.output])

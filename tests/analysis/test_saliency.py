@@ -68,6 +68,22 @@ def test_the_maximum_is_where_the_agent_looks(density):
         assert (pixels[far] == 0).all()
 
 
+def test_patches_of_small_pictures_are_small():
+    spec = {"image": ArraySpec((2, 10, 7), "uint8")}
+    agent = OnePixel((3, 5), (8, 1))
+    lens = Saliency(agent, spec, Method(1))
+    assert (lens.radius, lens.blur) == (0.5, 1.0)
+    masks, _, _ = lens.masks(torch.tensor([(5, 3)]))
+    assert (masks > 0.25).sum() <= 5
+    maps = lens(moment(noise((2, 10, 7))), agent.initial_state(1))
+    assert np.unravel_index(maps.policy.argmax(), (10, 7)) == (3, 5)
+    assert np.unravel_index(maps.value.argmax(), (10, 7)) == (8, 1)
+    usual, screen = (Saliency(agent, {"image": ArraySpec((1, *size), "uint8")}) for size in ((84, 84), (210, 168)))
+    assert (usual.radius, usual.blur) == (2.0, 3.0)
+    assert (screen.radius, screen.blur) == (4.0, 6.0)
+    assert Saliency(agent, spec, Method(radius=2.0)).radius == 2.0
+
+
 def test_the_maximum_on_the_screen():
     """The agent sees all of a screen of 210x160 in 84x84: row 20 of its picture is about row 51 of the screen."""
     agent = OnePixel((20, 60), (60, 12))
@@ -234,5 +250,7 @@ def test_a_small_world_with_a_memory(catch_runs: list[Run]) -> None:
     run = bestiary.train(
         "toy/catch", run_dir="lstm", steps=160, num_envs=4, batch_size=4, runtime="serial", memory="lstm"
     )
-    (path,) = look_saliency(run, length=3, method=Method(1, radius=0.5), out="catch.gif")
+    (path,) = look_saliency(run, length=3, method=Method(1), out="catch.gif")
+    with np.load("catch.npz") as found:
+        assert json.loads(str(found["protocol"]))["radius"] == 0.5
     assert imageio.imread(path, index=None).shape[1:] == (210, 105, 3)
