@@ -112,7 +112,8 @@ def open_scripted(
 
 
 class Show:
-    """The scenes of a game, or of several where they are very short: from step `start` on, at most `length`.
+    """The scenes of a game, or of several where they are very short (or it is not to be `one_game`): from step `start` on, at
+    most `length`.
 
     The first stage's agent decides, or the `script`, actions by name; all others watch the same game, each through its own
     environment, and remember what was really done. Closes the pools."""
@@ -125,8 +126,10 @@ class Show:
         length: int,
         greedy: bool = False,
         script: Iterable[str] | None = None,
+        one_game: bool = True,
     ):
         self.stages, self.start, self.length, self.greedy = stages, start, length, greedy
+        self.one_game = one_game
         self.script = None if script is None else iter(script)
         self.earned = [0.0]  # by game, in the first stage's environment
         self.rate = stages[0].pool.frames_per_step
@@ -164,7 +167,7 @@ class Show:
             if t and steps[0].game_over[0]:
                 if t <= self.start:
                     raise UserError(f"--start {self.start}: the game was over after {t} steps; choose an earlier one")
-                if t - self.start >= ENOUGH or self.script is not None:
+                if self.one_game and (t - self.start >= ENOUGH or self.script is not None):
                     return  # this picture already belongs to the next game
                 self.earned.append(0.0)
             moments = [player.see(step) for player, step in zip(players, steps, strict=True)]
