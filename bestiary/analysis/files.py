@@ -76,7 +76,7 @@ def write_pictures(path: Path, pictures: list[np.ndarray], fps: float, first: in
 
 
 def save_numbers(
-    path: Path, answers: Sequence[tuple[str, Output]], start: int, protocol: dict[str, Any], **arrays: np.ndarray
+    path: Path, answers: Sequence[tuple[str, Output]], start: int, protocol: dict[str, Any], **arrays: Any
 ) -> None:
     """Arrays [T,...] of a game from step `start` on, and what the agent did and thought at each step; `protocol` is JSON."""
     actions, outputs = zip(*answers, strict=True)

@@ -170,7 +170,7 @@ def _compare(label: str, k: int, one: Checkpoint, other: Checkpoint, match: str,
     rows = []
     for layer in left:
         weights, kernels = left[layer], left[layer].shape[0] * left[layer].shape[1]
-        numbers: tuple[float | None, ...] = (None, None, None)
+        numbers: tuple[float | None, float | None, float | None] = (None, None, None)
         if layer in right and weights.shape == right[layer].shape and _matched(weights, match):
             total = distance(weights, right[layer], match)
             numbers = (total, total / kernels, total / weights.numel())

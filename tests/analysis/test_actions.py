@@ -58,7 +58,7 @@ def test_a_run_has_one_colour_in_all_panels_and_all_runs_are_in_the_legend():
     counted += [Counted("c", "t2", 1, ("NOOP", "LEFTFIRE"), one)]
     plt = pyplot()
     figure = _figure(plt, counted)
-    found = {}
+    found: dict[str, set] = {}
     for axes in figure.axes:
         for bars, name in zip(*axes.get_legend_handles_labels(), strict=True):
             found.setdefault(name, set()).update(bar.get_facecolor() for bar in bars)

@@ -83,8 +83,8 @@ def test_runs_and_time(runs: list[Run]) -> None:
     assert len(layers) == 10  # of two sections with two blocks
     assert len(rows) == 2 * len(layers)
     assert {row.steps for row in rows} == {(160, 160), (480, 480)}
-    assert all(row.sum > 0 and row.per_kernel == pytest.approx(row.sum / row.kernels) for row in rows)
-    assert all(row.per_weight == pytest.approx(row.per_kernel / 9) for row in rows)  # of 3x3 each
+    assert all(row.sum and row.per_kernel == pytest.approx(row.sum / row.kernels) for row in rows)
+    assert all(row.per_kernel and row.per_weight == pytest.approx(row.per_kernel / 9) for row in rows)  # of 3x3 each
     assert all(0 < row.cka <= 1 for row in rows if row.cka is not None)
     with Path("f.csv").open() as file:
         written = list(csv.DictReader(file))

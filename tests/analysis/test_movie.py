@@ -81,9 +81,9 @@ def test_bad_outputs_are_refused_before_any_work(catch_runs: list[Run]) -> None:
         with pytest.raises(UserError, match=words):
             film(catch_runs[0], out=out)
     assert Path("mine.gif").read_text() == "precious"
-    for out in (None, "fast.gif"):
+    for fast in (None, "fast.gif"):
         with pytest.raises(UserError, match=r"--fps 60: a GIF plays at most 50 pictures a second; .*\.mp4"):
-            film(catch_runs[0], out=out, fps=60)
+            film(catch_runs[0], out=fast, fps=60)
     assert film(catch_runs[0], out="fast.mp4", fps=60, length=3).exists()
 
 
