@@ -115,6 +115,7 @@ def _actions(argv: list[str]) -> None:
 
 
 def _filters(argv: list[str]) -> None:
+    from bestiary.analysis.drawings import draw_filters
     from bestiary.analysis.filters import MATCHES, look_filters
     from bestiary.runs.folder import open_run
 
@@ -136,8 +137,15 @@ def _filters(argv: list[str]) -> None:
     parser.add_argument("--between", choices=("runs", "time"), default="runs", help="what is compared (default runs)")
     parser.add_argument("--frames", metavar="INT", default="256", help="for CKA, of a game (default 256; 0: no CKA)")
     parser.add_argument("--seed", metavar="INT", default="0", help="of that game (default 0)")
+    parser.add_argument("--draw", metavar="LAYER", help="draw what excites each filter of a layer instead, as PNG")
     a = parser.parse_strictly(argv)
     runs = [open_run(word, a.trust_code) for word in a.run]
+    if a.draw is not None:
+        if len(runs) > 1:
+            raise UserError(f"--draw {a.draw}: of one run at a time")
+        drawn = draw_filters(runs[0], a.draw, out=a.out, seed=number("--seed", a.seed), overwrite=a.overwrite)
+        print(f"drawings: {drawn}")
+        return
     frames = number("--frames", a.frames)
     if 0 < frames < 4:
         raise UserError(f"--frames {frames}: so few align with anything; give more, or 0")
