@@ -191,10 +191,16 @@ class Show:
 
     def _scenes(self, moments: list[Moment], action: str) -> list[Scene]:
         pictures = [stage.pool.render()[0] for stage in self.stages]
+        first = self.stages[0]
         for stage, picture in zip(self.stages[1:], pictures[1:], strict=True):
-            if not np.array_equal(picture, pictures[0]):
-                raise UserError(
-                    f"{stage.run.path} and {self.stages[0].run.path}: the same actions lead to different games there; their "
-                    "environments must start and step alike (--noops, --frame-skip, --sticky ...)"
-                )
+            if np.array_equal(picture, pictures[0]):
+                continue
+            both = f"{stage.run.path} and {first.run.path}"
+            if stage.pool.tasks != first.pool.tasks:
+                games = f"{stage.pool.tasks[0]} and {first.pool.tasks[0]}"
+                raise UserError(f"{both}: {games} are not one game; --env names a task of those that have several")
+            raise UserError(
+                f"{both}: the same actions lead to different games there; their environments must start and step alike "
+                "(--noops, --frame-skip, --sticky ...)"
+            )
         return [Scene(moment, picture, action) for moment, picture in zip(moments, pictures, strict=True)]
