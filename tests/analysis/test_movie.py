@@ -52,7 +52,7 @@ def test_a_movie_of_a_gymnasium_environment() -> None:
 
 def test_agents_with_other_actions_watch_one_game() -> None:
     """An agent of several games has all 18 actions; those that are played are found by their names."""
-    options: dict[str, Any] = {"steps": 40, "num_envs": 4, "batch_size": 4, "unroll_length": 5, "torso.width": 16}
+    options: dict[str, Any] = {"steps": 40, "num_envs": 4, "batch_size": 4, "unroll_length": 5, "runtime": "serial"}
     everything = bestiary.train("atari/Pong", run_dir="all", full_actions=True, frame_size="42x42", **options)
     few = bestiary.load("zoo/pong")
     path = film_together([few, everything], out="both.mp4", same_actions=True, saliency=True, density=42, length=6)

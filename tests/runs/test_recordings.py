@@ -115,7 +115,7 @@ def test_a_training_is_recorded_and_goes_on_when_resumed(runtime, tmp_path):
 
 
 def test_a_game_of_six_actions_is_shown_to_an_agent_of_eighteen_and_the_other_way_round():
-    options: dict[str, Any] = {"steps": 40, "num_envs": 4, "batch_size": 4, "unroll_length": 5, "torso.width": 16}
+    options: dict[str, Any] = {"steps": 40, "num_envs": 4, "batch_size": 4, "unroll_length": 5, "runtime": "serial"}
     all_actions = bestiary.train("atari/Pong", run_dir="all", full_actions=True, frame_size="42x42", **options)
     played = "NOOP FIRE RIGHT LEFTFIRE RIGHT RIGHTFIRE LEFT RIGHT NOOP LEFT LEFT RIGHT".split()
     few, many = (_played_pong(f"{full}.json", played, full) for full in (False, True))
