@@ -247,6 +247,9 @@ def part_of_axis(flag: str, text: str) -> tuple[float, float]:
         raise UserError(f"{flag} {text}: {error}") from error
 
 
+FPS = "pictures a second (default: about the game's own speed; a GIF has at most 50, in hundredths of a second)"
+
+
 def frame_rate(text: str) -> float:
     return quantity("--fps", text, 0.1, 100)
 

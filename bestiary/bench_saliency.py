@@ -16,7 +16,7 @@ import torch
 from rich.table import Table
 
 from bestiary.agents.agent import Agent, State
-from bestiary.analysis.saliency import BLUR, Method, Saliency
+from bestiary.analysis.saliency import Method, Saliency
 from bestiary.console import note, stdout
 from bestiary.kernels.bench import medians
 from bestiary.resolve import resolve
@@ -53,7 +53,7 @@ def bench_saliency(repeats: int, method: Method = Method()) -> dict[str, Any]:
         times["sequential"] *= asks / (SAMPLE + 1)  # and one of the frame as it is
         speedups = {f"{key}_speedup": times["sequential"] / times[key] for key in ("batches", "one core")}
         rows.append({"name": name, "asks": asks, **{f"{key}_ms": ms for key, ms in times.items()}, **speedups})
-    return {"config": "saliency", "density": method.density, "radius": method.radius, "nets": rows}
+    return {"config": "saliency", "density": method.density, "radius": lens.radius, "nets": rows}
 
 
 @torch.no_grad()
@@ -66,9 +66,9 @@ def sequential(lens: Saliency, inputs: Inputs, state: State, patches: int) -> np
     for y, x in lens.centres[:patches].tolist():
         cross = np.zeros((lens.height, lens.width))
         cross[max(0, y - 1) : y + 2, x] = cross[y, max(0, x - 1) : x + 2] = 1
-        mask = scipy.ndimage.gaussian_filter(cross, lens.method.radius)
+        mask = scipy.ndimage.gaussian_filter(cross, lens.radius)
         mask /= mask.max()
-        blurred = np.stack([scipy.ndimage.gaussian_filter(one, BLUR) for one in frame])
+        blurred = np.stack([scipy.ndimage.gaussian_filter(one, lens.blur) for one in frame])
         image = torch.from_numpy((255 * (frame * (1 - mask) + blurred * mask)).astype(np.uint8))
         changed = Inputs({"image": image[None, None]}, inputs.reward, inputs.done, inputs.last_action, inputs.task)
         after = agent(changed, state)[0].distribution.logits[0, 0]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from bestiary import __version__
 from bestiary.arguments import (
+    FPS,
     add_player,
     add_replay,
     add_run,
@@ -196,7 +197,7 @@ def _movie(argv: list[str]) -> None:
     add_run(parser, nargs="+")
     parser.add_argument("--out", metavar="FILE", help="play.gif or play.mp4 (default: in the run folder's movies/)")
     parser.add_argument("--length", metavar="STEPS", help="at most so many steps (default 2000; with --saliency 200)")
-    parser.add_argument("--fps", metavar="FLOAT", help="pictures a second (default: about the game's own speed)")
+    parser.add_argument("--fps", metavar="FLOAT", help=FPS)
     parser.add_argument("--overwrite", action="store_true", help="replace an existing file")
     parser.add_argument("--env", metavar="ENV", help="which of several tasks to film (default: the first)")
     parser.add_argument("--attention", action="store_true", help="draw where the agent looks over the picture")

@@ -1,8 +1,10 @@
 """`bestiary look WHAT RUN...`: the command lines of the lenses; each parses and calls one function of `analysis/`."""
 
+from pathlib import Path
 from typing import Any
 
 from bestiary.arguments import (
+    FPS,
     Parser,
     add_player,
     add_replay,
@@ -28,7 +30,9 @@ def _saliency(argv: list[str]) -> None:
     add_run(parser)
     _add_game(parser, "pong.gif, pong.mp4 or pong.png; pong.npz with the scores goes beside it", 300)
     parser.add_argument("--density", metavar="INT", default="2", help="pixels from one patch to the next (default 2)")
-    parser.add_argument("--radius", metavar="FLOAT", default="2", help="of a patch, in pixels (default 2)")
+    parser.add_argument(
+        "--radius", metavar="FLOAT", help="of a patch, in pixels (default 2 of a picture of 84, others in proportion)"
+    )
     parser.add_argument("--output", choices=sorted(OUTPUTS), default="both", help="what is painted (default both)")
     parser.add_argument(
         "--mode",
@@ -58,15 +62,15 @@ def _saliency(argv: list[str]) -> None:
     add_player(parser)
     a, run, options = parse_with_env(parser, argv)
     run = _of_a_run(run, a).with_env(options)
-    density, radius = number("--density", a.density, 1), quantity("--radius", a.radius, 0.1, 100)
+    density, radius = number("--density", a.density, 1), quantity("--radius", a.radius, 0.1, 100) if a.radius else None
     full = tuple(quantity("--full", text, 0, 1e12) for text in a.full) if a.full else (None, None)
-    path = look_saliency(
+    written = look_saliency(
         run,
         method=Method(density, radius, a.mode, a.distance),
         look=Look(a.output, a.scale, a.colors, (full[0], full[1])),
         **_game(a, run),
     )
-    print(f"saliency: {path}")
+    print(f"saliency: {_named(written)}")
 
 
 def _attention(argv: list[str]) -> None:
@@ -78,7 +82,7 @@ def _attention(argv: list[str]) -> None:
     add_player(parser)
     a, run, options = parse_with_env(parser, argv)
     run = _of_a_run(run, a).with_env(options)
-    print(f"attention: {look_attention(run, **_game(a, run))}")
+    print(f"attention: {_named(look_attention(run, **_game(a, run)))}")
 
 
 def _actions(argv: list[str]) -> None:
@@ -111,6 +115,7 @@ def _actions(argv: list[str]) -> None:
 
 
 def _filters(argv: list[str]) -> None:
+    from bestiary.analysis.drawings import draw_filters
     from bestiary.analysis.filters import MATCHES, look_filters
     from bestiary.runs.folder import open_run
 
@@ -132,8 +137,15 @@ def _filters(argv: list[str]) -> None:
     parser.add_argument("--between", choices=("runs", "time"), default="runs", help="what is compared (default runs)")
     parser.add_argument("--frames", metavar="INT", default="256", help="for CKA, of a game (default 256; 0: no CKA)")
     parser.add_argument("--seed", metavar="INT", default="0", help="of that game (default 0)")
+    parser.add_argument("--draw", metavar="LAYER", help="draw what excites each filter of a layer instead, as PNG")
     a = parser.parse_strictly(argv)
     runs = [open_run(word, a.trust_code) for word in a.run]
+    if a.draw is not None:
+        if len(runs) > 1:
+            raise UserError(f"--draw {a.draw}: of one run at a time")
+        drawn = draw_filters(runs[0], a.draw, out=a.out, seed=number("--seed", a.seed), overwrite=a.overwrite)
+        print(f"drawings: {drawn}")
+        return
     frames = number("--frames", a.frames)
     if 0 < frames < 4:
         raise UserError(f"--frames {frames}: so few align with anything; give more, or 0")
@@ -167,7 +179,7 @@ def _add_game(parser: Parser, files: str, length: int) -> None:
     parser.add_argument(
         "--length", metavar="STEPS", default=str(length), help=f"at most so many steps (default {length})"
     )
-    parser.add_argument("--fps", metavar="FLOAT", help="pictures a second (default: about the game's own speed)")
+    parser.add_argument("--fps", metavar="FLOAT", help=FPS)
     parser.add_argument("--overwrite", action="store_true", help="replace existing files")
     parser.add_argument("--env", metavar="ENV", help="which of several tasks (default: the first)")
     add_replay(parser)
@@ -186,6 +198,10 @@ def _game(a: Any, run: Any) -> dict[str, Any]:
         "env": a.env,
         "replay": which_replay(a),
     }
+
+
+def _named(paths: list[Path]) -> str:
+    return str(paths[0]) if len(paths) == 1 else f"{paths[0]} to {paths[-1].name}"
 
 
 def _of_a_run(run: Any, a: Any) -> Any:

@@ -14,13 +14,17 @@ NOT_OPTIONS = ("versions", "plugins")  # tables of a run's config.toml that reco
 
 def read_toml(path: Path) -> dict[str, Any]:
     """A config file or preset as the flat dict that `resolve` takes."""
+    return flatten({name: value for name, value in read_tables(path).items() if name not in NOT_OPTIONS})
+
+
+def read_tables(path: Path) -> dict[str, Any]:
+    """All that a TOML file says."""
     try:
-        tables = tomllib.loads(path.read_text())
+        return tomllib.loads(path.read_text())
     except FileNotFoundError as error:
         raise UserError(f"{path}: there is no such file") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
         raise UserError(f"{path}: not readable as TOML: {error}") from error
-    return flatten({name: value for name, value in tables.items() if name not in NOT_OPTIONS})
 
 
 def flatten(tables: Mapping[str, Any]) -> dict[str, Any]:

@@ -120,7 +120,10 @@ MISTAKES: list[tuple[str, tuple[str, ...]]] = [
     ("movie {run} {run}", ("--out: where to?",)),
     ("movie {run} --game 2", ("--game 2: is for --replay",)),
     ("movie {run} --replay missing.json", ("missing.json: No such file",)),
-    ("movie {run} zoo/pong --same-actions --saliency --out a.gif", ("its environment has no action",)),
+    (
+        "movie {run} zoo/pong --same-actions --saliency --out a.gif",
+        ("atari/Pong and toy/catch are not one game; --env names a task",),
+    ),
     ("movie {run} {run} --same-actions --out a.gif", ("there is one game, whoever watches",)),
     ("train atari/Pong --agent aaa --torso resnet", ("unknown option --torso: agent aaa has no torso to choose",)),
     ("train atari/Pong --input rgb", ("--input rgb: there is gray-stack, rgb-stack, rgb-last",)),

@@ -14,10 +14,10 @@ import bestiary
 from bestiary.agents.agent import Agent
 from bestiary.agents.memories import MEMORIES
 from bestiary.config import Config, lookup_part
-from bestiary.envs import make
+from bestiary.envs import make, toy
 from bestiary.options import options_of
 from bestiary.resolve import resolve
-from bestiary.rollout import Inputs, episodes_of
+from bestiary.rollout import ArraySpec, Inputs, episodes_of
 from bestiary.runtime.serial import play
 from bestiary.runtime.train import build
 
@@ -32,12 +32,13 @@ class Trained:
     length: float
 
 
-# few, large updates
+# few, large updates, of IMPALA where no algorithm is named
 PUBLISHED: dict[str, Any] = {"batch_size": 32, "algo.optimizer": "rmsprop", "algo.eps": 0.01, "algo.lam": 1.0}
 
 
 def train(**options):
-    config = resolve({"seed": 1, "runtime": "serial", "num_envs": 32, **PUBLISHED, **options})
+    usual = {} if "algo" in options else PUBLISHED
+    config = resolve({"seed": 1, "runtime": "serial", "num_envs": 32, **usual, **options})
     (actor,), learner = build(config)
     actor.start()
     total, late = learner.total_steps, []
@@ -138,6 +139,46 @@ def test_no_memory_cannot_recall(memory):
     trained = train_recall(memory)
     assert abs(trained.ret - 1 / SIGNS) < 0.06
     assert abs(returns(trained, forget=False) - 1 / SIGNS) < 0.06
+
+
+class Beacon(toy.Recall):
+    """A light in one of two corners, then the dark, then a bar: say which corner it was. Seen as a picture."""
+
+    kind = "image"
+
+    def __init__(self, n, options):
+        super().__init__(n, options)
+        self.spec = ArraySpec((1, 16, 16), "uint8")
+
+    def observe(self):
+        sign, clock = self.state["sign"], self.state["clock"]
+        picture = np.zeros((len(sign), 1, 16, 16), np.uint8)
+        picture[(clock == 0) & (sign == 0), 0, 2:7, 2:7] = 255
+        picture[(clock == 0) & (sign == 1), 0, 9:14, 9:14] = 255
+        picture[clock == self.delay, 0, 7:9] = 255
+        return picture
+
+
+ADAM: dict[str, Any] = {"algo.optimizer": "adam", "algo.eps": 1e-5, "algo.lam": 1.0}
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        {"algo": "impala", "steps": "12k", "batch_size": 32, "unroll_length": 8, **ADAM},
+        {"algo": "ppo", "steps": "6k", "rollout_length": 8, "algo.minibatches": 2},
+    ],
+    ids=lambda given: given["algo"],
+)
+def test_the_attention_augmented_agent_recalls_where_a_light_was(algorithm, monkeypatch):
+    """What it remembers decides, in its cells or its LSTM; made to forget, it guesses."""
+    monkeypatch.setitem(toy.WORLDS, "beacon", Beacon)
+    monkeypatch.setitem(toy.SIZES, "beacon", SIGNS)
+    small = {"agent.queries": 2, "agent.keys": 4, "agent.values": 4, "agent.basis": 4, "agent.hidden": 32}
+    alone = {"agent": "aaa", "agent.center": False, "agent.inputs": "none"}
+    trained = train(env="toy/beacon", delay=DELAY, lr=3e-3, **algorithm, **small, **alone)
+    assert returns(trained, forget=False, episodes=400) > 0.95
+    assert returns(trained, forget=True, episodes=400) < 1 / SIGNS + 0.1
 
 
 def test_last_action_is_a_memory_too():

@@ -23,7 +23,7 @@ from bestiary.runs import checkpoints
 from bestiary.runs.folder import Run, labels
 
 MEASURE = "did "  # before the name of an action
-RENAMED = {"atari/Pong": {"RIGHT": "UP", "LEFT": "DOWN"}}  # the paddle goes where no name says
+MOVES = {"atari/Pong": {"RIGHT": "UP", "LEFT": "DOWN"}}  # what moves the paddle, alone or in a diagonal, and where to
 
 
 @dataclass
@@ -100,7 +100,10 @@ def look_actions(
             counted.append(Counted(label, task_name(name), point.steps, pool.action_spec.names, shares))
     if path is None:
         path = runs[0].new_path("looks", f"actions-{chosen[0].steps:012d}", ".png")
-    _draw(counted, path)
+    plt = pyplot()
+    figure = _figure(plt, counted)
+    figure.savefig(path, bbox_inches="tight")
+    plt.close(figure)
     _write(counted, path.with_suffix(".csv"))
     _show(counted)
     note(f"written: {path} and .csv")
@@ -126,14 +129,16 @@ def groups(names: Sequence[str], task: str) -> dict[str, dict[str, list[int]]]:
     fires: dict[str, list[int]] = {}
     for k, name in enumerate(names):
         move = name.removesuffix("FIRE") or "NOOP"
-        moves.setdefault(RENAMED.get(task, {}).get(move, move), []).append(k)
+        if task in MOVES:
+            move = next((where for part, where in MOVES[task].items() if part in name), "NOOP")
+        moves.setdefault(move, []).append(k)
         fires.setdefault("FIRE" if name.endswith("FIRE") else name, []).append(k)
-    return {"moves": moves} if task in RENAMED else {"moves": moves, "fire as one": fires}
+    return {"moves": moves} if task in MOVES else {"moves": moves, "fire as one": fires}
 
 
-def _draw(counted: list[Counted], path: Path) -> None:
-    """A row for each task, a panel for each grouping, in it bars side by side for each run."""
-    plt = pyplot()
+def _figure(plt: Any, counted: list[Counted]) -> Any:
+    """A row for each task, a panel for each grouping, in it bars side by side for each run, which has one colour in all."""
+    runs = list(dict.fromkeys(each.run for each in counted))
     tasks = list(dict.fromkeys(each.task for each in counted))
     ways = list(dict.fromkeys(way for each in counted for way in each.groupings()))
     size = (5 * len(ways), 3 * len(tasks) + 0.4)
@@ -147,21 +152,24 @@ def _draw(counted: list[Counted], path: Path) -> None:
                 continue
             width = 0.8 / len(own)
             for k, each in enumerate(own):
-                found = each.groupings().get(way, {})
+                if not (found := each.groupings().get(way)):
+                    continue
                 places = [shown.index(label) + (k - (len(own) - 1) / 2) * width for label in found]
                 means, deviations = ([100 * f(x) for x in found.values()] for f in (np.mean, np.std))
-                name = f"{each.run} ({len(each.shares)} games)"
-                axes.bar(places, means, width, yerr=deviations, label=name, error_kw={"linewidth": 0.8}, color=f"C{k}")
+                name, color = f"{each.run} ({len(each.shares)} games)", f"C{runs.index(each.run)}"
+                axes.bar(places, means, width, yerr=deviations, label=name, error_kw={"linewidth": 0.8}, color=color)
             axes.set_xticks(range(len(shown)), shown, rotation=90 if len(shown) > 6 else 0, fontsize="x-small")
             axes.set_title(f"{task}: {way}", fontsize="medium")
             axes.set_ylabel("% of decisions")
             axes.set_ylim(bottom=0)
             axes.spines[["top", "right"]].set_visible(False)
-    handles, names = grid[0][0].get_legend_handles_labels()
-    figure.legend(handles, names, frameon=False, fontsize="small", loc="upper left", bbox_to_anchor=(0.02, 0.02))
+    legends = [axes.get_legend_handles_labels() for axes in grid.flat]
+    bars = {name: handle for handles, names in legends for handle, name in zip(handles, names, strict=True)}
+    figure.legend(
+        bars.values(), bars.keys(), frameon=False, fontsize="small", loc="upper left", bbox_to_anchor=(0.02, 0.02)
+    )
     figure.tight_layout()
-    figure.savefig(path, bbox_inches="tight")
-    plt.close(figure)
+    return figure
 
 
 def _write(counted: list[Counted], path: Path) -> None:

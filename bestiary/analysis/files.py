@@ -1,17 +1,23 @@
-"""Files of pictures: what can be written, and writing it. Pictures are uint8 [H,W,3]."""
+"""Files of pictures, and of the numbers behind them: what can be written, and writing it. Pictures are uint8 [H,W,3]."""
 
+import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import imageio.v3 as imageio
 import numpy as np
 
+from bestiary import __version__
+from bestiary.agents.agent import Output
 from bestiary.analysis.paint import enlarge
 from bestiary.errors import UserError
 
 MOVIES = (".gif", ".mp4")
 STILLS = (".png",)
 FIGURES = (".png", ".svg", ".pdf")
+FASTEST = 50  # pictures a second of a GIF, which counts hundredths of a second; browsers slow down what is faster
 
 
 def check_output(out: str | Path, overwrite: bool, suffixes: Sequence[str] = MOVIES, what: str = "movies are") -> Path:
@@ -28,11 +34,23 @@ def check_output(out: str | Path, overwrite: bool, suffixes: Sequence[str] = MOV
     return path
 
 
-def check_look(out: str | Path, overwrite: bool) -> Path:
-    """Of pictures that have numbers of the same name beside them, as .npz."""
+def check_look(out: str | Path, overwrite: bool, length: int) -> Path:
+    """Of `length` pictures that have numbers of the same name beside them, as .npz."""
     path = check_output(out, overwrite, (*MOVIES, *STILLS), "can be")
     check_output(path.with_suffix(".npz"), overwrite, (".npz",))
+    if path.suffix in STILLS and length > 1 and not overwrite:
+        numbered = re.compile(re.escape(path.stem) + r"-\d{5,}" + re.escape(path.suffix))
+        if there := sorted(other.name for other in path.resolve().parent.iterdir() if numbered.fullmatch(other.name)):
+            raise UserError(f"--out {path}: {path.with_name(there[0])} exists; choose another name or add --overwrite")
     return path
+
+
+def check_rate(fps: float, out: str | Path | None) -> None:
+    """Of a movie, which is a GIF where nothing else is asked for."""
+    if fps > FASTEST and (out is None or Path(out).suffix == ".gif"):
+        raise UserError(
+            f"--fps {fps:g}: a GIF plays at most {FASTEST} pictures a second; choose fewer, or --out NAME.mp4"
+        )
 
 
 def write_movie(path: Path, pictures: list[np.ndarray], fps: float) -> None:
@@ -45,11 +63,29 @@ def write_movie(path: Path, pictures: list[np.ndarray], fps: float) -> None:
         imageio.imwrite(path, np.stack(large), duration=1000 / fps, loop=0)
 
 
-def write_pictures(path: Path, pictures: list[np.ndarray], fps: float, first: int = 0) -> None:
-    """A movie; or PNGs, of several pictures one each: NAME-00200.png and so on."""
+def write_pictures(path: Path, pictures: list[np.ndarray], fps: float, first: int = 0) -> list[Path]:
+    """A movie; or PNGs, of several pictures one each: NAME-00200.png and so on. Returns what was written."""
     if path.suffix in MOVIES:
-        return write_movie(path, pictures, fps)
-    if len(pictures) == 1:
-        return imageio.imwrite(path, enlarge(pictures[0]))
-    for t, picture in enumerate(pictures, first):
-        imageio.imwrite(path.with_stem(f"{path.stem}-{t:05d}"), enlarge(picture))
+        write_movie(path, pictures, fps)
+        return [path]
+    numbers = range(first, first + len(pictures))
+    paths = [path.with_stem(f"{path.stem}-{t:05d}") for t in numbers] if len(pictures) > 1 else [path]
+    for each, picture in zip(paths, pictures, strict=True):
+        imageio.imwrite(each, enlarge(picture))
+    return paths
+
+
+def save_numbers(
+    path: Path, answers: Sequence[tuple[str, Output]], start: int, protocol: dict[str, Any], **arrays: Any
+) -> None:
+    """Arrays [T,...] of a game from step `start` on, and what the agent did and thought at each step; `protocol` is JSON."""
+    actions, outputs = zip(*answers, strict=True)
+    np.savez_compressed(
+        path,
+        **arrays,
+        step=np.arange(start, start + len(answers)),
+        action=np.array(actions),
+        logits=np.stack([output.distribution.logits[0, 0].numpy() for output in outputs]),
+        worth=np.array([float(output.value[0, 0]) for output in outputs]),
+        protocol=np.array(json.dumps({**protocol, "bestiary": __version__})),
+    )

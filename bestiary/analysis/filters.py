@@ -2,14 +2,16 @@
 
 Two measures of the same question, layer by layer:
 
-    distance    squared differences of kernels, the k x k weights from one input to one output channel: sum, and mean over
-                kernels. Kernels are matched by their index, or so that the sum is least (`optimal`: kernels one by one, as
-                published, which no network allows for; `filters`: whole filters, all inputs of an output channel at once)
+    distance    squared differences of kernels, the k x k weights from one input to one output channel: sum, and mean by
+                kernel and by weight, which alone compares layers of different k. Kernels are matched by their index, or so
+                that the sum is least (`optimal`: kernels one by one, as published, which no network allows for; `filters`:
+                whole filters, all inputs of an output channel at once)
     CKA         linear centred kernel alignment of what the layers give out on the same frames (Kornblith et al. 2019): 1 where
                 one is the other turned and scaled, whatever the order of channels, 0 where they have nothing in common; the
                 sounder answer
 
-Runs are compared with the first one at equal fractions of their training, or each with itself over time.
+Layers have a distance where their shapes are the same, and CKA wherever both agents can see the frames. Runs are compared with
+the first one at equal fractions of their training, or each with itself over time.
 """
 
 import csv
@@ -35,6 +37,7 @@ from bestiary.runs import checkpoints
 from bestiary.runs.checkpoints import Checkpoint
 from bestiary.runs.folder import Run, labels, load_weights
 
+MEASURES = ("sum", "per_kernel", "per_weight", "cka")  # columns of the table
 MATCHES = ("index", "optimal", "filters")
 MANY = 4096  # kernels that optimal matching compares with as many others; more take minutes and gigabytes
 
@@ -48,9 +51,10 @@ class Row:
     point: int  # how-manyeth of the compared checkpoints
     steps: tuple[int, int]
     kernels: int
-    sum: float
-    mean: float
-    cka: float | None = None
+    sum: float | None  # None where shapes differ, or there are too many kernels to match
+    per_kernel: float | None
+    per_weight: float | None
+    cka: float | None
 
 
 def look_filters(
@@ -71,10 +75,14 @@ def look_filters(
     chosen = [spaced(run, points) for run in runs]
     pairs = _pairs(runs, chosen, between)
     first = pairs[0][1][0]
+    lens = Frames(runs) if frames else None
+    remarks: list[str] = []
     for label, couples in pairs:
-        for one, other in couples[:1]:
-            _check_shapes(label, convolutions(one.model()), convolutions(other.model()), match)
-    lens = Frames(runs, frames, seed) if frames else None
+        remarks += _check(label, *couples[0], match, lens)
+    for remark in dict.fromkeys(remarks):
+        note(f"note: {remark}")
+    if lens is not None:
+        lens.play(runs[0], frames, seed)
     rows = []
     total = sum(len(couples) for _, couples in pairs)
     todo = [(label, k, couple) for label, couples in pairs for k, couple in enumerate(couples)]
@@ -124,18 +132,36 @@ def convolutions(model: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name.removesuffix(".weight"): model[name].float() for name in natural}
 
 
-def _check_shapes(label: str, one: dict[str, Tensor], other: dict[str, Tensor], match: str) -> None:
-    if not one or not other:
+def _check(label: str, one: Checkpoint, other: Checkpoint, match: str, lens: "Frames | None") -> list[str]:
+    """Refuses what has nothing to compare; returns what to say about layers that have no distance."""
+    left, right = convolutions(one.model()), convolutions(other.model())
+    if not left or not right:
         raise UserError(f"{label}: no convolutions to compare; bestiary look actions compares what agents do")
-    for name in dict.fromkeys([*one, *other]):
-        shapes = ["x".join(map(str, m[name].shape)) if name in m else "not there" for m in (one, other)]
-        if shapes[0] != shapes[1]:
-            raise UserError(
-                f"{label}: filters of different shapes cannot be compared: {name} is {' and '.join(shapes)}"
-            )
-        count = one[name].shape[0] * one[name].shape[1]
-        if match == "optimal" and count > MANY:
-            raise UserError(f"--match optimal: {name} has {count} kernels, more than {MANY}; try --match filters")
+    shapes = {
+        name: ["x".join(map(str, m[name].shape)) if name in m else "not there" for m in (left, right)]
+        for name in dict.fromkeys([*left, *right])
+    }
+    different = [name for name, (mine, its) in shapes.items() if mine != its]
+    many = [name for name in shapes if name not in different and not _matched(left[name], match)]
+    remarks = []
+    if many:
+        remarks.append(f"--match optimal: {_first(many)}: more than {MANY} kernels; try --match filters")
+    if different:
+        both = " and ".join(shapes[different[0]])
+        remarks.append(f"{label}: filters of different shapes have no distance: {_first(different)}: {both}")
+    aligned = lens is not None and lens.sees(one) and lens.sees(other) and left.keys() & right.keys()
+    if len(different) + len(many) == len(shapes) and not aligned:
+        raise UserError(*remarks)
+    return remarks
+
+
+def _first(names: list[str]) -> str:
+    return names[0] + f" (and {len(names) - 1} more)" * (len(names) > 1)
+
+
+def _matched(weights: Tensor, match: str) -> bool:
+    """Whether so many kernels can be matched."""
+    return match != "optimal" or weights.shape[0] * weights.shape[1] <= MANY
 
 
 def _compare(label: str, k: int, one: Checkpoint, other: Checkpoint, match: str, lens: "Frames | None") -> list[Row]:
@@ -143,10 +169,14 @@ def _compare(label: str, k: int, one: Checkpoint, other: Checkpoint, match: str,
     alike = lens.alignment(one, other) if lens is not None else {}
     rows = []
     for layer in left:
-        total = distance(left[layer], right[layer], match)
-        kernels = left[layer].shape[0] * left[layer].shape[1]
-        mean = total / kernels
-        rows.append(Row(label, layer, k, (one.steps, other.steps), kernels, total, mean, alike.get(layer)))
+        weights, kernels = left[layer], left[layer].shape[0] * left[layer].shape[1]
+        numbers: tuple[float | None, float | None, float | None] = (None, None, None)
+        if layer in right and weights.shape == right[layer].shape and _matched(weights, match):
+            total = distance(weights, right[layer], match)
+            numbers = (total, total / kernels, total / weights.numel())
+        elif layer not in alike:
+            continue
+        rows.append(Row(label, layer, k, (one.steps, other.steps), kernels, *numbers, alike.get(layer)))
     return rows
 
 
@@ -182,29 +212,34 @@ def _products(features: Tensor) -> Tensor:
 class Frames:
     """A game of the first run, and what the layers of any checkpoint give out on it."""
 
-    def __init__(self, runs: Sequence[Run], count: int, seed: int):
-        stage = open_stage(runs[0], seed=seed)
-        spec = stage.pool.observation_spec
-        scenes = [scene for (scene,) in tracked(Show([stage], length=count), "frames to compare on", count)]
-        inputs = [scene.moment.inputs for scene in scenes]
-        zeros = torch.zeros(len(inputs), 1)
-        observation = {kind: torch.cat([i.observation[kind] for i in inputs]) for kind in spec}
-        done = torch.cat([i.done for i in inputs])
-        self.inputs = Inputs(
-            observation, zeros, done, zeros.long(), zeros.long()
-        )  # tasks and actions may not be shared
+    def __init__(self, runs: Sequence[Run]):
         self.agents: dict[Path, Any] = {}
+        self.seen: dict[Path, dict[str, Tensor]] = {}
+        spec = None
         for run in runs:
             pool = run.config.make_pool(1, 0)
             pool.close()
+            spec = spec or pool.observation_spec
             if pool.observation_spec != spec:
                 note(f"note: {run.path} sees other pictures than {runs[0].path}; no CKA")
                 continue
             self.agents[run.path.resolve()] = run.config.make_agent(pool)
-        self.seen: dict[Path, dict[str, Tensor]] = {}
+
+    def play(self, run: Run, count: int, seed: int) -> None:
+        """So many frames, of game after game."""
+        show = Show([open_stage(run, seed=seed)], length=count, one_game=False)
+        inputs = [scene.moment.inputs for (scene,) in tracked(show, "frames to compare on", count)]
+        zeros = torch.zeros(len(inputs), 1)
+        observation = {kind: torch.cat([i.observation[kind] for i in inputs]) for kind in inputs[0].observation}
+        done = torch.cat([i.done for i in inputs])
+        # tasks and actions may not be shared
+        self.inputs = Inputs(observation, zeros, done, zeros.long(), zeros.long())
+
+    def sees(self, checkpoint: Checkpoint) -> bool:
+        return checkpoint.path.resolve().parent.parent in self.agents
 
     def alignment(self, one: Checkpoint, other: Checkpoint) -> dict[str, float]:
-        """CKA by layer; empty where an agent cannot see the frames."""
+        """CKA by layer, of those that both have; empty where an agent cannot see the frames."""
         both = [self._features(checkpoint) for checkpoint in (one, other)]
         return {layer: linear_cka(both[0][layer], both[1][layer]) for layer in both[0] if layer in both[1]}
 
@@ -237,21 +272,32 @@ class Frames:
 def _write(rows: list[Row], path: Path, match: str) -> None:
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(["pair", "layer", "point", "steps", "other_steps", "kernels", "match", "sum", "mean", "cka"])
+        writer.writerow(["pair", "layer", "point", "steps", "other_steps", "kernels", "match", *MEASURES])
         for r in rows:
-            numbers = [f"{r.sum:.6g}", f"{r.mean:.6g}", "" if r.cka is None else f"{r.cka:.6g}"]
+            numbers = ["" if x is None else f"{x:.6g}" for x in (getattr(r, name) for name in MEASURES)]
             writer.writerow([r.pair, r.layer, r.point, *r.steps, r.kernels, match, *numbers])
 
 
 def _draw(rows: list[Row], path: Path, match: str, between: str) -> None:
-    """A column for each pair; lines by layer, darker where deeper, the same as a heat map, and CKA where it was taken."""
     plt = pyplot()
+    figure = _figure(plt, rows, match, between)
+    figure.savefig(path, bbox_inches="tight")
+    plt.close(figure)
+
+
+def _figure(plt: Any, rows: list[Row], match: str, between: str) -> Any:
+    """A column for each pair; lines by layer, darker where deeper, the same as a heat map, and CKA, where those were taken."""
     pairs = list(dict.fromkeys(row.pair for row in rows))
     layers = list(dict.fromkeys(row.layer for row in rows))
-    measures = ["mean", "map", *(["cka"] if any(row.cka is not None for row in rows) else [])]
+    distances = [row.per_weight for row in rows if row.per_weight is not None]
+    alike = [row.cka for row in rows if row.cka is not None]
+    measures = [*(["per_weight", "map"] if distances else []), *(["cka"] if alike else [])]
+    limits = {
+        "per_weight": (0, 1.1 * max(distances, default=0) or 1.0),
+        "cka": (1.02 * float(np.nanmin([0, *alike])), 1.02),
+    }
     size = (4.6 * len(pairs) + 1.2, 3 * len(measures))
     figure, grid = plt.subplots(len(measures), len(pairs), figsize=size, dpi=150, squeeze=False)
-    top = 1.1 * max(row.mean for row in rows) or 1.0
     colors = plt.get_cmap("Blues")(np.linspace(0.35, 1, len(layers)))
     for column, pair in enumerate(pairs):
         own = {layer: [row for row in rows if (row.pair, row.layer) == (pair, layer)] for layer in layers}
@@ -260,10 +306,10 @@ def _draw(rows: list[Row], path: Path, match: str, between: str) -> None:
             axes = grid[place][column]
             if measure == "map":
                 image = axes.imshow(
-                    [[row.mean for row in found] for found in own.values()],
+                    [[_or_nan(row.per_weight) for row in found] for found in own.values()],
                     aspect="auto",
                     vmin=0,
-                    vmax=top,
+                    vmax=limits["per_weight"][1],
                     cmap="Blues",
                 )
                 axes.set_yticks(range(len(own)), [short_layer(layer) for layer in own], fontsize="xx-small")
@@ -273,17 +319,20 @@ def _draw(rows: list[Row], path: Path, match: str, between: str) -> None:
                 figure.colorbar(image, ax=axes)
                 continue
             for layer, color in zip(layers, colors, strict=True):
-                values = [row.mean if measure == "mean" else row.cka for row in own.get(layer, ())]
+                values = [_or_nan(getattr(row, measure)) for row in own.get(layer, ())]
                 x = [row.steps[1] for row in own.get(layer, ())]
                 axes.plot(x, values, color=color, label=short_layer(layer), marker="o" if len(x) == 1 else None)
             title = f"{pair}{', over time' if between == 'time' else ''}" if place == 0 else ""
             finish(axes, title, "steps", True)
-            axes.set_ylim(0, top if measure == "mean" else 1.02)
-            axes.set_ylabel(f"mean squared difference ({match})" if measure == "mean" else "CKA")
+            axes.set_ylim(*limits[measure])
+            axes.set_ylabel(f"squared difference per weight ({match})" if measure == "per_weight" else "CKA")
     grid[0][-1].legend(frameon=False, fontsize="xx-small", loc="upper left", bbox_to_anchor=(1.02, 1))
     figure.tight_layout()
-    figure.savefig(path, bbox_inches="tight")
-    plt.close(figure)
+    return figure
+
+
+def _or_nan(value: float | None) -> float:
+    return float("nan") if value is None else value
 
 
 def short_layer(name: str) -> str:

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import numpy as np
 
+from bestiary.agents.agent import Output
 from bestiary.analysis.attention import attention_map, check_attends
-from bestiary.analysis.files import check_look, write_pictures
+from bestiary.analysis.files import check_look, check_rate, save_numbers, write_pictures
 from bestiary.analysis.paint import overlay, panels
 from bestiary.analysis.stage import Scene, Show, Stage, open_scripted
 from bestiary.console import note, tracked
@@ -27,9 +28,11 @@ def look_attention(
     overwrite: bool = False,
     env: str | None = None,
     replay: tuple[Recording, Game] | None = None,
-) -> Path:
-    """Panels side by side: the game as it is, then a head each. The weights go beside them as .npz."""
-    path = check_look(out, overwrite) if out is not None else None
+) -> list[Path]:
+    """Panels side by side: the game as it is, then a head each. The weights go beside them as .npz. Returns the file with the
+    pictures, or the files."""
+    check_rate(fps, out)
+    path = check_look(out, overwrite, length) if out is not None else None
     stage, script = open_scripted(run, replay, checkpoint=checkpoint, env=env, seed=seed)
     try:
         check_attends(stage.agent, run.path)
@@ -38,19 +41,20 @@ def look_attention(
         raise
     path = path or run.new_path("looks", f"attention-{stage.steps:012d}-{start}", ".gif")
     show = Show([stage], start=start, length=length, greedy=greedy, script=script)
-    pictures, weights = [], []
+    pictures, weights, answers = [], [], list[tuple[str, Output]]()
     for (scene,) in tracked(show, "attention", length):
         weights.append(scene.moment.output.extras["attention"][0, 0].numpy())  # [heads,R]
         pictures.append(_heads(scene, weights[-1], stage))
-    write_pictures(path, pictures, fps or show.fps, first=start)
+        answers.append((scene.action, scene.moment.output))
+    written = write_pictures(path, pictures, fps or show.fps, first=start)
     shape = getattr(stage.agent.torso, "map_shape", None)  # type: ignore[attr-defined]
     found = np.stack(weights)  # [T,heads,R]
     cells = found.reshape(*found.shape[:2], *shape[1:]) if shape is not None else found
-    np.savez_compressed(path.with_suffix(".npz"), weights=cells, step=np.arange(start, start + len(found)))
+    save_numbers(path.with_suffix(".npz"), answers, start, show.protocol(seed), weights=cells)
     note(
         f"{len(pictures)} steps, {found.shape[1]} head{'s' * (found.shape[1] > 1)}; weights: {path.with_suffix('.npz')}"
     )
-    return path
+    return written
 
 
 def _heads(scene: Scene, weights: np.ndarray, stage: Stage) -> np.ndarray:

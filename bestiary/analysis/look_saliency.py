@@ -5,18 +5,15 @@ paints a score as strongly in every frame; the quantile scale always paints the 
 movies do, whether the scores are large or nearly nothing.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from bestiary import __version__
 from bestiary.agents.agent import Output
 from bestiary.analysis import paint
-from bestiary.analysis.files import check_look, write_pictures
+from bestiary.analysis.files import check_look, check_rate, save_numbers, write_pictures
 from bestiary.analysis.saliency import Maps, Method, Saliency, absolute_scale, fill, quantile_scale, usual_full
 from bestiary.analysis.stage import Show, Stage, open_scripted
 from bestiary.console import note, tracked
@@ -56,9 +53,10 @@ def look_saliency(
     overwrite: bool = False,
     env: str | None = None,
     replay: tuple[Recording, Game] | None = None,
-) -> Path:
-    """Play a game and paint it; the raw scores go beside it as .npz. Returns the file with the pictures."""
-    path = check_look(out, overwrite) if out is not None else None
+) -> list[Path]:
+    """Play a game and paint it; the raw scores go beside it as .npz. Returns the file with the pictures, or the files."""
+    check_rate(fps, out)
+    path = check_look(out, overwrite, length) if out is not None else None
     stage, script = open_scripted(run, replay, checkpoint=checkpoint, env=env, seed=seed)
     (lens,) = lenses([stage], method)
     path = path or run.new_path("looks", f"saliency-{stage.steps:012d}-{start}", ".gif")
@@ -70,23 +68,21 @@ def look_saliency(
         answers.append((scene.action, scene.moment.output))
     full = full_scores(maps, look)
     shown = [painted(picture, m, lens, look, full) for picture, m in zip(pictures, maps, strict=True)]
-    write_pictures(path, shown, fps or show.fps, first=start)
+    written = write_pictures(path, shown, fps or show.fps, first=start)
     protocol = {
-        "run": run.name,
-        "checkpoint_steps": stage.steps,
-        "environment": stage.pool.tasks[0],
-        "policy": "recorded" if replay else "greedy" if greedy else "sampled",
-        "seed": seed,
+        **show.protocol(seed),
         **asdict(method),
+        "radius": lens.radius,
+        "blur": lens.blur,
         **asdict(look),
         "full": full,
-        "bestiary": __version__,
     }
-    save_maps(path.with_suffix(".npz"), maps, answers, start, protocol)
+    scores = {name: np.stack([getattr(m, name) for m in maps]) for name in ("policy", "value")}  # [T,h,w]
+    save_numbers(path.with_suffix(".npz"), answers, start, protocol, **scores)
     strongest = ", ".join(f"{name} {full[name]:.3g}" for name in OUTPUTS[look.output])
     at = f"full colour at {strongest}" if look.scale == "absolute" else "the highest tenth of each frame is coloured"
     note(f"{len(maps)} steps, {at}; scores: {path.with_suffix('.npz')}")
-    return path
+    return written
 
 
 def lenses(stages: Sequence[Stage], method: Method) -> list[Saliency]:
@@ -117,20 +113,3 @@ def painted(picture: np.ndarray, maps: Maps, lens: Saliency, look: Look, full: d
         heat = quantile_scale(scores) if look.scale == "quantile" else absolute_scale(scores, full[name])
         heats.append((np.clip(paint.stretch(heat, picture.shape[:2]), 0, 1), COLORS[look.colors][name]))
     return paint.paint(picture, heats)
-
-
-def save_maps(
-    path: Path, maps: list[Maps], answers: list[tuple[str, Output]], start: int, protocol: dict[str, Any]
-) -> None:
-    """Scores [T,h,w], and what the agent did and thought at each step; `protocol` is JSON."""
-    actions, outputs = zip(*answers, strict=True)
-    np.savez_compressed(
-        path,
-        policy=np.stack([m.policy for m in maps]),
-        value=np.stack([m.value for m in maps]),
-        step=np.arange(start, start + len(maps)),
-        action=np.array(actions),
-        logits=np.stack([output.distribution.logits[0, 0].numpy() for output in outputs]),
-        worth=np.array([float(output.value[0, 0]) for output in outputs]),
-        protocol=np.array(json.dumps(protocol)),
-    )

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from bestiary.analysis.attention import attention_map, check_attends
-from bestiary.analysis.files import check_output, write_movie
+from bestiary.analysis.files import check_output, check_rate, write_movie
 from bestiary.analysis.look_saliency import Look, full_scores, lenses, painted
 from bestiary.analysis.paint import overlay, panels
 from bestiary.analysis.saliency import Method, Saliency
@@ -39,6 +39,7 @@ def film(
     With `attention`, where the agent looks is drawn over the picture. Where a flickering game is blank to the agent, it is
     drawn dark. `env` is one of the run's tasks, else the first. With `replay`, a recorded game is shown again, and the agent
     watches."""
+    check_rate(fps, out)
     path = check_output(out, overwrite) if out is not None else None
     stage, script = open_scripted(run, replay, checkpoint=checkpoint, env=env, seed=seed)
     if attention:
@@ -46,7 +47,7 @@ def film(
     if path is None:
         path = run.new_path("movies", f"{stage.steps:012d}-{'greedy' if greedy else 'sampled'}", ".gif")
     show = Show([stage], length=length, greedy=greedy, script=script)
-    pictures = [_attended(scene, stage) if attention else scene.shown for (scene,) in show]
+    pictures = [_attended(scene, stage) if attention else scene.shown for (scene,) in tracked(show, "filming", length)]
     write_movie(path, pictures, fps or show.fps)
     note(f"{len(pictures)} steps, return {', '.join(f'{r:g}' for r in show.earned)}")
     return path
@@ -84,6 +85,7 @@ def film_together(
     """Several agents side by side. Each plays a game of its own; or, with `same_actions`, all watch the one that the first
     plays (or that was recorded: `replay`). With `saliency`, what would change each agent's mind is painted over its panel, and
     the first panel is the plain game. Who is over first stays on its last picture."""
+    check_rate(fps, out)
     path, length = check_output(out, overwrite), length or (200 if saliency else 2_000)
     same_actions = same_actions or replay is not None
     if same_actions and not saliency:

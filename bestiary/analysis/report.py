@@ -63,10 +63,11 @@ def _spec(run: Run) -> Any:
 
 
 def _still(run: Run) -> None:
+    density = max(1, min(_spec(run)["image"].shape[1:]) // 28)  # 3 of a picture of 84
     for start in (STILL, 0):
         path = run.new_path("looks", f"saliency-{run.steps:012d}-{start}", ".png")
         try:
-            look_saliency(run, out=path, start=start, length=1, method=Method(density=3 if start else 1))
+            look_saliency(run, out=path, start=start, length=1, method=Method(density))
             return
         except UserError:
             if not start:

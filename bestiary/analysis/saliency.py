@@ -26,7 +26,9 @@ from bestiary.agents.agent import Agent, Output, State
 from bestiary.errors import UserError
 from bestiary.rollout import Inputs, ObservationSpec
 
-BLUR = 3.0  # pixels: of the picture that patches are replaced with
+# in pixels of a picture of 84, and at least; others in proportion, else one patch would cover half of a small world
+RADIUS = (2.0, 0.5)  # of a patch
+BLUR = (3.0, 1.0)  # of the picture that patches are replaced with
 BYTES = 2**22  # of perturbed pictures, and of the memory's states for them, at a time: what fits the cache
 ROUNDING = 1e-5  # changes of this size, relative to what they change, are the arithmetic's, not the picture's
 
@@ -36,7 +38,7 @@ class Method:
     """How a picture is perturbed, and how a changed policy is measured."""
 
     density: int = 2  # pixels from one patch to the next
-    radius: float = 2.0  # pixels: of the blurred cross
+    radius: float | None = None  # pixels: of the blurred cross; None: as large as suits the picture
     mode: str = "occlude"  # or searchlight
     distance: str = "logits"  # or kl: of the policies, which no constant added to all logits changes
 
@@ -62,8 +64,11 @@ class Saliency:
         _, self.height, self.width = spec["image"].shape
         if method.density > min(self.height, self.width):
             raise UserError(f"--density {method.density}: the agent's pictures are only {self.height}x{self.width}")
-        self.rows, self.columns = (Profiles(size, method.radius) for size in (self.height, self.width))
-        self.blurs = tuple(blur_matrix(size, BLUR) for size in (self.height, self.width))
+        share = min(self.height, self.width) / 84
+        usual, self.blur = (max(least, share * pixels) for pixels, least in (RADIUS, BLUR))
+        self.radius = usual if method.radius is None else method.radius
+        self.rows, self.columns = (Profiles(size, self.radius) for size in (self.height, self.width))
+        self.blurs = tuple(blur_matrix(size, self.blur) for size in (self.height, self.width))
         self.centres = grid(self.height, self.width, method.density)  # [M,2]
         self.shape = (-(-self.height // method.density), -(-self.width // method.density))
         self.whole_numbers: bool | None = None  # whether this agent wants bytes; found out once

@@ -20,7 +20,7 @@ from bestiary.config import make_pool
 from bestiary.console import note
 from bestiary.envs import canonical
 from bestiary.envs.mixture import shapes
-from bestiary.envs.pool import Pool
+from bestiary.envs.pool import Pool, place_of
 from bestiary.errors import UserError
 from bestiary.options import suggest
 from bestiary.rollout import Step
@@ -77,7 +77,8 @@ def which_task(run: Run, env: str | None) -> int:
 
 
 def open_replay(run: Run, recording: Recording, game: Game, checkpoint: int | None = None) -> Stage:
-    """The run's agent before a recorded game, of which it sees what it was trained to see, rewards among it."""
+    """The run's agent before a recorded game, of which it sees what it was trained to see, rewards among it, and in which it
+    has the actions that it was trained with."""
     config, name = run.config, recording.environment(game)
     own = config.tables()["env"]
     options = {key: own[key] for key in SEEN if key in own and key in recording.about["options"]}
@@ -93,7 +94,12 @@ def open_replay(run: Run, recording: Recording, game: Game, checkpoint: int | No
     chosen = checkpoints.choose(run.path, checkpoint)
     task = config.envs.index(name) if name in config.envs else 0
     note(f"replaying {recording.path}: {game.first} decisions to the game, {game.length} in it")
-    return Stage(run, run.agent(chosen.steps), pool, task, chosen.steps, 0, recording.rewind(game, pool))
+    try:
+        opening = recording.rewind(game, pool, run.path)
+    except UserError:
+        pool.close()
+        raise
+    return Stage(run, run.agent(chosen.steps), pool, task, chosen.steps, 0, opening)
 
 
 def open_scripted(
@@ -106,7 +112,8 @@ def open_scripted(
 
 
 class Show:
-    """The scenes of a game, or of several where they are very short: from step `start` on, at most `length`.
+    """The scenes of a game, or of several where they are very short (or it is not to be `one_game`): from step `start` on, at
+    most `length`.
 
     The first stage's agent decides, or the `script`, actions by name; all others watch the same game, each through its own
     environment, and remember what was really done. Closes the pools."""
@@ -119,8 +126,10 @@ class Show:
         length: int,
         greedy: bool = False,
         script: Iterable[str] | None = None,
+        one_game: bool = True,
     ):
         self.stages, self.start, self.length, self.greedy = stages, start, length, greedy
+        self.one_game = one_game
         self.script = None if script is None else iter(script)
         self.earned = [0.0]  # by game, in the first stage's environment
         self.rate = stages[0].pool.frames_per_step
@@ -130,6 +139,17 @@ class Show:
         """About the game's own speed."""
         return 60 / self.rate if self.rate > 1 else 10
 
+    def protocol(self, seed: int) -> dict[str, Any]:
+        """What is shown, in words, as the first stage has it."""
+        stage, chosen = self.stages[0], "greedy" if self.greedy else "sampled"
+        return {
+            "run": stage.run.name,
+            "checkpoint_steps": stage.steps,
+            "environment": stage.pool.tasks[0],
+            "policy": chosen if self.script is None else "recorded",
+            "seed": seed,
+        }
+
     def __iter__(self) -> Iterator[list[Scene]]:
         try:
             yield from self._play()
@@ -138,8 +158,6 @@ class Show:
                 stage.pool.close()
 
     def _play(self) -> Iterator[list[Scene]]:
-        first = self.stages[0].pool.action_spec.names
-        places = [_places(first, stage) for stage in self.stages]
         players = [Player(s.agent, 1, greedy=self.greedy, seed=s.draws, task=s.task) for s in self.stages]
         steps = [stage.opening or stage.pool.reset() for stage in self.stages]
         for t in itertools.count():
@@ -149,7 +167,7 @@ class Show:
             if t and steps[0].game_over[0]:
                 if t <= self.start:
                     raise UserError(f"--start {self.start}: the game was over after {t} steps; choose an earlier one")
-                if t - self.start >= ENOUGH or self.script is not None:
+                if self.one_game and (t - self.start >= ENOUGH or self.script is not None):
                     return  # this picture already belongs to the next game
                 self.earned.append(0.0)
             moments = [player.see(step) for player, step in zip(players, steps, strict=True)]
@@ -159,33 +177,30 @@ class Show:
                     raise UserError(f"--start {self.start}: the recorded game has {t} steps")
                 return
             if t >= self.start:
-                yield self._scenes(moments, first[action])
+                yield self._scenes(moments, action)
             steps = [
-                player.act(stage.pool, np.array([place[action]]))
-                for player, stage, place in zip(players, self.stages, places, strict=True)
+                player.act(stage.pool, np.array([place_of(action, stage.pool, stage.run.path)]))
+                for player, stage in zip(players, self.stages, strict=True)
             ]
 
-    def _next(self, moment: Moment, player: Player) -> int | None:
-        """The action, as the first stage counts them."""
+    def _next(self, moment: Moment, player: Player) -> str | None:
+        """The action, by name: stages may count theirs differently."""
         if self.script is None:
-            return int(player.decide(moment.output)[0])
-        name = next(self.script, None)
-        return None if name is None else self.stages[0].pool.action_spec.names.index(name)
+            return self.stages[0].pool.action_spec.names[int(player.decide(moment.output)[0])]
+        return next(self.script, None)
 
     def _scenes(self, moments: list[Moment], action: str) -> list[Scene]:
         pictures = [stage.pool.render()[0] for stage in self.stages]
+        first = self.stages[0]
         for stage, picture in zip(self.stages[1:], pictures[1:], strict=True):
-            if not np.array_equal(picture, pictures[0]):
-                raise UserError(
-                    f"{stage.run.path} and {self.stages[0].run.path}: the same actions lead to different games there; their "
-                    "environments must start and step alike (--noops, --frame-skip, --sticky ...)"
-                )
+            if np.array_equal(picture, pictures[0]):
+                continue
+            both = f"{stage.run.path} and {first.run.path}"
+            if stage.pool.tasks != first.pool.tasks:
+                games = f"{stage.pool.tasks[0]} and {first.pool.tasks[0]}"
+                raise UserError(f"{both}: {games} are not one game; --env names a task of those that have several")
+            raise UserError(
+                f"{both}: the same actions lead to different games there; their environments must start and step alike "
+                "(--noops, --frame-skip, --sticky ...)"
+            )
         return [Scene(moment, picture, action) for moment, picture in zip(moments, pictures, strict=True)]
-
-
-def _places(names: Sequence[str], stage: Stage) -> list[int]:
-    """Where a stage's environment has the actions of these names."""
-    own = stage.pool.action_spec.names
-    if missing := [name for name in names if name not in own]:
-        raise UserError(f"{stage.run.path}: its environment has no action {missing[0]}, so it cannot follow")
-    return [own.index(name) for name in names]

@@ -22,6 +22,7 @@ from typing import Protocol
 
 import numpy as np
 
+from bestiary.errors import UserError
 from bestiary.rollout import ActionSpec, Arrays, ArraySpec, ObservationSpec, Step
 
 
@@ -90,6 +91,16 @@ def check_actions(actions: np.ndarray, spec: ActionSpec, num_envs: int) -> np.nd
     if not whole or actions.min(initial=0) < 0 or actions.max(initial=0) >= spec.n:
         raise ValueError(f"actions must be {num_envs} whole numbers in 0..{spec.n - 1}, got {actions!r}")
     return actions
+
+
+def place_of(action: str, pool: Pool, who: object) -> int:
+    """Where a pool has the action of this name; `who` is named where it has none."""
+    names = pool.action_spec.names
+    if action not in names:
+        raise UserError(
+            f"{who}: cannot follow where {action} is played; it has only {', '.join(names)} in {pool.tasks[0]}"
+        )
+    return names.index(action)
 
 
 def check_finite(step: Step, names: Sequence[str]) -> str | None:

@@ -5,7 +5,6 @@ import os
 import shutil
 import socket
 import time
-import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -27,7 +26,7 @@ from bestiary.resolve import resolve
 from bestiary.runs import checkpoints
 from bestiary.runs.checkpoints import Checkpoint, unused
 from bestiary.runs.tables import read_columns
-from bestiary.textconfig import dump_toml, read_toml
+from bestiary.textconfig import dump_toml, read_tables, read_toml
 
 HEADER = "# What this run is made of: `bestiary train --config` on this file starts the same one again.\n"
 
@@ -261,7 +260,7 @@ def _write_text(path: Path, text: str) -> None:
 def amend(run: Run, **training: Any) -> None:
     """Change options of an existing run's training; everything else in its config.toml stays as it is written."""
     run.config = replace(run.config, training=replace(run.config.training, **training))
-    tables = tomllib.loads((run.path / "config.toml").read_text())
+    tables = read_tables(run.path / "config.toml")
     _write_text(run.path / "config.toml", HEADER + dump_toml({**tables, **training}))
 
 
@@ -286,7 +285,7 @@ def _copy_plugins(config: Config, folder: Path) -> None:
 
 
 def _read_plugin_hashes(path: Path) -> dict[str, str]:
-    return tomllib.loads(path.read_text()).get("plugins", {})
+    return read_tables(path).get("plugins", {})
 
 
 def _owner(path: Path) -> str:

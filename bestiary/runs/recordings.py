@@ -19,7 +19,7 @@ import numpy as np
 from bestiary import __version__, plugins
 from bestiary.config import make_pool
 from bestiary.envs import lookup
-from bestiary.envs.pool import Pool
+from bestiary.envs.pool import Pool, place_of
 from bestiary.envs.rewards import PLAIN, Rewards
 from bestiary.errors import UserError
 from bestiary.options import parse_options
@@ -27,8 +27,8 @@ from bestiary.rollout import Step
 from bestiary.runs.checkpoints import unused
 from bestiary.runs.tables import Table, read_columns
 
-# options of how a game is seen, not of what is played: a replay may have others
-SEEN = ("frame_size", "frame_stack", "gray", "flicker", "flicker_mode", "noise", "observation")
+# options of how a game is seen and its actions are counted, not of what is played: a replay may have others
+SEEN = ("frame_size", "frame_stack", "gray", "flicker", "flicker_mode", "noise", "observation", "full_actions")
 
 
 class RecordingPool:
@@ -177,8 +177,11 @@ class Recording:
 
     def script(self, game: Game) -> list[str]:
         """What was done in a game, by name."""
+        return self._done(game.env, game.first, game.first + game.length)
+
+    def _done(self, env: int, first: int, last: int) -> list[str]:
         names = self.about["actions"]
-        return [names[a] for a in self.actions[game.first : game.first + game.length, game.env]]
+        return [names[a] for a in self.actions[first:last, env]]
 
     def replay(self, game: Game, trusted: Sequence[str] = ()) -> Iterator[Step]:
         """The steps of a game again, the opening one first; the last is the opening one of what came next."""
@@ -192,11 +195,11 @@ class Recording:
         finally:
             pool.close()
 
-    def rewind(self, game: Game, pool: Pool) -> Step:
-        """Bring a pool that was just made to the beginning of a game."""
+    def rewind(self, game: Game, pool: Pool, who: Path | None = None) -> Step:
+        """Bring a pool that was just made (`who`'s) to the beginning of a game; it may have other actions than the recorded."""
         step = pool.reset()
-        for action in self.actions[: game.first, game.env]:
-            pool.send(np.array([action], np.int64))
+        for action in self._done(game.env, 0, game.first):
+            pool.send(np.array([place_of(action, pool, who or self.path)]))
             step = pool.recv()
         return step
 

@@ -58,6 +58,9 @@ class Learner:
         self.agent, self.algorithm, self.device, self.precision = agent, algorithm, device, precision
         self.total_steps, self.group_size, self.max_bad_updates = total_steps, group_size, max_bad_updates
         self.parameters = list(agent.parameters())
+        owners = [name.split(".")[0] for name, _ in agent.named_parameters()]
+        self.parts = list(dict.fromkeys(owners))  # of the agent, such as torso and policy
+        self.owners = torch.tensor([self.parts.index(owner) for owner in owners], device=device)
         critic = getattr(agent, "critic", None)
         self.adaptive: Any = (
             critic if hasattr(critic, "adapt") else None
@@ -86,8 +89,12 @@ class Learner:
         gradients, sums, decisions = found.parameters, found.sums, found.decisions
         if self.algorithm.averages:
             gradients = torch._foreach_div(gradients, decisions)
-        norm = nn.utils.get_total_norm(gradients)
-        numbers = torch.stack([norm, *sums.values()]).tolist()  # the one time that the host waits for the device
+        norms = torch.stack(torch._foreach_norm(gradients))
+        norm = torch.linalg.vector_norm(norms)
+        of_parts = norms.new_zeros(len(self.parts)).index_add_(0, self.owners, norms.square()).sqrt()
+        numbers = torch.stack(
+            [*sums.values(), norm, *of_parts]
+        ).tolist()  # the one time that the host waits for the device
         finite, lr = all(map(math.isfinite, numbers)), self.learning_rate()
         lag = self.version - float(batch.version.float().mean())
         max_lag = self.version - int(batch.version.min())
@@ -96,8 +103,9 @@ class Learner:
             if found.moments is not None:
                 self.adaptive.adapt(found.moments)
         self._count(finite)
-        means = {name: value / decisions for name, value in zip(sums, numbers[1:], strict=True)}
-        return {**means, "grad_norm": numbers[0], "lr": lr, "lag": lag, "max_lag": max_lag}
+        named = dict(zip([*sums, "grad_norm", *(f"grad_norm/{part}" for part in self.parts)], numbers, strict=True))
+        named |= {name: named[name] / decisions for name in sums}
+        return {**named, "lr": lr, "lag": lag, "max_lag": max_lag}
 
     def gradients(self, batch: Rollout) -> Gradient:
         """The gradient of the summed loss: that of each group of trajectories, added up in their order."""

@@ -339,6 +339,12 @@ def test_gradients_are_clipped_by_global_norm(max_grad_norm):
     before = snapshot(agent)
     metrics = learner.update(rollout)
     assert metrics["grad_norm"] == pytest.approx(norm, rel=1e-4)
+    parts = {name.partition("/")[2]: value for name, value in metrics.items() if name.startswith("grad_norm/")}
+    assert list(parts) == [name for name, part in agent.named_children() if list(part.parameters())]
+    owners = [name.split(".")[0] for name, _ in agent.named_parameters()]
+    for part, value in parts.items():
+        own = [g.flatten() for g, owner in zip(gradients, owners, strict=True) if owner == part]
+        assert value == pytest.approx(float(torch.cat(own).double().norm()), rel=1e-4)
     for b, g, parameter in zip(before, gradients, agent.parameters(), strict=True):
         applied = b - parameter.detach()
         torch.testing.assert_close(applied, g * min(1.0, max_grad_norm / norm), rtol=1e-2, atol=1e-5 * norm)

@@ -9,25 +9,28 @@ import pytest
 import torch
 
 import bestiary
-from bestiary.analysis.filters import convolutions, distance, linear_cka, look_filters, spaced
+from bestiary.analysis import filters
+from bestiary.analysis.figures import pyplot
+from bestiary.analysis.filters import Frames, Row, _figure, convolutions, distance, linear_cka, look_filters, spaced
 from bestiary.errors import UserError
 from bestiary.runs.folder import Run
+
+OPTIONS: dict[str, Any] = {
+    "steps": 480,
+    "save_every": 160,
+    "num_envs": 8,
+    "batch_size": 8,
+    "runtime": "serial",
+    "torso": "resnet",
+}
+SMALL: dict[str, Any] = {"torso.channels": (4, 4), "torso.width": 16, "unroll_length": 20}
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
     """Two agents with convolutions and three checkpoints each."""
     folder = tmp_path_factory.mktemp("filters")
-    options: dict[str, Any] = {
-        "steps": 480,
-        "save_every": 160,
-        "num_envs": 8,
-        "batch_size": 8,
-        "runtime": "serial",
-        "torso": "resnet",
-    }
-    more: dict[str, Any] = {"torso.channels": (4, 4), "torso.width": 16, "unroll_length": 20}
-    return [bestiary.train("toy/catch", run_dir=str(folder / f"c{s}"), seed=s, **options, **more) for s in (1, 2)]
+    return [bestiary.train("toy/catch", run_dir=str(folder / f"c{s}"), seed=s, **OPTIONS, **SMALL) for s in (1, 2)]
 
 
 def weights(seed=0):
@@ -80,11 +83,14 @@ def test_runs_and_time(runs: list[Run]) -> None:
     assert len(layers) == 10  # of two sections with two blocks
     assert len(rows) == 2 * len(layers)
     assert {row.steps for row in rows} == {(160, 160), (480, 480)}
-    assert all(row.sum > 0 and row.mean == pytest.approx(row.sum / row.kernels) for row in rows)
+    assert all(row.sum and row.per_kernel == pytest.approx(row.sum / row.kernels) for row in rows)
+    assert all(row.per_kernel and row.per_weight == pytest.approx(row.per_kernel / 9) for row in rows)  # of 3x3 each
     assert all(0 < row.cka <= 1 for row in rows if row.cka is not None)
     with Path("f.csv").open() as file:
         written = list(csv.DictReader(file))
-    assert [float(row["sum"]) for row in written] == pytest.approx([row.sum for row in rows], rel=1e-4)
+    for column in ("sum", "per_kernel", "per_weight"):
+        numbers = [getattr(row, column) for row in rows]
+        assert [float(row[column]) for row in written] == pytest.approx(numbers, rel=1e-4)
     assert Path("f.png").stat().st_size > 10_000
     same = look_filters([runs[0], runs[0]], out="same.png", points=1, frames=20)
     assert all(row.sum == 0 and row.cka == pytest.approx(1) for row in same)
@@ -93,14 +99,52 @@ def test_runs_and_time(runs: list[Run]) -> None:
     assert all(row.cka is None for row in over_time)
 
 
-def test_what_cannot_be_compared(runs: list[Run], catch_runs: list[Run]) -> None:
+def test_layers_without_a_distance_are_left_empty(
+    runs: list[Run], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Too many kernels to match, or another shape: the others are compared, and CKA needs neither."""
+    monkeypatch.setattr(filters, "MANY", 8)
+    rows = look_filters(runs, out="many.png", points=1, frames=8, match="optimal")
+    assert [row.layer for row in rows if row.sum is not None] == ["torso.convolutions.0"]  # 1x4 kernels; others 4x4
+    assert all(row.cka is not None for row in rows)
+    assert "torso.convolutions.2.first (and 8 more): more than 8 kernels; try --match" in capsys.readouterr().err
+    wide = bestiary.train("toy/catch", run_dir="wide", **{**OPTIONS, **SMALL, "torso.channels": (4, 6)})
+    rows = look_filters([runs[0], wide], out="wide.png", points=1, frames=8)
+    assert [row.sum is not None for row in rows] == 5 * [True] + 5 * [False]
+    assert all(row.cka is not None for row in rows)
+    assert "torso.convolutions.4 (and 4 more): 4x4x3x3 and 6x4x3x3" in capsys.readouterr().err
+    with Path("wide.csv").open() as file:
+        empty = list(csv.DictReader(file))[-1]
+    assert (empty["sum"], empty["per_kernel"], empty["per_weight"]) == ("", "", "")
+
+
+def test_frames_are_of_game_after_game(runs: list[Run]) -> None:
+    lens = Frames(runs[:1])
+    lens.play(runs[0], 80, seed=0)
+    assert lens.inputs.observation["image"].shape[:2] == (80, 1)  # games of nine steps
+
+
+def test_an_alignment_below_zero_is_drawn() -> None:
+    rows = [Row("a and b", layer, 0, (1, 1), 4, 1.0, 0.25, 0.1, cka) for layer, cka in (("0", -0.2), ("1", 0.9))]
+    plt = pyplot()
+    figure = _figure(plt, rows, "index", "runs")
+    assert figure.axes[-2].get_ylabel() == "CKA"
+    assert figure.axes[-2].get_ylim()[0] < -0.2
+    assert figure.axes[0].get_ylabel() == "squared difference per weight (index)"
+    plt.close(figure)
+
+
+def test_what_cannot_be_compared(runs: list[Run], catch_runs: list[Run], monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match="needs two runs or more"):
         look_filters(runs[:1])
     with pytest.raises(UserError, match="no convolutions to compare"):
         look_filters(catch_runs)
     pong = bestiary.load("zoo/pong")
-    with pytest.raises(UserError, match=r"different shapes cannot be compared: torso.convolutions.0 is .* and "):
+    with pytest.raises(UserError, match=r"different shapes have no distance: torso.convolutions.0.*: .* and "):
         look_filters([pong, runs[0]], out="x.png")
+    monkeypatch.setattr(filters, "MANY", 2)
+    with pytest.raises(UserError, match="more than 2 kernels; try --match filters"):
+        look_filters(runs, out="x.png", match="optimal", frames=0)
     with pytest.raises(UserError, match="has one checkpoint"):
         look_filters([pong], between="time")
     assert [c.steps for c in spaced(runs[0], 2)] == [160, 480]

@@ -65,6 +65,25 @@ def test_what_is_there_is_not_drawn_again(page: Path, catch_runs: list[Run]) -> 
     assert sorted(catch_runs[1].path.rglob("*")) == before
 
 
+@pytest.mark.parametrize("damage", [b"steps = \n", b"name = \xff\xfe", None])
+def test_a_run_with_a_damaged_config_is_on_the_page_and_says_what_is_wrong(
+    damage: bytes | None, catch_runs: list[Run]
+) -> None:
+    for run in catch_runs[:2]:
+        shutil.copytree(run.path, Path("all") / run.name)
+    broken = Path("all/a2/config.toml")
+    whole = broken.read_bytes()
+    broken.write_bytes(whole[: whole.index(b"[env]")] if damage is None else damage)  # as a full disk leaves it
+    links = Links()
+    text = report(Path("all"), Path("r.html")).read_text()
+    links.feed(text)
+    assert len(links.links) == 2
+    assert {link.removeprefix("#") for link in links.links} <= links.places
+    assert "Learning curves: catch" in text
+    if damage is not None:
+        assert "a2/config.toml: not readable as TOML" in "".join(text.split("<h2")[-2:])  # in its section
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [("r.pdf", "a page is .html"), ("no/such/r.html", "no folder"), ("there.html", "exists; choose another")],

@@ -17,6 +17,7 @@ from bestiary.analysis import paint, saliency
 from bestiary.analysis.look_saliency import Look, look_saliency, painted
 from bestiary.analysis.movie import film_together
 from bestiary.analysis.saliency import Method, Saliency, fill
+from bestiary.cli import run_command
 from bestiary.errors import UserError
 from bestiary.rollout import ArraySpec, Inputs
 from bestiary.runs.folder import Run
@@ -65,6 +66,22 @@ def test_the_maximum_is_where_the_agent_looks(density):
         assert pixels.max() == pytest.approx(scores.max())
         far = np.abs(np.arange(84) - row) > 12
         assert (pixels[far] == 0).all()
+
+
+def test_patches_of_small_pictures_are_small():
+    spec = {"image": ArraySpec((2, 10, 7), "uint8")}
+    agent = OnePixel((3, 5), (8, 1))
+    lens = Saliency(agent, spec, Method(1))
+    assert (lens.radius, lens.blur) == (0.5, 1.0)
+    masks, _, _ = lens.masks(torch.tensor([(5, 3)]))
+    assert (masks > 0.25).sum() <= 5
+    maps = lens(moment(noise((2, 10, 7))), agent.initial_state(1))
+    assert np.unravel_index(maps.policy.argmax(), (10, 7)) == (3, 5)
+    assert np.unravel_index(maps.value.argmax(), (10, 7)) == (8, 1)
+    usual, screen = (Saliency(agent, {"image": ArraySpec((1, *size), "uint8")}) for size in ((84, 84), (210, 168)))
+    assert (usual.radius, usual.blur) == (2.0, 3.0)
+    assert (screen.radius, screen.blur) == (4.0, 6.0)
+    assert Saliency(agent, spec, Method(radius=2.0)).radius == 2.0
 
 
 def test_the_maximum_on_the_screen():
@@ -181,7 +198,7 @@ def test_pong(capsys):
     """The agent that comes with the package: what is drawn has the screen's size, and the numbers are beside it."""
     run = bestiary.load("zoo/pong")
     method, full = Method(density=12), (1.0, 0.5)
-    path = look_saliency(
+    (path,) = look_saliency(
         run, out="pong.mp4", start=30, length=2, method=method, look=Look(full=full), checkpoint=1_000_000
     )
     assert "nearest to step 1000000 is at 1200000" in capsys.readouterr().err
@@ -195,8 +212,7 @@ def test_pong(capsys):
     assert protocol["full"] == {"policy": 1.0, "value": 0.5}
     assert protocol["density"] == 12
     again = look_saliency(run, out="again.png", start=30, length=2, method=method, look=Look(full=full))
-    assert not again.exists()
-    assert sorted(p.name for p in Path().glob("again-*")) == ["again-00030.png", "again-00031.png"]
+    assert again == sorted(Path().glob("again*.png")) == [Path("again-00030.png"), Path("again-00031.png")]
     with np.load("again.npz") as one, np.load("pong.npz") as other:
         assert (one["policy"] == other["policy"]).all()
 
@@ -216,9 +232,25 @@ def test_what_cannot_be_looked_at(catch_runs: list[Run], monkeypatch: pytest.Mon
         look_saliency(catch_runs[0], out="a.avi")
 
 
+def test_numbered_pictures_replace_nothing_unless_asked(
+    catch_runs: list[Run], capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = f"look saliency {catch_runs[0].path} --start 2 --length 3 --density 5 --out ow.png".split()
+    Path("ow-00004.png").write_text("precious")
+    Path("ow-final.png").write_text("no part of a sequence")
+    assert run_command(command) == 2
+    assert "ow-00004.png exists; choose another name or add --overwrite" in capsys.readouterr().err
+    assert Path("ow-00004.png").read_text() == "precious"
+    assert run_command([*command, "--overwrite"]) == 0
+    assert capsys.readouterr().out == "saliency: ow-00002.png to ow-00004.png\n"
+    assert imageio.imread("ow-00004.png").shape == (210, 105, 3)
+
+
 def test_a_small_world_with_a_memory(catch_runs: list[Run]) -> None:
     run = bestiary.train(
         "toy/catch", run_dir="lstm", steps=160, num_envs=4, batch_size=4, runtime="serial", memory="lstm"
     )
-    path = look_saliency(run, length=3, method=Method(1, radius=0.5), out="catch.gif")
+    (path,) = look_saliency(run, length=3, method=Method(1), out="catch.gif")
+    with np.load("catch.npz") as found:
+        assert json.loads(str(found["protocol"]))["radius"] == 0.5
     assert imageio.imread(path, index=None).shape[1:] == (210, 105, 3)

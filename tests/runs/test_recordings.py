@@ -15,6 +15,7 @@ from bestiary.analysis.stage import Show, open_replay
 from bestiary.cli import run_command
 from bestiary.config import make_pool
 from bestiary.envs import lookup, make
+from bestiary.envs.atari import action_names
 from bestiary.errors import UserError
 from bestiary.runs.folder import Run
 from bestiary.runs.recordings import Game, open_recording, record
@@ -111,6 +112,45 @@ def test_a_training_is_recorded_and_goes_on_when_resumed(runtime, tmp_path):
     if runtime == "serial":
         assert recording.actions.shape == (200, 4)
         assert len(recording.games) == (run.episodes["game_over"] == 1).sum()
+
+
+def test_a_game_of_six_actions_is_shown_to_an_agent_of_eighteen_and_the_other_way_round():
+    options: dict[str, Any] = {"steps": 40, "num_envs": 4, "batch_size": 4, "unroll_length": 5, "runtime": "serial"}
+    all_actions = bestiary.train("atari/Pong", run_dir="all", full_actions=True, frame_size="42x42", **options)
+    played = "NOOP FIRE RIGHT LEFTFIRE RIGHT RIGHTFIRE LEFT RIGHT NOOP LEFT LEFT RIGHT".split()
+    few, many = (_played_pong(f"{full}.json", played, full) for full in (False, True))
+    game = Game(0, 5, 7, 0.0)
+    seen = []
+    for run, recording in ((bestiary.load("zoo/pong"), few), (all_actions, few), (bestiary.load("zoo/pong"), many)):
+        stage = open_replay(run, recording, game)
+        assert stage.pool.action_spec.n == (18 if run is all_actions else 6)
+        seen.append([scene for (scene,) in Show([stage], length=20, script=recording.script(game))])
+        assert [scene.action for scene in seen[-1]] == played[5:]
+    for one, *others in zip(*seen, strict=True):
+        assert all((one.picture == other.picture).all() for other in others)
+    last_actions = [int(scene.moment.inputs.last_action) for scene in seen[1][1:]]
+    assert last_actions == [
+        action_names("Pong", full=True).index(name) for name in played[5:-1]
+    ]  # as the watcher counts them
+    beyond = _played_pong("beyond.json", ["NOOP", "LEFT", "UPRIGHT"], True)
+    with pytest.raises(UserError, match="pong: cannot follow where UPRIGHT is played; it has only NOOP, FIRE, RIGHT"):
+        list(Show([open_replay(bestiary.load("zoo/pong"), beyond, Game(0, 0, 3, 0.0))], length=9, script=["UPRIGHT"]))
+    with pytest.raises(UserError, match="pong: cannot follow where UPRIGHT is played"):
+        open_replay(bestiary.load("zoo/pong"), beyond, Game(0, 3, 0, 0.0))
+
+
+def _played_pong(path, names, full):
+    seed, options = np.random.SeedSequence(5), {"full_actions": full}
+    pool = make("atari/Pong", 1, seed, **options)
+    recorded = record(
+        pool, Path(path), ["atari/Pong"], pool_options("atari/Pong", **options), np.random.SeedSequence(5)
+    )
+    recorded.reset()
+    for name in names:
+        recorded.send(np.array([pool.action_spec.names.index(name)]))
+        recorded.recv()
+    recorded.close()
+    return open_recording(path)
 
 
 def test_several_tasks(tmp_path):
