@@ -48,7 +48,6 @@ RUNS: dict[str, dict[str, Any]] = {
     "atari, fixed no-ops, rmsprop": {
         "env": "atari/SpaceInvaders",
         "noop_mode": "fixed",
-        "noops": 28,
         "algo.optimizer": "rmsprop",
         "torso": "mlp",
         "steps": 1_200,

@@ -112,9 +112,7 @@ class AtariPool:
         sticky: float = option(0.0, "probability that the emulator repeats the last action instead", low=0, high=1)
         full_actions: bool = option(False, "all 18 actions, not only those the game knows")
         noops: int = option(30, "a game starts after up to this many idle emulator frames", low=1, high=1000)
-        noop_mode: str = option(
-            "random", "1 to NOOPS frames, or exactly NOOPS, whole decisions", choices=("random", "fixed")
-        )
+        noop_mode: str = option("random", "1 to NOOPS frames, or NOOPS in whole decisions", choices=("random", "fixed"))
         life_ends: bool = option(True, "a lost life ends learning's episode (the game goes on)")
         fire: bool = option(True, "press FIRE where a game or life needs it to start")
         flicker: float = option(0.0, "probability that a frame is blank", low=0, high=1)
@@ -152,11 +150,6 @@ class AtariPool:
         self.fire = self.action_spec.names.index("FIRE") if options.fire and knows_fire else None
         if options.noop_mode == "fixed" and "NOOP" not in self.action_spec.names:
             raise UserError(f"--noop-mode fixed: {name} has no NOOP; add --full-actions")
-        if options.noop_mode == "fixed" and options.noops % options.frame_skip:
-            nearest = max(1, round(options.noops / options.frame_skip)) * options.frame_skip
-            raise UserError(
-                f"--noops {options.noops}: --noop-mode fixed has whole decisions of {options.frame_skip} frames; try {nearest}"
-            )
         self.noop = self.action_spec.names.index("NOOP") if "NOOP" in self.action_spec.names else 0
         self.fixed_noops = options.noops // options.frame_skip if options.noop_mode == "fixed" else 0
         self.stack = FrameStack(options.frame_stack)
