@@ -124,7 +124,7 @@ class AtariPool:
         force_start: bool = option(False, "Riverraid: the plane flies when a game begins, not once the player acts")
         stall: int = option(
             0,
-            "decisions without a score (Riverraid: with a halted plane) after which a game is cut off (0: never)",
+            "decisions without a score (Riverraid: with a halted plane) after which a game is over (0: never)",
             low=0,
         )
 
@@ -204,11 +204,12 @@ class AtariPool:
         over = info["terminated"].astype(bool)
         lost = (info["lives"] < self.lives) & ~over
         at_limit = self.age == self.options.time_limit
-        if self.options.stall:
-            at_limit |= self._stalled(reward, info["ram"])
         watched = self._measure(reward, info["ram"], over | lost) if self.components else {}
-        if self.fire is not None and (lost & ~at_limit).any():
-            self._press_fire(np.flatnonzero(lost & ~at_limit), frame, reward, over, info)
+        if self.options.stall:
+            over |= self._stalled(reward, info["ram"], lost)
+        starts = lost & ~at_limit & ~over  # a life, in a game that goes on
+        if self.fire is not None and starts.any():
+            self._press_fire(np.flatnonzero(starts), frame, reward, over, info)
         ended = over | lost if self.options.life_ends else over
         cut = at_limit & ~ended  # a true end in the same step, of a life or a game, wins over the time limit
         final = {"image": self._foresee(np.flatnonzero(cut), frame[cut])} if cut.any() else {}
@@ -241,9 +242,13 @@ class AtariPool:
             found |= riverraid.measure(self.ram, ram, reward, lost)
         return found
 
-    def _stalled(self, reward: np.ndarray, ram: np.ndarray) -> np.ndarray:
-        """Which games have made no progress for too long."""
-        still = ram[:, riverraid.WAITING] == riverraid.HALTED if self.game == "Riverraid" else reward == 0
+    def _stalled(self, reward: np.ndarray, ram: np.ndarray, lost: np.ndarray) -> np.ndarray:
+        """Which games have made no progress for too long. That is an end, not a time limit: were the value of what comes next
+        credited, as it is there, standing still would be worth as much as without."""
+        if self.game == "Riverraid":
+            still = (ram[:, riverraid.WAITING] == riverraid.HALTED) & ~lost  # a crash halts the river, too
+        else:
+            still = reward == 0
         self.idle = np.where(still, self.idle + 1, 0)
         return self.idle >= self.options.stall
 

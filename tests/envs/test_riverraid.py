@@ -5,11 +5,14 @@ import itertools
 import numpy as np
 import pytest
 
+from bestiary.agents.agent import BasicAgent
+from bestiary.agents.torsos import MLP
 from bestiary.envs import make
 from bestiary.envs.atari import AtariPool
 from bestiary.envs.rewards import RewardedPool, Rewards, make_reward
 from bestiary.envs.riverraid import COMPONENTS, WAITING, depots_shot, measure
 from bestiary.rollout import Arrays
+from bestiary.runtime.actor import Actor
 
 RIVER = "atari/Riverraid"
 
@@ -172,17 +175,42 @@ def test_the_plane_waits_for_its_player_unless_forced_to_start() -> None:
         pool.close()
 
 
-def test_a_game_that_stalls_is_cut_off() -> None:
+def test_a_game_that_stalls_is_over() -> None:
     pool = make(RIVER, num_envs=2, seed=1, stall=30)
     assert isinstance(pool, AtariPool)
     pool.reset()
     for t in range(80):
         pool.send(np.array([0, 1]) if t > 25 else np.zeros(2, np.int64))
         step = pool.recv()
-        assert not step.truncated[1]
-        if step.truncated[0]:
+        assert not step.game_over[1]
+        if step.game_over[0]:
             break
-    assert step.truncated[0]
-    assert step.game_over[0]
+    assert step.done[0]
+    assert not step.truncated[0]  # an end, not a time limit
+    assert step.final == {}
     assert 45 < t < 80  # the first picture takes about twenty decisions, then thirty of nothing
     pool.close()
+
+
+def test_a_crash_is_no_stall() -> None:
+    """In the step that loses a life the river stands still, too; FIRE then starts the next."""
+    pool = make(RIVER, num_envs=2, seed=4, stall=1, force_start=True)
+    rng, lives = np.random.default_rng(0), 0
+    pool.reset()
+    for _ in range(400):
+        pool.send(rng.choice([1, 10, 11, 12, 2, 4], 2))
+        step = pool.recv()
+        lives += int((step.done & ~step.game_over).sum())
+    assert lives >= 4
+    pool.close()
+
+
+def test_nothing_is_credited_after_a_stall() -> None:
+    pool = make("atari/Breakout", num_envs=2, seed=1, stall=3, time_limit=20, frame_stack=1, frame_size=(16, 16))
+    actor = Actor(BasicAgent(pool.observation_spec, pool.action_spec, torso=MLP), pool, 30, seed=0)
+    actor.start()
+    rollout = actor.collect()
+    pool.close()
+    stalled = rollout.done[1:] & ~rollout.truncated[1:]
+    assert stalled.sum() >= 10
+    assert (rollout.bootstrap[stalled] == 0).all()
