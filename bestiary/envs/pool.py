@@ -35,7 +35,8 @@ class Pool(Protocol):
     saveable: bool  # save() and load() bring it back exactly
     # A pool may also have `stacked`: for a kind of picture, how many frames it shows side by side. It promises that each
     # shows the frames before it and one more, and in a new episode one frame many times (`FrameStack`): what travels far
-    # is then only the newest.
+    # is then only the newest. And, for judging rewards before any work: `has_lives`, False where a game is one episode,
+    # and `longest_game`, the decisions that it has at most.
 
     def reset(self) -> Step: ...
 

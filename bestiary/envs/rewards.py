@@ -27,16 +27,19 @@ from bestiary.options import convert, suggest
 from bestiary.rollout import Arrays, ArraySpec, Step
 
 SCALAR = ArraySpec((), "float32")
+LARGEST = 1e30  # of a weight: float32 ends at 3e38, and a component may be large, too
 
 
 @dataclass(frozen=True)
 class Component:
     """One thing that a step can bring. `values` are what it usually is in a step, as far as that is known: for judging what
-    clipping leaves of a reward. Values of a component that is `tied` to another belong to that one's, one by one."""
+    clipping leaves of a reward. Values of a component that is `tied` to another belong to that one's, one by one; with the same
+    values it is that component. `open`: values are examples only, others are as usual."""
 
     about: str
     values: tuple[float, ...] = ()
     tied: str = ""
+    open: bool = False
 
 
 GENERIC = {  # of every environment
@@ -55,6 +58,7 @@ class Named:
     base: float | None = None  # what it has where none is given; None: it has no base
     envs: tuple[str, ...] = ()  # where it means something (none: wherever its components are)
     limited: bool = False  # the strength is a limit of its components, not a weight
+    charges: str = ""  # the component that its strength is a price of
 
 
 RIVER_RAID = ("atari/Riverraid",)
@@ -69,23 +73,30 @@ NAMED: dict[str, Named] = {
         lambda s, base: {"alive": base, "bullet": -s},
         base=10,
         envs=RIVER_RAID,
+        charges="bullet",
     ),
     "smooth": Named(
         "BASE in every step, less STRENGTH where the plane moved sideways",
         lambda s, base: {"alive": base, "moved": -s},
         base=10,
         envs=RIVER_RAID,
+        charges="moved",
     ),
     "center": Named(
         "BASE in every step, less STRENGTH times a twentieth of the squared distance from the river's middle",
         lambda s, base: {"alive": base, "off_center": -s / 20},
         base=10,
         envs=RIVER_RAID,
+        charges="off_center",
     ),
     "survival": Named("STRENGTH in every step, whatever happens", lambda s, _: {"alive": s}),
-    "peaceful": Named("the score, less STRENGTH for every press of FIRE", lambda s, _: {"score": 1, "fire": -s}),
+    "peaceful": Named(
+        "the score, less STRENGTH for every press of FIRE", lambda s, _: {"score": 1, "fire": -s}, charges="fire"
+    ),
     "steady": Named(
-        "the environment's reward, less STRENGTH for every change of action", lambda s, _: {"reward": 1, "changed": -s}
+        "the environment's reward, less STRENGTH for every change of action",
+        lambda s, _: {"reward": 1, "changed": -s},
+        charges="changed",
     ),
     "scaled": Named("STRENGTH times the environment's reward", lambda s, _: {"reward": s}),
     "capped": Named(
@@ -143,6 +154,11 @@ class Scope:
             counts &= life == self.life
         return np.where(counts, np.clip(values, -self.limit, self.limit), 0.0)
 
+    def apart(self, other: "Scope") -> bool:
+        """Whether no decision is in both."""
+        lives = self.life and other.life and self.life != other.life
+        return bool(lives) or self.last <= other.first or other.last <= self.first
+
     def __str__(self) -> str:
         last = "" if self.last == math.inf else f"{self.last:.0f}"
         words = [f"@steps={self.first}:{last}"] if self.first or last else []
@@ -176,7 +192,8 @@ class Weighting:
         for term in self.terms:
             values = measures[term.component]
             total += term.weight * (values if term.scope is ALWAYS else term.scope(values, clock, life))
-        return total.astype(np.float32)
+        with np.errstate(over="ignore"):  # whoever asked looks whether it is finite
+            return total.astype(np.float32)
 
     def __str__(self) -> str:
         return ",".join(map(str, self.terms))
@@ -191,9 +208,11 @@ class Custom:
 
     def __call__(self, measures: Arrays, clock: np.ndarray, life: np.ndarray) -> np.ndarray:
         own = {name: array.copy() for name, array in measures.items()}  # what it writes into is nobody else's
-        found = np.asarray(self.function(own), np.float32)
-        if found.shape != clock.shape:
-            raise RunError(f"{self.name}: gave {found.shape} for {len(clock)} environments, not ({len(clock)},)")
+        given = self.function(own)
+        found = np.asarray(given, np.float32)
+        if given is None or found.shape != clock.shape:
+            what = "None" if given is None else f"an array of shape {found.shape}"
+            raise RunError(f"gave {what}, not the rewards of {len(clock)} environments, ({len(clock)},)")
         return found
 
     def __str__(self) -> str:
@@ -203,47 +222,91 @@ class Custom:
 Reward = Weighting | Custom
 
 
-def make_reward(
-    text: str | None, available: Mapping[str, Component], env: str, flag: str = "--reward", alone: bool = True
-) -> Reward:
+def make_reward(text: str | None, available: Mapping[str, Component], env: str, flag: str = "--reward") -> Reward:
     """The reward that a text stands for in an environment with these components; raises UserError with all that is wrong."""
     if text is None:
         return Weighting((Term("reward", 1.0),))
     if plugins.is_plugin(text):
-        if not alone:
-            raise UserError(f"{flag} {text}: a function of your own stands alone; it can add up whatever it likes")
         return Custom(text, plugins.load(text, "reward"))
     problems: list[str] = []
-    named: dict[tuple[str, Scope], list[Term]] = {}
-    listed: dict[tuple[str, Scope], list[Term]] = {}
-    for word in text.split(","):
+    words: list[_Word] = []
+    for part in text.split(","):
         try:
-            body, *scopes = (part.strip() for part in word.split("@"))
-            scope, kind = _scope(scopes), listed if "=" in body else named
-            name, terms = _expand(body, scope, available, env)
-            if (name, scope) in kind:
-                raise ValueError(f"{name} is there twice; give it once, or each in a scope of its own")
-            kind[name, scope] = terms
+            word = _expand(part, available, env)
+            for other in words:
+                _check_together(other, word, available)
+            words.append(word)
         except ValueError as error:
             problems.append(f"{flag} {text}: {error}")
-    components = {name for name, _ in listed}
-    for (name, _), terms in named.items():
-        for term in terms:
-            if term.component in components:
-                problems.append(
-                    f"{flag} {text}: {name} and {term.component}=... contradict each other: {name} already has "
-                    f"{term}; leave one out"
-                )
     if problems:
         raise UserError(*problems)
     total: dict[tuple[str, Scope], float] = {}
-    for term in (term for terms in (*named.values(), *listed.values()) for term in terms):
+    for term in (term for word in sorted(words, key=lambda word: word.listed) for term in word.terms):
         total[term.component, term.scope] = total.get((term.component, term.scope), 0.0) + term.weight
     return Weighting(tuple(Term(component, weight, scope) for (component, scope), weight in total.items()))
 
 
-def _expand(body: str, scope: Scope, available: Mapping[str, Component], env: str) -> tuple[str, list[Term]]:
-    """`fuel:10` or `alive=1` -> its name and terms."""
+def leader(name: str, available: Mapping[str, Component]) -> str:
+    """The component that this one is under another name: in Atari `reward` is `score`."""
+    component = available[name]
+    tied = available.get(component.tied)
+    return component.tied if tied is not None and component.values == tied.values else name
+
+
+def canonical(reward: Reward, available: Mapping[str, Component]) -> str:
+    """The same for all ways to write the same reward; a function of the user's own by what its file says."""
+    if isinstance(reward, Custom):
+        path, name = plugins.split(reward.name)
+        return f"{plugins.digest(path)}:{name}"
+    return ",".join(sorted(f"{leader(t.component, available)}={t.weight!r}{t.scope}" for t in reward.terms))
+
+
+@dataclass(frozen=True)
+class _Word:
+    """`fuel:10@life=1` or `alive=1`, and what it comes to."""
+
+    text: str
+    name: str
+    scope: Scope
+    terms: tuple[Term, ...]
+    listed: bool  # a component and its weight
+
+
+def _check_together(one: _Word, other: _Word, available: Mapping[str, Component]) -> None:
+    """Raise ValueError where two words of a reward count something twice that each of them means to count once."""
+    if one.listed == other.listed and one.scope == other.scope and one.name == other.name:
+        raise ValueError(f"{one.name} is there twice; give it once, or each in a scope of its own")
+    if one.scope.apart(other.scope):
+        return
+
+    def counted(word: _Word) -> dict[str, Term]:
+        return {leader(term.component, available): term for term in word.terms}
+
+    shared = counted(one).keys() & counted(other).keys()
+    if one.listed and other.listed:
+        if shared and one.scope == other.scope:
+            raise ValueError(f"{one.name} and {other.name} are the same thing here; give one of them")
+    elif one.listed or other.listed:
+        named, listed = (other, one) if one.listed else (one, other)
+        for name in shared:
+            raise ValueError(
+                f"{named.name} and {listed.name}=... contradict each other: {named.name} already has "
+                f"{counted(named)[name]}; leave one out"
+            )
+    elif shared - {"alive"}:  # a base in every step may well be the sum of two
+        name = next(iter(shared - {"alive"}))
+        ways = [(one, counted(other)), (other, counted(one))]
+        more = [[whole.text, *(str(term) for key, term in rest.items() if key not in shared)] for whole, rest in ways]
+        best = next((",".join(words) for words in more if len(words) > 1), None)
+        raise ValueError(
+            f"{one.name} and {other.name} both have {name} in them, which would count twice: "
+            + (f"write {best}" if best else "leave one out")
+        )
+
+
+def _expand(text: str, available: Mapping[str, Component], env: str) -> _Word:
+    body, *scopes = (part.strip() for part in text.split("@"))
+    scope = _scope(scopes)
     if "=" in body:
         name, _, weight = (part.strip() for part in body.partition("="))
         if name not in available:
@@ -251,7 +314,8 @@ def _expand(body: str, scope: Scope, available: Mapping[str, Component], env: st
                 f"{env} has no component {name}{suggest(name, available)}; it has {', '.join(available)}"
                 + (f" (a named reward is written {name}:STRENGTH)" if name in NAMED else "")
             )
-        return name, [Term(name, _number(weight, f"the weight of {name}"), scope)]
+        terms = (Term(name, _number(weight, f"the weight of {name}"), scope),)
+        return _Word(text.strip(), name, scope, terms, listed=True)
     name, *numbers = (part.strip() for part in body.split(":"))
     if name not in NAMED:
         known = [*fitting(available, env), *available]
@@ -267,18 +331,29 @@ def _expand(body: str, scope: Scope, available: Mapping[str, Component], env: st
         raise ValueError(f"{name} is written {name}:STRENGTH{'' if reward.base is None else ':BASE'}")
     strength = _number(numbers[0], f"the strength of {name}")
     base = _number(numbers[1], f"the base of {name}") if len(numbers) > 1 else reward.base or 0.0
+    if reward.charges and strength < 0:
+        raise ValueError(
+            f"{name}:{numbers[0]} would pay for what it is there to charge for: write {name}:{numbers[0].lstrip('-')} "
+            f"(or, to pay for it, {reward.charges}=WEIGHT)"
+        )
+    within = scope
     if reward.limited:
         if strength <= 0:
             raise ValueError(f"{name}:{numbers[0]}: a limit must be above 0")
-        scope = replace(scope, limit=min(scope.limit, strength))
-    return name, [Term(component, weight, scope) for component, weight in reward.weights(strength, base).items()]
+        within = replace(scope, limit=min(scope.limit, strength))
+    weights = reward.weights(strength, base)
+    terms = tuple(Term(component, weight, within) for component, weight in weights.items())
+    return _Word(text.strip(), name, scope, terms, listed=False)
 
 
 def _number(text: str, what: str) -> float:
     try:
-        return float(convert(text, float))
+        found = float(convert(text, float))
     except ValueError:
         raise ValueError(f"{what} is {text!r}, which is no number") from None
+    if abs(found) > LARGEST:
+        raise ValueError(f"{what} is {text}: at most {LARGEST:g}, because rewards are float32")
+    return found
 
 
 def _scope(words: list[str]) -> Scope:
@@ -332,6 +407,19 @@ def components_of(pool: Pool) -> dict[str, Component]:
     return {**GENERIC, **measured, **own}
 
 
+def idle(reward: Reward, pool: Pool) -> list[str]:
+    """Which terms of a reward can never count in a pool, as far as it says how its games go: a line each."""
+    lives, longest = getattr(pool, "has_lives", True), getattr(pool, "longest_game", None) or math.inf
+    found = []
+    for term in reward.terms if isinstance(reward, Weighting) else ():
+        scope = term.scope
+        if scope.life > 1 and not lives:
+            found.append(f"{term} never counts: {pool.tasks[0]} has one life")
+        elif scope.first >= longest or scope.every > longest:
+            found.append(f"{term} never counts: a game of {pool.tasks[0]} has at most {longest} decisions")
+    return found
+
+
 class RewardedPool:
     """A pool whose reward is a weighting of its components, with true rewards beside it as measures."""
 
@@ -342,12 +430,11 @@ class RewardedPool:
         self.components = components_of(pool)
         env, problems = pool.tasks[0], list[str]()
         made: list[Reward] = []
-        alone = len(rewards.objectives) == 1  # whoever opens a run folder looks for users' files in whole values only
-        wanted = [("--reward", rewards.trained, True)]
-        wanted += [("--true-reward", text, alone) for text in rewards.objectives]
-        for flag, text, whole in wanted:
+        wanted = [("--reward", rewards.trained), *(("--true-reward", text) for text in rewards.objectives)]
+        for flag, text in wanted:
             try:
-                made.append(make_reward(text, self.components, env, flag, whole))
+                made.append(make_reward(text, self.components, env, flag))
+                problems += [f"{flag} {text}: {line}" for line in idle(made[-1], pool)]
             except UserError as error:
                 problems += error.problems
         if problems:
@@ -363,7 +450,6 @@ class RewardedPool:
         self.life = np.ones(self.num_envs, np.int64)  # the how-manyeth of it
         self.before = np.full(self.num_envs, -1, np.int64)  # the last action of the episode
         self.sent = np.zeros(self.num_envs, np.int64)
-        self.count = 0  # steps received
 
     def add(self, channel: str, text: str | None) -> None:
         """Measure one more reward, under a name of its own; before the first reset."""
@@ -382,7 +468,6 @@ class RewardedPool:
 
     def recv(self) -> Step:
         step = self.inner.recv()
-        self.count += 1
         measures: Arrays = {
             **step.measures,
             "reward": step.reward,
@@ -400,15 +485,16 @@ class RewardedPool:
     def _judge(self, reward: Reward, measures: Arrays, flag: str) -> np.ndarray:
         try:
             found = reward(measures, self.clock, self.life)
-        except RunError:
-            raise
+        except RunError as error:
+            raise RunError(f"{flag} {reward} {error}") from error
         except Exception as error:
             cause = plugins.blame(error) or f"{type(error).__name__}: {error}"
-            raise RunError(f"{flag} {reward} failed in step {self.count} of its environments: {cause}") from error
+            raise RunError(f"{flag} {reward} failed: {cause}") from error
         if not np.isfinite(found).all():
             row = int(np.flatnonzero(~np.isfinite(found))[0])
             raise RunError(
-                f"{flag} {reward} is {found[row]} in step {self.count} of environment {row}: a reward is a finite number"
+                f"{flag} {reward} is {found[row]} in decision {self.clock[row] + 1} of a game of environment {row}: a reward "
+                "is a finite number"
             )
         return found
 

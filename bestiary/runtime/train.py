@@ -366,11 +366,13 @@ def _warn_of_the_clip(config: Config) -> None:
         pool = make_pool([name], config.env_options, 1, 0, rewards=config.rewards)
         pool.close()
         assert isinstance(pool, RewardedPool)
+        fitting = fitting_scale(pool.trained, pool.components)
+        fits = not complaints(pool.trained, pool.components, mode, fitting)
+        better = f"--algo.reward-scale {fitting:g} or --algo.reward none" if fits else "--algo.reward none"
         for line in complaints(pool.trained, pool.components, mode, scale):
-            fitting = fitting_scale(pool.trained, pool.components)
             warn(
                 f"--reward {config.rewards.trained}, times {scale:g} and clipped ({mode}): {line}. "
-                f"--algo.reward-scale {fitting:g} or --algo.reward none would keep it apart"
+                f"{better} would keep it apart"
             )
 
 

@@ -10,7 +10,7 @@ from bestiary.agents.torsos import MLP
 from bestiary.envs import make
 from bestiary.envs.atari import AtariPool
 from bestiary.envs.rewards import RewardedPool, Rewards, make_reward
-from bestiary.envs.riverraid import COMPONENTS, WAITING, depots_shot, measure
+from bestiary.envs.riverraid import COMPONENTS, WAITING, depots_shot, measure, read
 from bestiary.rollout import Arrays
 from bestiary.runtime.actor import Actor
 
@@ -19,7 +19,7 @@ RIVER = "atari/Riverraid"
 
 def ram(x: int = 76, bullet: int = 180, types: tuple[int, ...] = (0,) * 6, fuel: int = 255, waiting: int = 0):
     cells = np.zeros(128, np.uint8)
-    cells[51], cells[50], cells[32:38], cells[55], cells[70] = x, bullet, types, fuel, waiting
+    cells[51], cells[50], cells[32:38], cells[55:57], cells[70] = x, bullet, types, fuel, waiting
     return cells
 
 
@@ -133,6 +133,28 @@ def test_a_trace_of_the_emulator_recomputed(trace: list[Arrays]) -> None:
     assert checked > 400
     assert shots > 3
     assert moves > 50
+
+
+def test_score_and_lives_are_read_as_the_emulator_says() -> None:
+    pool = make(RIVER, num_envs=4, seed=4)
+    assert isinstance(pool, AtariPool)
+    pool.watch()
+    rng, total, seen = np.random.default_rng(0), np.zeros(4), set[int]()
+    step = pool.reset()
+    for _ in range(350):
+        found = read(step.measures["ram"])
+        total = np.where(step.game_over, 0, total + step.measures["score"])
+        np.testing.assert_array_equal(found["score"], total)
+        np.testing.assert_array_equal(found["lives"], pool.lives)
+        flies = found["bullet_y"] != 180
+        np.testing.assert_array_equal(found["bullet_x"][flies], found["player_x"][flies] + 5)  # it goes with the plane
+        assert (step.measures["lives"][~step.done] == found["lives"][~step.done]).all()
+        seen |= set(found["lives"].tolist())
+        pool.send(rng.choice([1, 10, 11, 12, 2, 4], 4))
+        step = pool.recv()
+    pool.close()
+    assert total.max() > 300
+    assert {4, 3, 2} <= seen
 
 
 def test_lives_lost_are_counted(trace: list[Arrays]) -> None:
