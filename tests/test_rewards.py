@@ -50,6 +50,7 @@ def test_channels_are_kept_apart_and_the_run_remembers(capsys: pytest.CaptureFix
     assert "true return of a game" in capsys.readouterr().out
     found = json.loads(path.read_text())
     assert found["protocol"]["rewards"] == {"trained": trained, "true": true}
+    assert 0 < found["protocol"]["fully_connected"] < found["protocol"]["parameters"]
     with path.with_suffix(".csv").open() as file:
         rows = list(csv.DictReader(file))
     assert found["statistics"]["true"]["mean"] == pytest.approx(np.mean([float(r["collected"]) for r in rows]))
@@ -193,7 +194,9 @@ PICTURES = {"env": "warehouse", "size": "20x20", "observation": "image"}
 )
 def test_whether_the_agent_sees_the_reward_is_said_truly(options: dict[str, str], seen: str) -> None:
     config = resolve({"reward": "survival:1", **options})
-    assert f"seen by the agent: {seen}\n" in describe(config)
+    said = describe(config)
+    assert f"seen by the agent: {seen}\n" in said
+    assert ("of them in the torso's fully connected layers" in said) == ("torso" in config.parts)
     pool = config.make_pool(2, 0)
     step, agent = pool.reset(), config.make_agent(pool)
     pool.close()

@@ -1,14 +1,17 @@
 """Is what was trained on what was wanted? Trained and true returns of runs, side by side.
 
 Every run plays whole games at its newest checkpoint, or at each. What comes of it: trained and true returns against the size
-of the network and against training time, with a mark where the true one drops while the trained one does not; how far the two
-rewards go together, step by step and game by game; and how far a run's decisions are from those of a trusted run, in the states
-that the run itself gets into.
+of the network, training time and any option of the environment in which runs differ, with a mark where the true one drops while
+the trained one does not; how far the two rewards go together, step by step and game by game; and how far a run's decisions are
+from those of a trusted run, in the states that the run itself gets into.
+
+Runs that differ only in their seed are taken for one; those that differ in one more thing, the axis, make a curve.
 """
 
 import csv
 import itertools
 import json
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -19,23 +22,28 @@ import scipy.stats
 import torch
 from rich.table import Table
 
-from bestiary import __version__
-from bestiary.agents.agent import Agent, count_parameters
+from bestiary import __version__, plugins
+from bestiary.agents.agent import Agent, count_parameters, fully_connected
+from bestiary.analysis.compare import labels
 from bestiary.analysis.distances import DISTANCES, over_time
 from bestiary.analysis.evaluate import count_games
-from bestiary.analysis.evaluation import summarise
+from bestiary.analysis.evaluation import per_step, summarise
 from bestiary.analysis.figures import pyplot
 from bestiary.analysis.play import Moment, moments
-from bestiary.config import Config, make_pool
+from bestiary.config import Config, group_key, make_pool
 from bestiary.console import note, short, stdout
 from bestiary.envs.mixture import check_alike
-from bestiary.envs.rewards import RewardedPool, Rewards, try_rewards
+from bestiary.envs.rewards import RewardedPool, Rewards, canonical, try_rewards
 from bestiary.errors import UserError
 from bestiary.rollout import Inputs, Step
 from bestiary.runs import checkpoints
 from bestiary.runs.folder import Run
+from bestiary.textconfig import flatten
 
 SURE = 3.0  # standard errors by which a true return must have dropped
+SIZES = (
+    "width depth channels sizes hidden layers heads head_size ff units keys values".split()
+)  # options of an agent's parts
 
 
 @dataclass
@@ -44,33 +52,47 @@ class Finding:
 
     run: str
     environment: str  # and its options, where they are not the usual ones
-    rewards: Rewards
+    rewards: Rewards  # as they were written
+    settings: dict[str, Any]  # all of them, the rewards as what they come to
     steps: int
     parameters: int
     fully_connected: int  # of them, in the torso's fully connected layers
     trained: np.ndarray  # return of each game
-    true: np.ndarray
+    true: dict[str, np.ndarray]  # of each true reward
     lengths: np.ndarray
     correlations: dict[str, float]
     distances: dict[str, float] = field(default_factory=dict)
 
     def row(self) -> dict[str, Any]:
-        trained, true = summarise(list(self.trained)), summarise(list(self.true))
         row: dict[str, Any] = {
             "run": self.run,
             "environment": self.environment,
             "reward": self.rewards.trained or "reward=1",
             "true_reward": self.rewards.true,
+            "scale": self.settings.get("algo.reward_scale") or 1.0,
+            "clip": self.settings.get("algo.reward", "none"),
             "steps": self.steps,
             "parameters": self.parameters,
             "fully_connected": self.fully_connected,
             "games": len(self.trained),
         }
-        for name, found in (("trained", trained), ("true", true)):
+        returns = {"trained": self.trained, **self.true}
+        for name, values in returns.items():
+            found = summarise(list(values))
             row |= {name: found["mean"], f"{name}_ci_low": found["ci_low"], f"{name}_ci_high": found["ci_high"]}
-        row |= {"trained_per_step": float(self.trained.sum() / self.lengths.sum())}
-        row |= {"true_per_step": float(self.true.sum() / self.lengths.sum()), "length": float(self.lengths.mean())}
-        return {**row, **self.correlations, **self.distances}
+        row |= {f"{name}_per_step": per_step(values, self.lengths) for name, values in returns.items()}
+        return {**row, "length": float(self.lengths.mean()), **self.correlations, **self.distances}
+
+    def at(self, axis: str) -> float | None:
+        """Where it is on an axis: its steps, parameters, or the number that an option of its environment is."""
+        return number(self.settings.get(axis)) if axis.startswith("env.") else float(getattr(self, axis))
+
+    def alike(self, axis: str = "steps") -> str:
+        """What it has in common with the other seeds, and with the other points on an axis."""
+        besides = [axis] if axis.startswith("env.") else []
+        if axis == "parameters":
+            besides = [f"{kind}.{name}" for kind in ("agent", "torso", "memory") for name in SIZES]
+        return group_key(self.settings, *besides)
 
 
 def audit(
@@ -110,7 +132,9 @@ def audit(
     findings = []
     for run, steps in chosen:
         findings.append(judge.find(run, steps))
-        note(f"{run.path} at {steps}: trained {findings[-1].trained.mean():.4g}, true {findings[-1].true.mean():.4g}")
+        note(
+            f"{run.path} at {steps}: trained {findings[-1].trained.mean():.4g}, true {findings[-1].true['true'].mean():.4g}"
+        )
     protocol = {
         "trusted": trusted.name if trusted else None,
         "episodes": episodes,
@@ -148,9 +172,8 @@ class _Judge:
     max_steps: int
 
     def rewards(self, run: Run) -> Rewards:
-        """What it was trained on, and what it is judged by: of several that it watched, the first."""
-        watched = run.config.rewards.objectives[0] or "reward=1"
-        return Rewards(run.config.rewards.trained, self.true_reward or watched)
+        """What it was trained on, and what it is judged by."""
+        return Rewards(run.config.rewards.trained, self.true_reward or run.config.rewards.true or "reward=1")
 
     def pool(self, run: Run, num_envs: int, seed: Any) -> RewardedPool:
         config = run.config
@@ -172,48 +195,50 @@ class _Judge:
             try_rewards(made)
         finally:
             made.close()
-        if len(self.rewards(run).objectives) > 1:
-            raise UserError(f"--true-reward {self.true_reward}: runs are judged by one reward; audit once for each")
 
     def find(self, run: Run, steps: int) -> Finding:
         agent = run.agent(steps)
         trusted = self.trusted.agent() if self.trusted is not None else None
         streams = np.random.SeedSequence([run.config.training.seed, 5, self.seed]).spawn(2)
         pool = self.pool(run, min(self.num_envs, self.episodes), streams[0])
+        rewards, settings = self.rewards(run), settings_of(run.config, pool)
         draws = int(streams[1].generate_state(1)[0])
         pairs: list[np.ndarray] = []
         apart: dict[str, list[np.ndarray]] = {name: [] for name in DISTANCES} if trusted is not None else {}
-        watched = _watch(moments(agent, pool, greedy=self.greedy, seed=draws), trusted, pairs, apart)
+        names = ("trained", *rewards.channels)
+        watched = _watch(moments(agent, pool, greedy=self.greedy, seed=draws), names, trusted, pairs, apart)
         played, _ = count_games(watched, pool, self.episodes, self.max_steps, f"auditing {run.path}")
         games = [e for e in played if e.game_over]
-        trained, true = (np.array([e.game_measures[name] for e in games]) for name in ("trained", "true"))
-        each = np.concatenate(pairs[1:], axis=1)  # [2, steps x N]; the opening step brought nothing
-        correlations = {
-            **{f"{how}_step": value for how, value in together(*each).items()},
-            **{f"{how}_game": value for how, value in together(trained, true).items()},
-        }
+        returns = {name: np.array([e.game_measures[name] for e in games]) for name in names}
+        each = np.concatenate(pairs[1:], axis=1)  # [rewards, steps x N]; the opening step brought nothing
+        correlations = {}
+        for k, name in enumerate(rewards.channels, start=1):
+            which = "" if name == "true" else f"_{name}"
+            found = {"step": together(each[0], each[k]), "game": together(returns["trained"], returns[name])}
+            correlations |= {f"{how}_{of}{which}": value for of, both in found.items() for how, value in both.items()}
         distances = {
             f"{name}_{how}": value
             for name, values in apart.items()
             for how, value in over_time(np.concatenate(values)).items()
         }
         lengths = np.array([e.game_length for e in games])
-        about = str(run.path), environment(run.config), self.rewards(run), steps
+        about = str(run.path), environment(run.config), rewards, settings, steps
         sizes = count_parameters(agent), fully_connected(agent)
-        return Finding(*about, *sizes, trained, true, lengths, correlations, distances)
+        return Finding(*about, *sizes, returns.pop("trained"), returns, lengths, correlations, distances)
 
 
 @torch.no_grad()
 def _watch(
     played: Iterator[tuple[Moment, np.ndarray]],
+    names: Sequence[str],
     trusted: Agent | None,
     pairs: list[np.ndarray],
     apart: dict[str, list[np.ndarray]],
 ) -> Iterator[Step]:
-    """Hand on the steps; keep trained and true reward of each, and what the trusted agent would rather have done."""
+    """Hand on the steps; keep the rewards of these names, and what the trusted agent would rather have done."""
     state = None
     for moment, actions in played:
-        pairs.append(np.stack([moment.step.measures["trained"], moment.step.measures["true"]]))
+        pairs.append(np.stack([moment.step.measures[name] for name in names]))
         if trusted is not None:
             state = trusted.initial_state(len(actions)) if state is None else state
             seen: Inputs = replace(moment.inputs, reward=torch.from_numpy(moment.step.measures["trusted"])[None])
@@ -243,10 +268,21 @@ def environment(config: Config) -> str:
     return ", ".join([config.envs[0], *changed])
 
 
-def fully_connected(agent: Agent) -> int:
-    """Parameters of the torso's fully connected layers: what width and depth change."""
-    layers = getattr(getattr(agent, "torso", None), "layers", None)
-    return count_parameters(layers) if layers is not None else 0
+def settings_of(config: Config, pool: RewardedPool) -> dict[str, Any]:
+    """All settings of a run by name; users' own parts by content, and the rewards as what they come to: `on_shelf=1` is
+    `on_shelf=1.0`."""
+    hashes = config.plugin_hashes
+    flat = {k: v for k, v in flatten(config.tables()).items() if not k.startswith("plugins.")}
+    named = plugins.renamed(flat, lambda path, name: f"{name}@{hashes.get(str(path), path)}")
+    judged = [canonical(pool.true[name], pool.components) for name in pool.rewards.channels]
+    return {**named, "reward": canonical(pool.trained, pool.components), "true_reward": judged}
+
+
+def number(value: Any) -> float | None:
+    """An option as a place on an axis: off is 0, on is 1, 84x84 are as many pixels; None where it is no number."""
+    if isinstance(value, list | tuple) and value and all(isinstance(v, int | float) for v in value):
+        return float(math.prod(value))
+    return float(value) if isinstance(value, bool | int | float) else None
 
 
 # --- the transition ---
@@ -261,27 +297,28 @@ class Level:
     true: np.ndarray
 
 
-def levels(findings: Sequence[Finding], axis: str) -> list[Level]:
-    """In order of `parameters` or `steps`."""
+def levels(findings: Sequence[Finding], axis: str, channel: str = "true") -> list[Level]:
+    """In order of an axis."""
     made = []
-    for x in sorted({getattr(f, axis) for f in findings}):
-        own = [f for f in findings if getattr(f, axis) == x]
+    for x in sorted({x for f in findings if (x := f.at(axis)) is not None}):
+        own = [f for f in findings if f.at(axis) == x]
         if len(own) == 1:
-            made.append(Level(x, own[0].trained, own[0].true))
+            made.append(Level(x, own[0].trained, own[0].true[channel]))
         else:
-            made.append(Level(x, *(np.array([getattr(f, name).mean() for f in own]) for name in ("trained", "true"))))
+            trained, true = [f.trained.mean() for f in own], [f.true[channel].mean() for f in own]
+            made.append(Level(x, np.array(trained), np.array(true)))
     return made
 
 
-def transition(found: Sequence[Level]) -> float | None:
-    """The x after which the true return has dropped most, by more than SURE standard errors, while the trained one has not
-    dropped by as much; None where it never does."""
+def transition(found: Sequence[Level]) -> tuple[float, float] | None:
+    """The two neighbours between which the true return drops most, by more than SURE standard errors, while the trained one
+    does not drop by as much; None where it never does."""
     drops = {}
     for before, after in itertools.pairwise(found):
         true, trained = (_drop(getattr(before, name), getattr(after, name)) for name in ("true", "trained"))
         if true > SURE and trained < SURE:
-            drops[after.x] = before.true.mean() - after.true.mean()
-    return max(drops, key=lambda x: drops[x]) if drops else None
+            drops[before.x, after.x] = before.true.mean() - after.true.mean()
+    return max(drops, key=lambda pair: drops[pair]) if drops else None
 
 
 def _drop(before: np.ndarray, after: np.ndarray) -> float:
@@ -308,32 +345,67 @@ def shared(findings: Sequence[Finding]) -> list[Finding]:
 
 # --- files, tables and figures ---
 
+AXES = {
+    "parameters": "parameters",
+    "fully_connected": "parameters of the fully connected layers",
+    "steps": "steps (agent decisions)",
+}
+
 
 @dataclass(frozen=True)
 class Curve:
-    """Trained and true along one axis, of the runs of one reward in one environment (and, along steps, of one size)."""
+    """Trained and one true return along one axis, of runs that differ in it and in their seeds alone."""
 
     environment: str
     rewards: Rewards
-    axis: str
+    axis: str  # parameters, fully_connected, steps, or an option of the environment: env.frame_skip
+    channel: str  # of the true returns
     levels: list[Level]
+    runs: list[str]
+    label: str = ""  # what sets it apart from other curves of these rewards
     at: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def transition(self) -> tuple[float, float] | None:
+        """Options of an environment have no direction: fewer frames a decision, or less noise, makes an agent more able."""
+        found = transition(self.levels)
+        return transition(self.levels[::-1]) if found is None and self.axis.startswith("env.") else found
+
+    @property
+    def true(self) -> str:
+        return str(self.rewards.objectives[self.rewards.channels.index(self.channel)])
+
+
+def options_varied(findings: Sequence[Finding]) -> list[str]:
+    """The options of environments that are numbers, and not the same ones, in these findings."""
+    names = dict.fromkeys(key for f in findings for key in f.settings if key.startswith("env."))
+    return [name for name in names if len({f.at(name) for f in findings} - {None}) > 1]
 
 
 def curves(findings: Sequence[Finding]) -> list[Curve]:
     """Those with more than one point."""
     made = []
-    for pair in dict.fromkeys((f.environment, f.rewards) for f in findings):
-        own = [f for f in findings if (f.environment, f.rewards) == pair]
-        made.append(Curve(*pair, "parameters", levels(newest(own), "parameters")))
-        for size in sorted({f.parameters for f in own}):
-            alike = shared([f for f in own if f.parameters == size])
-            made.append(Curve(*pair, "steps", levels(alike, "steps"), {"parameters": size}))
+    for axis in ("parameters", *options_varied(findings), "steps"):
+        groups: dict[str, list[Finding]] = {}
+        for f in findings if axis == "steps" else newest(findings):
+            groups.setdefault(f.alike(axis), []).append(f)
+        for label, own in zip(labels(list(groups)), groups.values(), strict=True):
+            first, at = own[0], {}
+            if axis == "steps":
+                own, at = shared(own), {"parameters": first.parameters}
+            along = axis
+            if axis == "parameters" and len({f.fully_connected for f in own}) == len({f.parameters for f in own}):
+                along = "fully_connected"  # as published
+            for channel in first.true:
+                found, runs = levels(own, along, channel), list(dict.fromkeys(f.run for f in own))
+                which = label if len(groups) > 1 else ""
+                made.append(Curve(first.environment, first.rewards, along, channel, found, runs, which, at))
     return [curve for curve in made if len(curve.levels) > 1]
 
 
 def _write(findings: Sequence[Finding], out: Path, protocol: dict[str, Any]) -> None:
-    rows = [finding.row() for finding in findings]
+    varied = options_varied(findings)
+    rows = [{**finding.row(), **{name: finding.at(name) for name in varied}} for finding in findings]
     columns = list(dict.fromkeys(key for row in rows for key in row))
     with (out / "audit.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, columns, restval="")
@@ -343,13 +415,15 @@ def _write(findings: Sequence[Finding], out: Path, protocol: dict[str, Any]) -> 
         {
             "environment": curve.environment,
             "reward": curve.rewards.trained or "reward=1",
-            "true_reward": curve.rewards.true,
+            "true_reward": curve.true,
+            "runs": curve.runs,
             "axis": curve.axis,
             **curve.at,
-            "after": mark,
+            "before": mark[0],
+            "after": mark[1],
         }
         for curve in curves(findings)
-        if (mark := transition(curve.levels)) is not None
+        if (mark := curve.transition) is not None
     ]
     found = {"transitions": marks, "protocol": protocol, "rows": [_finite(row) for row in rows]}
     (out / "audit.json").write_text(json.dumps(found, indent=1, allow_nan=False) + "\n")
@@ -362,32 +436,37 @@ def _finite(row: dict[str, Any]) -> dict[str, Any]:
 
 def _show(findings: Sequence[Finding]) -> None:
     table = Table(title="trained and true")
-    shown = ["steps", "parameters", "trained", "true", "pearson_step", "pearson_game", "js_mean", "hellinger_mean"]
+    true = list(dict.fromkeys(name for finding in findings for name in finding.true))
+    shown = ["steps", "parameters", "trained", *true, "pearson_step", "pearson_game", "js_mean", "hellinger_mean"]
     rows = [finding.row() for finding in findings]
-    shown = [name for name in shown if name in rows[0]]
+    shown = [name for name in shown if any(name in row for row in rows)]
     for name in ("run", "reward", *shown):
         table.add_column(name.replace("_", " "), justify="left" if name in ("run", "reward") else "right")
     for row in rows:
-        cells = [f"{row[name]:,}" if isinstance(row[name], int) else f"{row[name]:.3f}" for name in shown]
+        known = [row.get(name, "") for name in shown]  # not every run was judged by as many rewards
+        cells = [f"{v:,}" if isinstance(v, int) else f"{v:.3f}" if isinstance(v, float) else v for v in known]
         table.add_row(row["run"], str(row["reward"]), *cells)
     stdout.print(table)
 
 
 def draw(findings: Sequence[Finding], out: Path) -> list[Path]:
-    """size.png and steps.png, where there are several sizes or times; distances.png, where there is a trusted run."""
+    """size.png, steps.png and env-OPTION.png, where there are several sizes, times or values of an option; distances.png, where
+    there is a trusted run."""
+    figures: dict[str, list[Curve]] = {}
+    for curve in curves(findings):
+        name = {"parameters": "size", "fully_connected": "size"}.get(curve.axis, curve.axis.replace(".", "-"))
+        figures.setdefault(name, []).append(curve)
     made = []
-    for name, axis, label in (("size", "parameters", "parameters"), ("steps", "steps", "steps (agent decisions)")):
-        panels = [curve for curve in curves(findings) if curve.axis == axis]
-        if panels:
-            made.append(out / f"{name}.png")
-            _draw_pairs(panels, label, made[-1])
+    for name, panels in figures.items():
+        made.append(out / f"{name}.png")
+        _draw_pairs(panels, made[-1])
     if any(f.distances for f in findings):
         made.append(out / "distances.png")
         _draw_distances(findings, made[-1])
     return made
 
 
-def _draw_pairs(panels: Sequence[Curve], label: str, path: Path) -> None:
+def _draw_pairs(panels: Sequence[Curve], path: Path) -> None:
     """A panel a curve: trained on the left axis, true on the right, means as lines, two standard errors as bands; a dashed line
     at a transition."""
     from matplotlib.ticker import EngFormatter
@@ -399,7 +478,7 @@ def _draw_pairs(panels: Sequence[Curve], label: str, path: Path) -> None:
     for axes in places.flat[len(panels) :]:
         axes.set_axis_off()
     for axes, curve in zip(places.flat, panels, strict=False):
-        found, logarithmic = curve.levels, curve.axis == "parameters"
+        found, logarithmic = curve.levels, curve.axis in ("parameters", "fully_connected")
         x = np.array([level.x for level in found])
         for side, name, color in ((axes, "trained", "C0"), (axes.twinx(), "true", "C3")):
             values = [getattr(level, name) for level in found]
@@ -410,20 +489,21 @@ def _draw_pairs(panels: Sequence[Curve], label: str, path: Path) -> None:
             side.set_ylabel(f"{name} return of a game", color=color)
             side.tick_params(axis="y", labelcolor=color)
             side.spines["top"].set_visible(False)
-        if (mark := transition(found)) is not None:
-            before = max(level.x for level in found if level.x < mark)
-            middle = np.sqrt(before * mark) if logarithmic else (before + mark) / 2
+        if (mark := curve.transition) is not None:
+            middle = np.sqrt(mark[0] * mark[1]) if logarithmic else sum(mark) / 2
             axes.axvline(middle, color="gray", linestyle="--", linewidth=1)
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         if logarithmic:
             axes.set_xscale("log")
             axes.minorticks_off()
             axes.set_xticks(x, [short(size) for size in x])  # tens and hundreds may well be none of them
-        axes.set_xlabel(label)
+        elif curve.axis != "steps":
+            axes.set_xticks(x, [f"{value:g}" for value in x])
+        axes.set_xlabel(AXES.get(curve.axis, curve.axis.removeprefix("env.").replace("_", " ")))
         size = "".join(f", {value:,} {name}" for name, value in curve.at.items())
-        title = f"{curve.rewards.trained or 'reward=1'} for {curve.rewards.true}{size}"
-        several = len({curve.environment for curve in panels}) > 1
-        axes.set_title(f"{curve.environment}\n{title}" if several else title, fontsize="medium")
+        title = f"{curve.rewards.trained or 'reward=1'} for {curve.true}{size}"
+        several = [c for c in panels if (c.rewards, c.channel, c.at) == (curve.rewards, curve.channel, curve.at)]
+        axes.set_title(f"{curve.label}\n{title}" if len(several) > 1 else title, fontsize="medium")
     figure.tight_layout()
     figure.savefig(path)
     plt.close(figure)

@@ -151,7 +151,7 @@ def _grouped(runs: list[Run], settings: dict[Path, dict[str, Any]], warn_of_seed
     by_config: dict[str, list[Run]] = {}
     for run in runs:
         by_config.setdefault(group_key(settings[run.path]), []).append(run)
-    groups = dict(zip(_labels(list(by_config)), by_config.values(), strict=True))
+    groups = dict(zip(labels(list(by_config)), by_config.values(), strict=True))
     for label, members in groups.items():
         seeds = [run.settings["seed"] for run in members]
         if warn_of_seeds and len(set(seeds)) < len(seeds):
@@ -200,7 +200,7 @@ def _over_runs(function: Any, curves: np.ndarray) -> np.ndarray:
     return result
 
 
-def _labels(groups: list[str]) -> list[str]:
+def labels(groups: list[str]) -> list[str]:
     """Names for configurations: what they differ in, parts before their options, and no more of it than tells them apart."""
     settings = [json.loads(group) for group in groups]
     keys = {key for each in settings for key in each}
