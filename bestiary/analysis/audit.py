@@ -389,7 +389,8 @@ def curves(findings: Sequence[Finding]) -> list[Curve]:
         groups: dict[str, list[Finding]] = {}
         for f in findings if axis == "steps" else newest(findings):
             groups.setdefault(f.alike(axis), []).append(f)
-        for label, own in zip(labels(list(groups)), groups.values(), strict=True):
+        named = zip(labels(list(groups)), groups.values(), strict=True)
+        for label, own in sorted(named, key=lambda pair: pair[1][0].parameters):
             first, at = own[0], {}
             if axis == "steps":
                 own, at = shared(own), {"parameters": first.parameters}
