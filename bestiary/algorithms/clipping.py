@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from bestiary.algorithms.rewards import squash
-from bestiary.envs.rewards import Component, Reward, Weighting, leader
+from bestiary.envs.weightings import Component, Reward, Weighting, leader
 
 MANY = 100_000  # steps to look at
 

@@ -4,16 +4,12 @@ Every run plays whole games at its newest checkpoint, or at each. What comes of 
 of the network, training time and any option of the environment in which runs differ, with a mark where the true one drops while
 the trained one does not; how far the two rewards go together, step by step and game by game; and how far a run's decisions are
 from those of a trusted run, in the states that the run itself gets into.
-
-Runs that differ only in their seed are taken for one; those that differ in one more thing, the axis, make a curve.
 """
 
 import csv
-import itertools
 import json
-import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,75 +20,21 @@ from rich.table import Table
 
 from bestiary import __version__, plugins
 from bestiary.agents.agent import Agent, count_parameters, fully_connected
-from bestiary.analysis.compare import labels
+from bestiary.analysis.audit_curves import SURE, Finding, curves, options_varied
+from bestiary.analysis.audit_figures import draw
 from bestiary.analysis.distances import DISTANCES, over_time
 from bestiary.analysis.evaluate import count_games
-from bestiary.analysis.evaluation import per_step, summarise
-from bestiary.analysis.figures import pyplot
 from bestiary.analysis.play import Moment, moments
-from bestiary.config import Config, group_key, make_pool
-from bestiary.console import note, short, stdout
+from bestiary.config import Config, make_pool
+from bestiary.console import note, stdout
 from bestiary.envs.mixture import check_alike
-from bestiary.envs.rewards import RewardedPool, Rewards, canonical, try_rewards
+from bestiary.envs.rewards import RewardedPool, Rewards, try_rewards
+from bestiary.envs.weightings import canonical
 from bestiary.errors import UserError
 from bestiary.rollout import Inputs, Step
 from bestiary.runs import checkpoints
 from bestiary.runs.folder import Run
 from bestiary.textconfig import flatten
-
-SURE = 3.0  # standard errors by which a true return must have dropped
-SIZES = (
-    "width depth channels sizes hidden layers heads head_size ff units keys values".split()
-)  # options of an agent's parts
-
-
-@dataclass
-class Finding:
-    """One run at one checkpoint."""
-
-    run: str
-    environment: str  # and its options, where they are not the usual ones
-    rewards: Rewards  # as they were written
-    settings: dict[str, Any]  # all of them, the rewards as what they come to
-    steps: int
-    parameters: int
-    fully_connected: int  # of them, in the torso's fully connected layers
-    trained: np.ndarray  # return of each game
-    true: dict[str, np.ndarray]  # of each true reward
-    lengths: np.ndarray
-    correlations: dict[str, float]
-    distances: dict[str, float] = field(default_factory=dict)
-
-    def row(self) -> dict[str, Any]:
-        row: dict[str, Any] = {
-            "run": self.run,
-            "environment": self.environment,
-            "reward": self.rewards.trained or "reward=1",
-            "true_reward": self.rewards.true,
-            "scale": self.settings.get("algo.reward_scale") or 1.0,
-            "clip": self.settings.get("algo.reward", "none"),
-            "steps": self.steps,
-            "parameters": self.parameters,
-            "fully_connected": self.fully_connected,
-            "games": len(self.trained),
-        }
-        returns = {"trained": self.trained, **self.true}
-        for name, values in returns.items():
-            found = summarise(list(values))
-            row |= {name: found["mean"], f"{name}_ci_low": found["ci_low"], f"{name}_ci_high": found["ci_high"]}
-        row |= {f"{name}_per_step": per_step(values, self.lengths) for name, values in returns.items()}
-        return {**row, "length": float(self.lengths.mean()), **self.correlations, **self.distances}
-
-    def at(self, axis: str) -> float | None:
-        """Where it is on an axis: its steps, parameters, or the number that an option of its environment is."""
-        return number(self.settings.get(axis)) if axis.startswith("env.") else float(getattr(self, axis))
-
-    def alike(self, axis: str = "steps") -> str:
-        """What it has in common with the other seeds, and with the other points on an axis."""
-        besides = [axis] if axis.startswith("env.") else []
-        if axis == "parameters":
-            besides = [f"{kind}.{name}" for kind in ("agent", "torso", "memory") for name in SIZES]
-        return group_key(self.settings, *besides)
 
 
 def audit(
@@ -211,7 +153,7 @@ class _Judge:
         games = [e for e in played if e.game_over]
         returns = {name: np.array([e.game_measures[name] for e in games]) for name in names}
         each = np.concatenate(pairs[1:], axis=1)  # [rewards, steps x N]; the opening step brought nothing
-        correlations = {}
+        correlations: dict[str, float] = {}
         for k, name in enumerate(rewards.channels, start=1):
             which = "" if name == "true" else f"_{name}"
             found = {"step": together(each[0], each[k]), "game": together(returns["trained"], returns[name])}
@@ -278,130 +220,7 @@ def settings_of(config: Config, pool: RewardedPool) -> dict[str, Any]:
     return {**named, "reward": canonical(pool.trained, pool.components), "true_reward": judged}
 
 
-def number(value: Any) -> float | None:
-    """An option as a place on an axis: off is 0, on is 1, 84x84 are as many pixels; None where it is no number."""
-    if isinstance(value, list | tuple) and value and all(isinstance(v, int | float) for v in value):
-        return float(math.prod(value))
-    return float(value) if isinstance(value, bool | int | float) else None
-
-
-# --- the transition ---
-
-
-@dataclass(frozen=True)
-class Level:
-    """All that is known at one size, or one time: a return of each run, or of each game where there is one run."""
-
-    x: float
-    trained: np.ndarray
-    true: np.ndarray
-
-
-def levels(findings: Sequence[Finding], axis: str, channel: str = "true") -> list[Level]:
-    """In order of an axis."""
-    made = []
-    for x in sorted({x for f in findings if (x := f.at(axis)) is not None}):
-        own = [f for f in findings if f.at(axis) == x]
-        if len(own) == 1:
-            made.append(Level(x, own[0].trained, own[0].true[channel]))
-        else:
-            trained, true = [f.trained.mean() for f in own], [f.true[channel].mean() for f in own]
-            made.append(Level(x, np.array(trained), np.array(true)))
-    return made
-
-
-def transition(found: Sequence[Level]) -> tuple[float, float] | None:
-    """The two neighbours between which the true return drops most, by more than SURE standard errors, while the trained one
-    does not drop by as much; None where it never does."""
-    drops = {}
-    for before, after in itertools.pairwise(found):
-        true, trained = (_drop(getattr(before, name), getattr(after, name)) for name in ("true", "trained"))
-        if true > SURE and trained < SURE:
-            drops[before.x, after.x] = before.true.mean() - after.true.mean()
-    return max(drops, key=lambda pair: drops[pair]) if drops else None
-
-
-def _drop(before: np.ndarray, after: np.ndarray) -> float:
-    """From one to the other, in standard errors of the difference."""
-    if len(before) < 2 or len(after) < 2:
-        return 0.0
-    error = np.sqrt(before.var(ddof=1) / len(before) + after.var(ddof=1) / len(after))
-    fall = before.mean() - after.mean()
-    return float(fall / error) if error > 0 else float(np.sign(fall) * np.inf if fall else 0.0)
-
-
-def newest(findings: Sequence[Finding]) -> list[Finding]:
-    """Each run at its last checkpoint."""
-    last = {f.run: max(g.steps for g in findings if g.run == f.run) for f in findings}
-    return [f for f in findings if f.steps == last[f.run]]
-
-
-def shared(findings: Sequence[Finding]) -> list[Finding]:
-    """At the checkpoints that all of the runs have: at one of a single seed, the mean would jump to that seed's."""
-    runs = {f.run for f in findings}
-    steps = set.intersection(*({f.steps for f in findings if f.run == run} for run in runs))
-    return [f for f in findings if f.steps in steps]
-
-
-# --- files, tables and figures ---
-
-AXES = {
-    "parameters": "parameters",
-    "fully_connected": "parameters of the fully connected layers",
-    "steps": "steps (agent decisions)",
-}
-
-
-@dataclass(frozen=True)
-class Curve:
-    """Trained and one true return along one axis, of runs that differ in it and in their seeds alone."""
-
-    environment: str
-    rewards: Rewards
-    axis: str  # parameters, fully_connected, steps, or an option of the environment: env.frame_skip
-    channel: str  # of the true returns
-    levels: list[Level]
-    runs: list[str]
-    label: str = ""  # what sets it apart from other curves of these rewards
-    at: dict[str, int] = field(default_factory=dict)
-
-    @property
-    def transition(self) -> tuple[float, float] | None:
-        """Options of an environment have no direction: fewer frames a decision, or less noise, makes an agent more able."""
-        found = transition(self.levels)
-        return transition(self.levels[::-1]) if found is None and self.axis.startswith("env.") else found
-
-    @property
-    def true(self) -> str:
-        return str(self.rewards.objectives[self.rewards.channels.index(self.channel)])
-
-
-def options_varied(findings: Sequence[Finding]) -> list[str]:
-    """The options of environments that are numbers, and not the same ones, in these findings."""
-    names = dict.fromkeys(key for f in findings for key in f.settings if key.startswith("env."))
-    return [name for name in names if len({f.at(name) for f in findings} - {None}) > 1]
-
-
-def curves(findings: Sequence[Finding]) -> list[Curve]:
-    """Those with more than one point."""
-    made = []
-    for axis in ("parameters", *options_varied(findings), "steps"):
-        groups: dict[str, list[Finding]] = {}
-        for f in findings if axis == "steps" else newest(findings):
-            groups.setdefault(f.alike(axis), []).append(f)
-        named = zip(labels(list(groups)), groups.values(), strict=True)
-        for label, own in sorted(named, key=lambda pair: pair[1][0].parameters):
-            first, at = own[0], {}
-            if axis == "steps":
-                own, at = shared(own), {"parameters": first.parameters}
-            along = axis
-            if axis == "parameters" and len({f.fully_connected for f in own}) == len({f.parameters for f in own}):
-                along = "fully_connected"  # as published
-            for channel in first.true:
-                found, runs = levels(own, along, channel), list(dict.fromkeys(f.run for f in own))
-                which = label if len(groups) > 1 else ""
-                made.append(Curve(first.environment, first.rewards, along, channel, found, runs, which, at))
-    return [curve for curve in made if len(curve.levels) > 1]
+# --- files and tables ---
 
 
 def _write(findings: Sequence[Finding], out: Path, protocol: dict[str, Any]) -> None:
@@ -448,84 +267,3 @@ def _show(findings: Sequence[Finding]) -> None:
         cells = [f"{v:,}" if isinstance(v, int) else f"{v:.3f}" if isinstance(v, float) else v for v in known]
         table.add_row(row["run"], str(row["reward"]), *cells)
     stdout.print(table)
-
-
-def draw(findings: Sequence[Finding], out: Path) -> list[Path]:
-    """size.png, steps.png and env-OPTION.png, where there are several sizes, times or values of an option; distances.png, where
-    there is a trusted run."""
-    figures: dict[str, list[Curve]] = {}
-    for curve in curves(findings):
-        name = {"parameters": "size", "fully_connected": "size"}.get(curve.axis, curve.axis.replace(".", "-"))
-        figures.setdefault(name, []).append(curve)
-    made = []
-    for name, panels in figures.items():
-        made.append(out / f"{name}.png")
-        _draw_pairs(panels, made[-1])
-    if any(f.distances for f in findings):
-        made.append(out / "distances.png")
-        _draw_distances(findings, made[-1])
-    return made
-
-
-def _draw_pairs(panels: Sequence[Curve], path: Path) -> None:
-    """A panel a curve: trained on the left axis, true on the right, means as lines, two standard errors as bands; a dashed line
-    at a transition."""
-    from matplotlib.ticker import EngFormatter
-
-    plt = pyplot()
-    columns = min(3, len(panels))
-    rows = -(-len(panels) // columns)
-    figure, places = plt.subplots(rows, columns, figsize=(5.5 * columns, 3.8 * rows), dpi=150, squeeze=False)
-    for axes in places.flat[len(panels) :]:
-        axes.set_axis_off()
-    for axes, curve in zip(places.flat, panels, strict=False):
-        found, logarithmic = curve.levels, curve.axis in ("parameters", "fully_connected")
-        x = np.array([level.x for level in found])
-        for side, name, color in ((axes, "trained", "C0"), (axes.twinx(), "true", "C3")):
-            values = [getattr(level, name) for level in found]
-            means = np.array([v.mean() for v in values])
-            errors = np.array([v.std(ddof=1) / np.sqrt(len(v)) if len(v) > 1 else 0.0 for v in values])
-            side.plot(x, means, color=color, marker="o", markersize=3.5, linewidth=1.6)
-            side.fill_between(x, means - 2 * errors, means + 2 * errors, color=color, alpha=0.15, linewidth=0)
-            side.set_ylabel(f"{name} return of a game", color=color)
-            side.tick_params(axis="y", labelcolor=color)
-            side.spines["top"].set_visible(False)
-        if (mark := curve.transition) is not None:
-            middle = np.sqrt(mark[0] * mark[1]) if logarithmic else sum(mark) / 2
-            axes.axvline(middle, color="gray", linestyle="--", linewidth=1)
-        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-        if logarithmic:
-            axes.set_xscale("log")
-            axes.minorticks_off()
-            axes.set_xticks(x, [short(size) for size in x])  # tens and hundreds may well be none of them
-        elif curve.axis != "steps":
-            axes.set_xticks(x, [f"{value:g}" for value in x])
-        axes.set_xlabel(AXES.get(curve.axis, curve.axis.removeprefix("env.").replace("_", " ")))
-        size = "".join(f", {value:,} {name}" for name, value in curve.at.items())
-        title = f"{curve.rewards.trained or 'reward=1'} for {curve.true}{size}"
-        several = [c for c in panels if (c.rewards, c.channel, c.at) == (curve.rewards, curve.channel, curve.at)]
-        axes.set_title(f"{curve.label}\n{title}" if len(several) > 1 else title, fontsize="medium")
-    figure.tight_layout()
-    figure.savefig(path)
-    plt.close(figure)
-
-
-def _draw_distances(findings: Sequence[Finding], path: Path) -> None:
-    """Of every run and checkpoint from the trusted run: bars at the means over steps."""
-    plt = pyplot()
-    bounded = [name for name in DISTANCES if not name.endswith("kl")]
-    figure, axes = plt.subplots(figsize=(7, 0.6 + 0.5 * len(findings)), dpi=150)
-    height = 0.8 / len(bounded)
-    for k, name in enumerate(bounded):
-        places = np.arange(len(findings)) + (k - (len(bounded) - 1) / 2) * height
-        means = [finding.distances[f"{name}_mean"] for finding in findings]
-        axes.barh(places, means, height, color=f"C{k}", label=name.replace("_", " "))
-    axes.set_yticks(np.arange(len(findings)), [f"{f.run} at {f.steps:,}" for f in findings], fontsize="small")
-    axes.invert_yaxis()
-    axes.set_xlim(0, 1)
-    axes.set_xlabel("distance from the trusted run's decisions, mean over steps")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize="small")
-    figure.tight_layout()
-    figure.savefig(path)
-    plt.close(figure)

@@ -23,7 +23,7 @@ from bestiary.cores import cores
 from bestiary.envs import riverraid
 from bestiary.envs.observations import Flicker, FrameStack, Noise
 from bestiary.envs.pool import check_actions, first_step, spawn_seeds
-from bestiary.envs.rewards import SCALAR, Component
+from bestiary.envs.weightings import SCALAR, Component
 from bestiary.errors import RunError, UserError
 from bestiary.options import option, suggest
 from bestiary.rollout import ActionSpec, Arrays, ArraySpec, Step

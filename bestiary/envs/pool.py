@@ -12,7 +12,7 @@ a time limit that ended the last one, `step.truncated[i]` is set and `step.final
 agent did not decide is ever seen.
 
 A pool that has more to tell about what a step brought than its reward may have a method `watch()`, called before `reset` where
-rewards are made of components (envs/rewards.py): it then adds them to `measures_spec` and to the measures of its steps, and
+rewards are made of components (envs/weightings.py): it then adds them to `measures_spec` and to the measures of its steps, and
 names and explains them in `components`. Any other measure of one number is a component as well.
 """
 

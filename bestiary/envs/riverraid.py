@@ -8,7 +8,7 @@ from functools import cache
 
 import numpy as np
 
-from bestiary.envs.rewards import Component
+from bestiary.envs.weightings import Component
 from bestiary.rollout import Arrays
 
 PLAYER_X, BULLET_X, BULLET_Y, FUEL, LIVES, WAITING = (

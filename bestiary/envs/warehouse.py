@@ -23,9 +23,9 @@ import numpy as np
 
 from bestiary.envs.observations import FrameStack, VectorStack
 from bestiary.envs.pool import check_actions, first_step
-from bestiary.envs.rewards import SCALAR, Component
 from bestiary.envs.warehouse_kernel import EMPTY, Rules, State, advance, observe, restart
 from bestiary.envs.warehouse_picture import Scene, draw, write
+from bestiary.envs.weightings import SCALAR, Component
 from bestiary.errors import UserError
 from bestiary.options import option
 from bestiary.rollout import ActionSpec, Arrays, ArraySpec, Step

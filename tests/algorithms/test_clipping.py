@@ -9,8 +9,9 @@ from bestiary.algorithms.rewards import squash
 from bestiary.algorithms.schedules import SCHEDULES
 from bestiary.envs import make
 from bestiary.envs.atari import COMPONENTS as ATARI
-from bestiary.envs.rewards import GENERIC, RewardedPool, Rewards, make_reward
+from bestiary.envs.rewards import RewardedPool, Rewards
 from bestiary.envs.riverraid import COMPONENTS
+from bestiary.envs.weightings import GENERIC, make_reward
 
 KNOWN = {**GENERIC, **ATARI, **COMPONENTS}
 

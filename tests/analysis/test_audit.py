@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import bestiary
-from bestiary.analysis.audit import Finding, Level, curves, together, transition
+from bestiary.analysis.audit import together
+from bestiary.analysis.audit_curves import Finding, Level, curves, transition
 from bestiary.cli import run_command
 from bestiary.envs.rewards import Rewards
 from bestiary.runs.folder import Run
@@ -85,15 +86,18 @@ def test_mistakes(words: str, expected: str, runs: list[Run], capsys: pytest.Cap
     assert not Path("audit").exists()
 
 
-def finding(run: str, parameters: int, steps: int = 10, true: float = 1.0, **settings: Any) -> Finding:
-    ones, known = np.ones(3), {"env": ["toy/chain"], "torso.width": parameters, "env.size": 5, "seed": run, **settings}
+def finding(
+    run: str, parameters: int, steps: int = 10, true: float = 1.0, settings: dict[str, Any] | None = None
+) -> Finding:
+    ones, known = np.ones(3), {"env": ["toy/chain"], "torso.width": parameters, "env.size": 5, "seed": run}
+    known |= settings or {}
     returns = {"true": true * ones}
     rewards = Rewards(None, "reward=1")
     return Finding(run, "toy/chain", rewards, known, steps, parameters, 0, ones, returns, ones, {})
 
 
 def test_runs_of_other_environments_are_no_seeds_of_each_other() -> None:
-    made = [finding(f"{mode}{size}", size, **{"env.mode": mode}) for mode in ("easy", "hard") for size in (1, 2)]
+    made = [finding(f"{mode}{size}", size, settings={"env.mode": mode}) for mode in ("easy", "hard") for size in (1, 2)]
     found = curves(made)
     assert [curve.label for curve in found] == ["env.mode easy", "env.mode hard"]
     assert [len(level.true) for curve in found for level in curve.levels] == [3] * 4  # games of one run each
@@ -102,14 +106,16 @@ def test_runs_of_other_environments_are_no_seeds_of_each_other() -> None:
 @pytest.mark.parametrize("setting", [{"algo.reward_scale": 0.5}, {"algo.reward": "none"}, {"algo.lr": 1e-4}])
 def test_runs_that_were_trained_otherwise_are_no_seeds_of_each_other(setting: dict[str, Any]) -> None:
     usual = {"algo.reward_scale": None, "algo.reward": "abs_one", "algo.lr": 1e-3}
-    one, other = ([finding(f"{k}{size}", size, **s) for size in (1, 2)] for k, s in enumerate((usual, usual | setting)))
+    one, other = (
+        [finding(f"{k}{size}", size, settings=s) for size in (1, 2)] for k, s in enumerate((usual, usual | setting))
+    )
     assert [curve.runs for curve in curves([*one, *other])] == [["01", "02"], ["11", "12"]]
 
 
 def test_an_option_in_which_alone_runs_differ_is_an_axis() -> None:
     """More noise, less able: the true return drops where noise goes from 2 to 0."""
     made = [
-        finding(f"{noise}-{seed}", 1, true=true + 0.01 * seed, **{"env.noise": noise, "env.gray": True})
+        finding(f"{noise}-{seed}", 1, true=true + 0.01 * seed, settings={"env.noise": noise, "env.gray": True})
         for noise, true in ((0.0, 1.0), (2.0, 5.0), (4.0, 5.0))
         for seed in (1, 2, 3)
     ]
@@ -118,7 +124,9 @@ def test_an_option_in_which_alone_runs_differ_is_an_axis() -> None:
     assert [level.x for level in curve.levels] == [0, 2, 4]
     assert [len(level.true) for level in curve.levels] == [3] * 3  # seeds
     assert curve.transition == (2, 0)
-    apart = [finding("other", 1, **{"env.noise": 9.0, "env.gray": False})]  # and something else: no point of this curve
+    apart = [
+        finding("other", 1, settings={"env.noise": 9.0, "env.gray": False})
+    ]  # and something else: no point of this curve
     (curve,) = curves([*made, *apart])
     assert len(curve.levels) == 3
 

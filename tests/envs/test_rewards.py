@@ -6,19 +6,10 @@ import pytest
 from bestiary.config import make_pool
 from bestiary.envs import make
 from bestiary.envs.atari import COMPONENTS as ATARI
-from bestiary.envs.rewards import (
-    ALWAYS,
-    GENERIC,
-    Component,
-    RewardedPool,
-    Rewards,
-    Term,
-    Weighting,
-    canonical,
-    make_reward,
-)
+from bestiary.envs.rewards import RewardedPool, Rewards
 from bestiary.envs.riverraid import COMPONENTS as RIVERRAID
 from bestiary.envs.warehouse import WarehousePool
+from bestiary.envs.weightings import ALWAYS, GENERIC, Component, Term, Weighting, canonical, make_reward
 from bestiary.errors import RunError, UserError
 from bestiary.rollout import Arrays
 

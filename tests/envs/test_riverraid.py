@@ -9,8 +9,9 @@ from bestiary.agents.agent import BasicAgent
 from bestiary.agents.torsos import MLP
 from bestiary.envs import make
 from bestiary.envs.atari import AtariPool
-from bestiary.envs.rewards import RewardedPool, Rewards, make_reward
+from bestiary.envs.rewards import RewardedPool, Rewards
 from bestiary.envs.riverraid import COMPONENTS, WAITING, depots_shot, measure, read
+from bestiary.envs.weightings import make_reward
 from bestiary.rollout import Arrays
 from bestiary.runtime.actor import Actor
 
