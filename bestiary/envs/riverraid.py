@@ -63,15 +63,16 @@ def read(ram: np.ndarray) -> Arrays:
 
 def measure(before: np.ndarray, after: np.ndarray, score: np.ndarray, lost: np.ndarray) -> Arrays:
     """Components of one step of N games from their RAM uint8 [N,128] before and after it, what it scored [N], and whether it
-    lost a life [N]: the plane is then put back to the middle, which is no move."""
-    now = read(after)
+    lost a life [N]: the plane is then put back to the middle, which is no move. In every step, so of what `read` gives only
+    that which a component needs."""
+    x = after[:, PLAYER_X].astype(np.int32)
     found = {
         "fuel_shot": depots_shot(before[:, TYPES], after[:, TYPES], score),
-        "bullet": now["bullet_y"] != NO_BULLET,
-        "moved": (now["player_x"] != before[:, PLAYER_X]) & ~lost,
-        "off_center": (now["player_x"] - CENTER) ** 2,
-        "fuel": now["fuel"] / 65_535,
-        "halted": now["waiting"] == HALTED,
+        "bullet": after[:, BULLET_Y] != NO_BULLET,
+        "moved": (after[:, PLAYER_X] != before[:, PLAYER_X]) & ~lost,
+        "off_center": (x - CENTER) ** 2,
+        "fuel": (256.0 * after[:, FUEL] + after[:, FUEL + 1]) / 65_535,
+        "halted": after[:, WAITING] == HALTED,
     }
     return {name: values.astype(np.float32) for name, values in found.items()}
 
