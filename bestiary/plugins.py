@@ -1,4 +1,4 @@
-"""Parts from the user's own files: wherever a name goes, `path/to/file.py:Name` goes too.
+"""Parts from the user's own files: wherever a name goes, `path/to/file.py:Name` goes too, also in a list or between semicolons.
 
 A run folder keeps a copy and a hash of every such file. A later command imports the original only while it is
 unchanged; the copy in the run folder, which may come from a stranger, is imported only with `--trust-code`.
@@ -20,7 +20,7 @@ PREFIX = "bestiary_plugin_"  # of the modules that users' files become
 
 def is_plugin(name: str) -> bool:
     path, colon, attribute = name.rpartition(":")
-    return bool(colon) and path.endswith(".py") and attribute.isidentifier()
+    return bool(colon) and path.endswith(".py") and attribute.isidentifier() and ";" not in name
 
 
 def split(name: str) -> tuple[Path, str]:
@@ -35,14 +35,21 @@ def absolute(name: str) -> str:
 
 
 def renamed(settings: Mapping[str, Any], name: Callable[[Path, str], str]) -> dict[str, Any]:
-    """Settings in which every own part, alone or in a list, is called what `name(path, attribute)` says."""
+    """Settings in which every own part is called what `name(path, attribute)` says."""
 
     def new(value: Any) -> Any:
         if isinstance(value, list):
             return [new(item) for item in value]
+        if isinstance(value, str) and ";" in value and named_in(value):
+            return "; ".join(new(part.strip()) for part in value.split(";"))
         return name(*split(value)) if isinstance(value, str) and is_plugin(value) else value
 
     return {key: new(value) for key, value in settings.items()}
+
+
+def named_in(text: str) -> list[str]:
+    """The own parts that a setting names."""
+    return [part for each in text.split(";") if is_plugin(part := each.strip())]
 
 
 def digest(path: Path) -> str:

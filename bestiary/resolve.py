@@ -71,9 +71,11 @@ def resolve(given: Mapping[str, Any], origin: Mapping[str, str] | None = None) -
     if problems:
         raise UserError(*dict.fromkeys(problems))
 
-    own = {flag: text for flag in ("reward", "true_reward") if plugins.is_plugin(text := getattr(training, flag) or "")}
-    training = dataclasses.replace(training, **{flag: plugins.absolute(text) for flag, text in own.items()})
-    used = [n for n in (*names, *choice.values(), *own.values()) if plugins.is_plugin(n)]
+    rewards = {flag: getattr(training, flag) for flag in ("reward", "true_reward")}
+    own = [name for text in rewards.values() for name in plugins.named_in(text or "")]
+    placed = plugins.renamed(rewards, lambda path, name: plugins.absolute(f"{path}:{name}"))
+    training = dataclasses.replace(training, **placed)
+    used = [n for n in (*names, *choice.values(), *own) if plugins.is_plugin(n)]
     hashes = {str(plugins.split(plugins.absolute(n))[0]): plugins.digest(plugins.split(n)[0]) for n in used}
     absolute = {n: plugins.absolute(n) if plugins.is_plugin(n) else n for n in choice.values()}
     return Config(

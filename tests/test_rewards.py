@@ -50,6 +50,7 @@ def test_channels_are_kept_apart_and_the_run_remembers(capsys: pytest.CaptureFix
     assert "true return of a game" in capsys.readouterr().out
     found = json.loads(path.read_text())
     assert found["protocol"]["rewards"] == {"trained": trained, "true": true}
+    assert 0 < found["protocol"]["fully_connected"] < found["protocol"]["parameters"]
     with path.with_suffix(".csv").open() as file:
         rows = list(csv.DictReader(file))
     assert found["statistics"]["true"]["mean"] == pytest.approx(np.mean([float(r["collected"]) for r in rows]))
@@ -99,7 +100,22 @@ def test_a_reward_of_the_users_own(capsys: pytest.CaptureFixture[str]) -> None:
         assert run_command(words.split()) == 1
     errors = capsys.readouterr().err
     assert "--reward" in errors
-    assert "in step 29 of environment" in errors  # one call was the trial before any work
+    assert "a reward is a finite number (after step " in errors
+    steps = int(errors.split("(after step ")[1].split()[0])
+    assert steps == 28 * open_run("late").settings["num_envs"]  # one call was the trial before any work
+
+
+def test_functions_beside_other_true_rewards_are_kept_with_the_run(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("mine.py").write_text("def twice(measures):\n    return 2 * measures['reward']\n")
+    run = bestiary.train(
+        "warehouse", run_dir="two", steps=1_600, true_reward="expired=-1; mine.py:twice; mine.py:twice", **SMALL
+    )
+    np.testing.assert_array_equal(run.episodes["true_return_2"], 2 * run.episodes["return"])
+    assert len(list(Path("two/plugins").iterdir())) == 1
+    Path("mine.py").unlink()
+    assert run_command(["eval", "two", "--episodes", "2"]) == 2
+    assert "mine.py is no longer there" in capsys.readouterr().err
+    assert run_command(["eval", "two", "--episodes", "2", "--trust-code"]) == 0
 
 
 MISTAKES = [
@@ -107,6 +123,8 @@ MISTAKES = [
     ("train warehouse --reward fuel:10", "fuel is a reward of atari/Riverraid, not of warehouse"),
     ("train warehouse --true-reward collected=much", "the weight of collected is 'much', which is no number"),
     ("train warehouse --reward scaled:2,reward=1", "scaled and reward=... contradict each other"),
+    ("train warehouse --reward collected=1e39 --dry-run", "the weight of collected is 1e39: at most 1e+30"),
+    ("train warehouse --reward collected=1@life=2 --dry-run", "never counts: warehouse has one life"),
     ("train warehouse --reward nothing.py:careful", "there is no file nothing.py"),
     ("train warehouse --reward broken.py:zero", "broken.py, line 2: ZeroDivisionError"),
     ("train warehouse --algo.schedule steps", "expected one of linear, constant, warm, halving, staggered"),
@@ -156,6 +174,9 @@ def test_what_the_clip_hides_is_said_before_training(capsys: pytest.CaptureFixtu
     assert "warning" not in capsys.readouterr().err
     assert run_command([*words, "--algo.reward-scale", "1"]) == 0
     assert "on_shelf=5 is learnt from just as if its weight were larger" in capsys.readouterr().err
+    assert run_command(["train", "atari/Pong", "--reward", "scaled:10", "--dry-run"]) == 0
+    said = capsys.readouterr().err
+    assert "what is learnt from is what would be without --reward. --algo.reward none would keep it apart" in said
 
 
 PICTURES = {"env": "warehouse", "size": "20x20", "observation": "image"}
@@ -173,7 +194,9 @@ PICTURES = {"env": "warehouse", "size": "20x20", "observation": "image"}
 )
 def test_whether_the_agent_sees_the_reward_is_said_truly(options: dict[str, str], seen: str) -> None:
     config = resolve({"reward": "survival:1", **options})
-    assert f"seen by the agent: {seen}\n" in describe(config)
+    said = describe(config)
+    assert f"seen by the agent: {seen}\n" in said
+    assert ("of them in the torso's fully connected layers" in said) == ("torso" in config.parts)
     pool = config.make_pool(2, 0)
     step, agent = pool.reset(), config.make_agent(pool)
     pool.close()

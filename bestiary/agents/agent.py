@@ -161,3 +161,9 @@ def whole(x: Tensor) -> Tensor:
 
 def count_parameters(module: nn.Module | Agent) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
+
+
+def fully_connected(agent: Agent) -> int:
+    """Parameters of the torso's fully connected layers: what width and depth change, and what published sizes count."""
+    layers = getattr(getattr(agent, "torso", None), "layers", None)
+    return count_parameters(layers) if layers is not None else 0

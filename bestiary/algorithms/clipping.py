@@ -2,6 +2,8 @@
 
 A component says what it usually is in a step (`Component.values`). All the rewards that such steps could bring, raw, are put
 through the same scale and clip as the learner's: where two settings come out the same there, no agent can tell them apart.
+Of a game whose scores are whole numbers and no more is known, whole numbers of every size stand in: enough to tell what two
+settings have in common, not enough to tell what scale would fit.
 """
 
 import itertools
@@ -13,7 +15,7 @@ import numpy as np
 import torch
 
 from bestiary.algorithms.rewards import squash
-from bestiary.envs.rewards import Component, Reward, Weighting
+from bestiary.envs.weightings import Component, Reward, Weighting, leader
 
 MANY = 100_000  # steps to look at
 
@@ -40,10 +42,14 @@ def _leader(name: str, components: Mapping[str, Component]) -> str:
     return components[name].tied or name
 
 
+def _open(steps: Mapping[str, np.ndarray], components: Mapping[str, Component]) -> bool:
+    return any(components[name].open for name in steps)
+
+
 def fitting_scale(reward: Reward, components: Mapping[str, Component]) -> float:
     """The factor with which the largest usual reward of a step is 1 (never above 1; 1 where nothing is known)."""
     steps = usual_steps(reward, components)
-    if steps is None:
+    if steps is None or _open(steps, components):
         return 1.0
     largest = float(np.abs(_raw(reward, steps)).max())
     return 1.0 if largest <= 1 else float(f"{1 / largest:.6g}")
@@ -70,7 +76,10 @@ def complaints(reward: Reward, components: Mapping[str, Component], mode: str, s
         return []
     assert isinstance(reward, Weighting)
     raw, seen = _raw(reward, steps), learnt(reward, steps, mode, scale)
-    if _same(seen, scale * raw):
+    plain = next((steps[name] for name in steps if leader(name, components) == leader("reward", components)), None)
+    if plain is not None and _same(seen, squash(torch.from_numpy(plain), mode).numpy()) and not _same(raw, plain):
+        return ["what is learnt from is what would be without --reward"]
+    if _same(seen, scale * raw) or (_open(steps, components) and plain is not None and _same(raw, plain)):
         return []
     found = []
     for k, term in enumerate(reward.terms):
@@ -82,7 +91,7 @@ def complaints(reward: Reward, components: Mapping[str, Component], mode: str, s
         elif term.weight and _same(seen, more):
             found.append(f"{term} is learnt from just as if its weight were larger")
     distinct, left = len(np.unique(raw.round(6))), len(np.unique(seen.round(6)))
-    if not found and distinct > 4 and left < distinct / 2:
+    if not found and distinct > 4 and left < distinct / 2 and not _open(steps, components):
         found.append(f"of {distinct} different rewards that a step can bring, {left} are left")
     return found
 

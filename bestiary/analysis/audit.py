@@ -1,16 +1,15 @@
 """Is what was trained on what was wanted? Trained and true returns of runs, side by side.
 
 Every run plays whole games at its newest checkpoint, or at each. What comes of it: trained and true returns against the size
-of the network and against training time, with a mark where the true one drops while the trained one does not; how far the two
-rewards go together, step by step and game by game; and how far a run's decisions are from those of a trusted run, in the states
-that the run itself gets into.
+of the network, training time and any option of the environment in which runs differ, with a mark where the true one drops while
+the trained one does not; how far the two rewards go together, step by step and game by game; and how far a run's decisions are
+from those of a trusted run, in the states that the run itself gets into.
 """
 
 import csv
-import itertools
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,58 +18,23 @@ import scipy.stats
 import torch
 from rich.table import Table
 
-from bestiary import __version__
-from bestiary.agents.agent import Agent, count_parameters
+from bestiary import __version__, plugins
+from bestiary.agents.agent import Agent, count_parameters, fully_connected
+from bestiary.analysis.audit_curves import SURE, Finding, curves, options_varied
+from bestiary.analysis.audit_figures import draw
 from bestiary.analysis.distances import DISTANCES, over_time
 from bestiary.analysis.evaluate import count_games
-from bestiary.analysis.evaluation import summarise
-from bestiary.analysis.figures import pyplot
 from bestiary.analysis.play import Moment, moments
 from bestiary.config import Config, make_pool
-from bestiary.console import note, short, stdout
+from bestiary.console import note, stdout
 from bestiary.envs.mixture import check_alike
 from bestiary.envs.rewards import RewardedPool, Rewards, try_rewards
+from bestiary.envs.weightings import canonical
 from bestiary.errors import UserError
 from bestiary.rollout import Inputs, Step
 from bestiary.runs import checkpoints
 from bestiary.runs.folder import Run
-
-SURE = 3.0  # standard errors by which a true return must have dropped
-
-
-@dataclass
-class Finding:
-    """One run at one checkpoint."""
-
-    run: str
-    environment: str  # and its options, where they are not the usual ones
-    rewards: Rewards
-    steps: int
-    parameters: int
-    fully_connected: int  # of them, in the torso's fully connected layers
-    trained: np.ndarray  # return of each game
-    true: np.ndarray
-    lengths: np.ndarray
-    correlations: dict[str, float]
-    distances: dict[str, float] = field(default_factory=dict)
-
-    def row(self) -> dict[str, Any]:
-        trained, true = summarise(list(self.trained)), summarise(list(self.true))
-        row: dict[str, Any] = {
-            "run": self.run,
-            "environment": self.environment,
-            "reward": self.rewards.trained or "reward=1",
-            "true_reward": self.rewards.true,
-            "steps": self.steps,
-            "parameters": self.parameters,
-            "fully_connected": self.fully_connected,
-            "games": len(self.trained),
-        }
-        for name, found in (("trained", trained), ("true", true)):
-            row |= {name: found["mean"], f"{name}_ci_low": found["ci_low"], f"{name}_ci_high": found["ci_high"]}
-        row |= {"trained_per_step": float(self.trained.sum() / self.lengths.sum())}
-        row |= {"true_per_step": float(self.true.sum() / self.lengths.sum()), "length": float(self.lengths.mean())}
-        return {**row, **self.correlations, **self.distances}
+from bestiary.textconfig import flatten
 
 
 def audit(
@@ -110,7 +74,9 @@ def audit(
     findings = []
     for run, steps in chosen:
         findings.append(judge.find(run, steps))
-        note(f"{run.path} at {steps}: trained {findings[-1].trained.mean():.4g}, true {findings[-1].true.mean():.4g}")
+        note(
+            f"{run.path} at {steps}: trained {findings[-1].trained.mean():.4g}, true {findings[-1].true['true'].mean():.4g}"
+        )
     protocol = {
         "trusted": trusted.name if trusted else None,
         "episodes": episodes,
@@ -148,9 +114,8 @@ class _Judge:
     max_steps: int
 
     def rewards(self, run: Run) -> Rewards:
-        """What it was trained on, and what it is judged by: of several that it watched, the first."""
-        watched = run.config.rewards.objectives[0] or "reward=1"
-        return Rewards(run.config.rewards.trained, self.true_reward or watched)
+        """What it was trained on, and what it is judged by."""
+        return Rewards(run.config.rewards.trained, self.true_reward or run.config.rewards.true or "reward=1")
 
     def pool(self, run: Run, num_envs: int, seed: Any) -> RewardedPool:
         config = run.config
@@ -172,48 +137,50 @@ class _Judge:
             try_rewards(made)
         finally:
             made.close()
-        if len(self.rewards(run).objectives) > 1:
-            raise UserError(f"--true-reward {self.true_reward}: runs are judged by one reward; audit once for each")
 
     def find(self, run: Run, steps: int) -> Finding:
         agent = run.agent(steps)
         trusted = self.trusted.agent() if self.trusted is not None else None
         streams = np.random.SeedSequence([run.config.training.seed, 5, self.seed]).spawn(2)
         pool = self.pool(run, min(self.num_envs, self.episodes), streams[0])
+        rewards, settings = self.rewards(run), settings_of(run.config, pool)
         draws = int(streams[1].generate_state(1)[0])
         pairs: list[np.ndarray] = []
         apart: dict[str, list[np.ndarray]] = {name: [] for name in DISTANCES} if trusted is not None else {}
-        watched = _watch(moments(agent, pool, greedy=self.greedy, seed=draws), trusted, pairs, apart)
+        names = ("trained", *rewards.channels)
+        watched = _watch(moments(agent, pool, greedy=self.greedy, seed=draws), names, trusted, pairs, apart)
         played, _ = count_games(watched, pool, self.episodes, self.max_steps, f"auditing {run.path}")
         games = [e for e in played if e.game_over]
-        trained, true = (np.array([e.game_measures[name] for e in games]) for name in ("trained", "true"))
-        each = np.concatenate(pairs[1:], axis=1)  # [2, steps x N]; the opening step brought nothing
-        correlations = {
-            **{f"{how}_step": value for how, value in together(*each).items()},
-            **{f"{how}_game": value for how, value in together(trained, true).items()},
-        }
+        returns = {name: np.array([e.game_measures[name] for e in games]) for name in names}
+        each = np.concatenate(pairs[1:], axis=1)  # [rewards, steps x N]; the opening step brought nothing
+        correlations: dict[str, float] = {}
+        for k, name in enumerate(rewards.channels, start=1):
+            which = "" if name == "true" else f"_{name}"
+            found = {"step": together(each[0], each[k]), "game": together(returns["trained"], returns[name])}
+            correlations |= {f"{how}_{of}{which}": value for of, both in found.items() for how, value in both.items()}
         distances = {
             f"{name}_{how}": value
             for name, values in apart.items()
             for how, value in over_time(np.concatenate(values)).items()
         }
         lengths = np.array([e.game_length for e in games])
-        about = str(run.path), environment(run.config), self.rewards(run), steps
+        about = str(run.path), environment(run.config), rewards, settings, steps
         sizes = count_parameters(agent), fully_connected(agent)
-        return Finding(*about, *sizes, trained, true, lengths, correlations, distances)
+        return Finding(*about, *sizes, returns.pop("trained"), returns, lengths, correlations, distances)
 
 
 @torch.no_grad()
 def _watch(
     played: Iterator[tuple[Moment, np.ndarray]],
+    names: Sequence[str],
     trusted: Agent | None,
     pairs: list[np.ndarray],
     apart: dict[str, list[np.ndarray]],
 ) -> Iterator[Step]:
-    """Hand on the steps; keep trained and true reward of each, and what the trusted agent would rather have done."""
+    """Hand on the steps; keep the rewards of these names, and what the trusted agent would rather have done."""
     state = None
     for moment, actions in played:
-        pairs.append(np.stack([moment.step.measures["trained"], moment.step.measures["true"]]))
+        pairs.append(np.stack([moment.step.measures[name] for name in names]))
         if trusted is not None:
             state = trusted.initial_state(len(actions)) if state is None else state
             seen: Inputs = replace(moment.inputs, reward=torch.from_numpy(moment.step.measures["trusted"])[None])
@@ -243,97 +210,22 @@ def environment(config: Config) -> str:
     return ", ".join([config.envs[0], *changed])
 
 
-def fully_connected(agent: Agent) -> int:
-    """Parameters of the torso's fully connected layers: what width and depth change."""
-    layers = getattr(getattr(agent, "torso", None), "layers", None)
-    return count_parameters(layers) if layers is not None else 0
+def settings_of(config: Config, pool: RewardedPool) -> dict[str, Any]:
+    """All settings of a run by name; users' own parts by content, and the rewards as what they come to: `on_shelf=1` is
+    `on_shelf=1.0`."""
+    hashes = config.plugin_hashes
+    flat = {k: v for k, v in flatten(config.tables()).items() if not k.startswith("plugins.")}
+    named = plugins.renamed(flat, lambda path, name: f"{name}@{hashes.get(str(path), path)}")
+    judged = [canonical(pool.true[name], pool.components) for name in pool.rewards.channels]
+    return {**named, "reward": canonical(pool.trained, pool.components), "true_reward": judged}
 
 
-# --- the transition ---
-
-
-@dataclass(frozen=True)
-class Level:
-    """All that is known at one size, or one time: a return of each run, or of each game where there is one run."""
-
-    x: float
-    trained: np.ndarray
-    true: np.ndarray
-
-
-def levels(findings: Sequence[Finding], axis: str) -> list[Level]:
-    """In order of `parameters` or `steps`."""
-    made = []
-    for x in sorted({getattr(f, axis) for f in findings}):
-        own = [f for f in findings if getattr(f, axis) == x]
-        if len(own) == 1:
-            made.append(Level(x, own[0].trained, own[0].true))
-        else:
-            made.append(Level(x, *(np.array([getattr(f, name).mean() for f in own]) for name in ("trained", "true"))))
-    return made
-
-
-def transition(found: Sequence[Level]) -> float | None:
-    """The x after which the true return has dropped most, by more than SURE standard errors, while the trained one has not
-    dropped by as much; None where it never does."""
-    drops = {}
-    for before, after in itertools.pairwise(found):
-        true, trained = (_drop(getattr(before, name), getattr(after, name)) for name in ("true", "trained"))
-        if true > SURE and trained < SURE:
-            drops[after.x] = before.true.mean() - after.true.mean()
-    return max(drops, key=lambda x: drops[x]) if drops else None
-
-
-def _drop(before: np.ndarray, after: np.ndarray) -> float:
-    """From one to the other, in standard errors of the difference."""
-    if len(before) < 2 or len(after) < 2:
-        return 0.0
-    error = np.sqrt(before.var(ddof=1) / len(before) + after.var(ddof=1) / len(after))
-    fall = before.mean() - after.mean()
-    return float(fall / error) if error > 0 else float(np.sign(fall) * np.inf if fall else 0.0)
-
-
-def newest(findings: Sequence[Finding]) -> list[Finding]:
-    """Each run at its last checkpoint."""
-    last = {f.run: max(g.steps for g in findings if g.run == f.run) for f in findings}
-    return [f for f in findings if f.steps == last[f.run]]
-
-
-def shared(findings: Sequence[Finding]) -> list[Finding]:
-    """At the checkpoints that all of the runs have: at one of a single seed, the mean would jump to that seed's."""
-    runs = {f.run for f in findings}
-    steps = set.intersection(*({f.steps for f in findings if f.run == run} for run in runs))
-    return [f for f in findings if f.steps in steps]
-
-
-# --- files, tables and figures ---
-
-
-@dataclass(frozen=True)
-class Curve:
-    """Trained and true along one axis, of the runs of one reward in one environment (and, along steps, of one size)."""
-
-    environment: str
-    rewards: Rewards
-    axis: str
-    levels: list[Level]
-    at: dict[str, int] = field(default_factory=dict)
-
-
-def curves(findings: Sequence[Finding]) -> list[Curve]:
-    """Those with more than one point."""
-    made = []
-    for pair in dict.fromkeys((f.environment, f.rewards) for f in findings):
-        own = [f for f in findings if (f.environment, f.rewards) == pair]
-        made.append(Curve(*pair, "parameters", levels(newest(own), "parameters")))
-        for size in sorted({f.parameters for f in own}):
-            alike = shared([f for f in own if f.parameters == size])
-            made.append(Curve(*pair, "steps", levels(alike, "steps"), {"parameters": size}))
-    return [curve for curve in made if len(curve.levels) > 1]
+# --- files and tables ---
 
 
 def _write(findings: Sequence[Finding], out: Path, protocol: dict[str, Any]) -> None:
-    rows = [finding.row() for finding in findings]
+    varied = options_varied(findings)
+    rows = [{**finding.row(), **{name: finding.at(name) for name in varied}} for finding in findings]
     columns = list(dict.fromkeys(key for row in rows for key in row))
     with (out / "audit.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, columns, restval="")
@@ -343,13 +235,15 @@ def _write(findings: Sequence[Finding], out: Path, protocol: dict[str, Any]) -> 
         {
             "environment": curve.environment,
             "reward": curve.rewards.trained or "reward=1",
-            "true_reward": curve.rewards.true,
+            "true_reward": curve.true,
+            "runs": curve.runs,
             "axis": curve.axis,
             **curve.at,
-            "after": mark,
+            "before": mark[0],
+            "after": mark[1],
         }
         for curve in curves(findings)
-        if (mark := transition(curve.levels)) is not None
+        if (mark := curve.transition) is not None
     ]
     found = {"transitions": marks, "protocol": protocol, "rows": [_finite(row) for row in rows]}
     (out / "audit.json").write_text(json.dumps(found, indent=1, allow_nan=False) + "\n")
@@ -362,89 +256,14 @@ def _finite(row: dict[str, Any]) -> dict[str, Any]:
 
 def _show(findings: Sequence[Finding]) -> None:
     table = Table(title="trained and true")
-    shown = ["steps", "parameters", "trained", "true", "pearson_step", "pearson_game", "js_mean", "hellinger_mean"]
+    true = list(dict.fromkeys(name for finding in findings for name in finding.true))
+    shown = ["steps", "parameters", "trained", *true, "pearson_step", "pearson_game", "js_mean", "hellinger_mean"]
     rows = [finding.row() for finding in findings]
-    shown = [name for name in shown if name in rows[0]]
+    shown = [name for name in shown if any(name in row for row in rows)]
     for name in ("run", "reward", *shown):
         table.add_column(name.replace("_", " "), justify="left" if name in ("run", "reward") else "right")
     for row in rows:
-        cells = [f"{row[name]:,}" if isinstance(row[name], int) else f"{row[name]:.3f}" for name in shown]
+        known = [row.get(name, "") for name in shown]  # not every run was judged by as many rewards
+        cells = [f"{v:,}" if isinstance(v, int) else f"{v:.3f}" if isinstance(v, float) else v for v in known]
         table.add_row(row["run"], str(row["reward"]), *cells)
     stdout.print(table)
-
-
-def draw(findings: Sequence[Finding], out: Path) -> list[Path]:
-    """size.png and steps.png, where there are several sizes or times; distances.png, where there is a trusted run."""
-    made = []
-    for name, axis, label in (("size", "parameters", "parameters"), ("steps", "steps", "steps (agent decisions)")):
-        panels = [curve for curve in curves(findings) if curve.axis == axis]
-        if panels:
-            made.append(out / f"{name}.png")
-            _draw_pairs(panels, label, made[-1])
-    if any(f.distances for f in findings):
-        made.append(out / "distances.png")
-        _draw_distances(findings, made[-1])
-    return made
-
-
-def _draw_pairs(panels: Sequence[Curve], label: str, path: Path) -> None:
-    """A panel a curve: trained on the left axis, true on the right, means as lines, two standard errors as bands; a dashed line
-    at a transition."""
-    from matplotlib.ticker import EngFormatter
-
-    plt = pyplot()
-    columns = min(3, len(panels))
-    rows = -(-len(panels) // columns)
-    figure, places = plt.subplots(rows, columns, figsize=(5.5 * columns, 3.8 * rows), dpi=150, squeeze=False)
-    for axes in places.flat[len(panels) :]:
-        axes.set_axis_off()
-    for axes, curve in zip(places.flat, panels, strict=False):
-        found, logarithmic = curve.levels, curve.axis == "parameters"
-        x = np.array([level.x for level in found])
-        for side, name, color in ((axes, "trained", "C0"), (axes.twinx(), "true", "C3")):
-            values = [getattr(level, name) for level in found]
-            means = np.array([v.mean() for v in values])
-            errors = np.array([v.std(ddof=1) / np.sqrt(len(v)) if len(v) > 1 else 0.0 for v in values])
-            side.plot(x, means, color=color, marker="o", markersize=3.5, linewidth=1.6)
-            side.fill_between(x, means - 2 * errors, means + 2 * errors, color=color, alpha=0.15, linewidth=0)
-            side.set_ylabel(f"{name} return of a game", color=color)
-            side.tick_params(axis="y", labelcolor=color)
-            side.spines["top"].set_visible(False)
-        if (mark := transition(found)) is not None:
-            before = max(level.x for level in found if level.x < mark)
-            middle = np.sqrt(before * mark) if logarithmic else (before + mark) / 2
-            axes.axvline(middle, color="gray", linestyle="--", linewidth=1)
-        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-        if logarithmic:
-            axes.set_xscale("log")
-            axes.minorticks_off()
-            axes.set_xticks(x, [short(size) for size in x])  # tens and hundreds may well be none of them
-        axes.set_xlabel(label)
-        size = "".join(f", {value:,} {name}" for name, value in curve.at.items())
-        title = f"{curve.rewards.trained or 'reward=1'} for {curve.rewards.true}{size}"
-        several = len({curve.environment for curve in panels}) > 1
-        axes.set_title(f"{curve.environment}\n{title}" if several else title, fontsize="medium")
-    figure.tight_layout()
-    figure.savefig(path)
-    plt.close(figure)
-
-
-def _draw_distances(findings: Sequence[Finding], path: Path) -> None:
-    """Of every run and checkpoint from the trusted run: bars at the means over steps."""
-    plt = pyplot()
-    bounded = [name for name in DISTANCES if not name.endswith("kl")]
-    figure, axes = plt.subplots(figsize=(7, 0.6 + 0.5 * len(findings)), dpi=150)
-    height = 0.8 / len(bounded)
-    for k, name in enumerate(bounded):
-        places = np.arange(len(findings)) + (k - (len(bounded) - 1) / 2) * height
-        means = [finding.distances[f"{name}_mean"] for finding in findings]
-        axes.barh(places, means, height, color=f"C{k}", label=name.replace("_", " "))
-    axes.set_yticks(np.arange(len(findings)), [f"{f.run} at {f.steps:,}" for f in findings], fontsize="small")
-    axes.invert_yaxis()
-    axes.set_xlim(0, 1)
-    axes.set_xlabel("distance from the trusted run's decisions, mean over steps")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize="small")
-    figure.tight_layout()
-    figure.savefig(path)
-    plt.close(figure)

@@ -2,7 +2,8 @@
 
 A run's curve is the mean return of the whole games that ended within a window of steps. Over the seeds of a group the line is
 their mean and the band reaches from the lowest to the highest seed. By task, there is a panel for each task, against steps of
-that task: an agent of six tasks has made a sixth of its steps in each.
+that task: an agent of six tasks has made a sixth of its steps in each. Where runs watch a true reward, its return has columns
+and a panel of its own: what is trained on does not say which of two runs is the better one.
 """
 
 import csv
@@ -24,6 +25,8 @@ from bestiary.errors import UserError
 from bestiary.runs.folder import Run
 from bestiary.runtime.episodes import short_name
 
+GAME, TRUE = "game_return", "game_true_return"
+
 
 @dataclass
 class Group:
@@ -34,6 +37,8 @@ class Group:
     x: np.ndarray  # [P] steps or minutes
     curves: np.ndarray  # [R,P] one row a run, nan where it has no game
     task: str | None = None  # None: the runs' only one
+    column: str = GAME  # of episodes.csv: which return
+    true: "Group | None" = None  # the same runs, judged by their first true reward, where all have one
 
     @property
     def mean(self) -> np.ndarray:
@@ -48,16 +53,16 @@ class Group:
         return _over_runs(np.nanmax, self.curves)
 
     def final(self) -> list[float]:
-        return [final_return(run, self.task) for run in self.runs]
+        return [final_return(run, self.task, self.column) for run in self.runs]
 
 
-def final_return(run: Run, task: str | None = None) -> float:
+def final_return(run: Run, task: str | None = None, column: str = GAME) -> float:
     """Mean return over the games of the last tenth of a run's training."""
-    steps, returns = games_of(run, task)
+    steps, returns = games_of(run, task, column)
     return float(returns[steps >= 0.9 * steps.max()].mean())
 
 
-def games_of(run: Run, task: str | None = None) -> tuple[np.ndarray, np.ndarray]:
+def games_of(run: Run, task: str | None = None, column: str = GAME) -> tuple[np.ndarray, np.ndarray]:
     """Step and return of every whole game of a run, in one task or its only one."""
     episodes = run.episodes
     if task is None and len(tasks_of(run)) > 1:
@@ -69,7 +74,7 @@ def games_of(run: Run, task: str | None = None) -> tuple[np.ndarray, np.ndarray]
         raise UserError(
             f"{run.path}: no game{f' of {task}' if task else ''} has been finished yet, so there is no curve"
         )
-    return episodes["step"][over], episodes["game_return"][over]
+    return episodes["step"][over], episodes[column][over]
 
 
 def tasks_of(run: Run) -> list[str]:
@@ -100,6 +105,9 @@ def compare(
     if taken and not overwrite:
         raise UserError(f"{' and '.join(taken)} exist; choose another --out or add --overwrite")
     by_task = by_task or any(len(tasks_of(run)) > 1 for run in runs)
+    trained = dict.fromkeys(str(run.settings.get("reward", "their own")) for run in runs)
+    if len(trained) > 1:
+        warn(f"these runs were trained on different rewards ({' / '.join(trained)}): their returns are not of one kind")
     panels = panels_by_task(runs, axis=axis) if by_task else {"": group_runs(runs, axis=axis)}
     x = "steps (agent decisions) of the task" if by_task else "steps (agent decisions)"
     draw(panels, out, axis, zoom=zoom, x=x)
@@ -151,7 +159,7 @@ def _grouped(runs: list[Run], settings: dict[Path, dict[str, Any]], warn_of_seed
     by_config: dict[str, list[Run]] = {}
     for run in runs:
         by_config.setdefault(group_key(settings[run.path]), []).append(run)
-    groups = dict(zip(_labels(list(by_config)), by_config.values(), strict=True))
+    groups = dict(zip(labels(list(by_config)), by_config.values(), strict=True))
     for label, members in groups.items():
         seeds = [run.settings["seed"] for run in members]
         if warn_of_seeds and len(set(seeds)) < len(seeds):
@@ -163,14 +171,18 @@ def make_group(
     label: str, runs: list[Run], *, axis: str = "steps", points: int = 200, task: str | None = None
 ) -> Group:
     """The curves of runs that belong together, on common points."""
-    places, values = zip(*(_on_axis(run, axis, task) for run in runs), strict=True)
-    grid = np.linspace(0, max(p.max() for p in places), points + 1)
-    curves = np.stack([_binned(p, v, grid) for p, v in zip(places, values, strict=True)])
-    return Group(label, runs, grid[1:], curves, task)
+
+    def made(column: str, true: Group | None = None) -> Group:
+        places, values = zip(*(_on_axis(run, axis, task, column) for run in runs), strict=True)
+        grid = np.linspace(0, max(p.max() for p in places), points + 1)
+        curves = np.stack([_binned(p, v, grid) for p, v in zip(places, values, strict=True)])
+        return Group(label, runs, grid[1:], curves, task, column, true)
+
+    return made(GAME, made(TRUE) if all(TRUE in run.episodes for run in runs) else None)
 
 
-def _on_axis(run: Run, axis: str, task: str | None) -> tuple[np.ndarray, np.ndarray]:
-    steps, returns = games_of(run, task)
+def _on_axis(run: Run, axis: str, task: str | None, column: str) -> tuple[np.ndarray, np.ndarray]:
+    steps, returns = games_of(run, task, column)
     if axis == "steps":
         return steps / (len(run.settings["env"]) if task is not None else 1), returns
     metrics = run.metrics
@@ -200,7 +212,7 @@ def _over_runs(function: Any, curves: np.ndarray) -> np.ndarray:
     return result
 
 
-def _labels(groups: list[str]) -> list[str]:
+def labels(groups: list[str]) -> list[str]:
     """Names for configurations: what they differ in, parts before their options, and no more of it than tells them apart."""
     settings = [json.loads(group) for group in groups]
     keys = {key for each in settings for key in each}
@@ -231,12 +243,13 @@ def draw(
     zoom: tuple[float, float] | None = None,
     x: str = "steps (agent decisions)",
 ) -> None:
-    """In each panel a line and a band for each group.
+    """In each panel a line and a band for each group; a panel more where groups have a true return.
 
     Groups whose labels are in `flat` are dashed lines at what they came to in the end. `zoom` adds a look at a part of the x
     axis to each panel, as high as what is there needs."""
     plt = pyplot()
-    parts = [(task, groups, part) for task, groups in panels.items() for part in ([None, zoom] if zoom else [None])]
+    both = [(task, own) for task, groups in panels.items() for own in (groups, _true(groups)) if own]
+    parts = [(task, groups, part) for task, groups in both for part in ([None, zoom] if zoom else [None])]
     figure, places = panel_grid(plt, parts)
     labels = dict.fromkeys(group.label for groups in panels.values() for group in groups)
     colors = {label: f"C{k}" for k, label in enumerate(labels)}
@@ -256,13 +269,18 @@ def draw(
             axes.fill_between(group.x[shown], group.low[shown], group.high[shown], color=color, alpha=0.2, linewidth=0)
             lines.setdefault(group.label, line)
         finish(axes, task, x if axis == "steps" else "minutes", axis == "steps")
-        axes.set_ylabel("return of a game")
+        kind = "true return" if groups[0].column == TRUE else "trained return" if _true(groups) else "return"
+        axes.set_ylabel(f"{kind} of a game")
     figure.legend(  # below, not over the curves
         handles=list(lines.values()), frameon=False, fontsize="small", loc="upper left", bbox_to_anchor=(0.02, 0.02)
     )
     figure.tight_layout()
     figure.savefig(out, bbox_inches="tight")
     plt.close(figure)
+
+
+def _true(groups: Sequence[Group]) -> list[Group]:
+    return [group.true for group in groups if group.true is not None]
 
 
 def draw_scales(runs: list[Run], out: Path) -> None:
@@ -300,24 +318,30 @@ def _write_curves(panels: dict[str, list[Group]], path: Path, axis: str) -> None
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
         by_task = list(panels) != [""]
-        writer.writerow([*(["task"] if by_task else []), "group", axis, "mean", "low", "high", "runs"])
+        true = ["true_mean", "true_low", "true_high"] if any(map(_true, panels.values())) else []
+        writer.writerow([*(["task"] if by_task else []), "group", axis, "mean", "low", "high", "runs", *true])
         for task, groups in panels.items():
             for group in groups:
-                rows = zip(group.x, group.mean, group.low, group.high, strict=True)
                 front = [task, group.label] if by_task else [group.label]
-                writer.writerows([*front, *(f"{v:.6g}" for v in row), len(group.runs)] for row in rows)
+                for k, row in enumerate(zip(group.x, group.mean, group.low, group.high, strict=True)):
+                    watched = group.true
+                    more = [watched.mean[k], watched.low[k], watched.high[k]] if watched is not None else []
+                    numbers = [f"{v:.6g}" for v in row], [f"{v:.6g}" for v in more] or [""] * len(true)
+                    writer.writerow([*front, *numbers[0], len(group.runs), *numbers[1]])
 
 
 def _show(panels: dict[str, list[Group]]) -> None:
     by_task = list(panels) != [""]
     table = Table(title="return of a game over the last tenth of training")
     names = [*(["task"] if by_task else []), "runs that differ in"]
-    for column in (*names, "seeds", "mean", "95% interval", "lowest", "highest"):
+    true = ["true return"] if any(map(_true, panels.values())) else []
+    for column in (*names, "seeds", "mean", "95% interval", "lowest", "highest", *true):
         table.add_column(column, justify="left" if column in names else "right")
     for task, groups in panels.items():
         for group in groups:
             s = summarise(group.final())
             interval = f"{s['ci_low']:.2f} to {s['ci_high']:.2f}" if s["n"] > 1 else "one seed"
             numbers = (f"{s['n']:.0f}", f"{s['mean']:.2f}", interval, f"{s['min']:.2f}", f"{s['max']:.2f}")
-            table.add_row(*([task] if by_task else []), group.label, *numbers)
+            more = [f"{np.mean(group.true.final()):.2f}" if group.true is not None else ""] if true else []
+            table.add_row(*([task] if by_task else []), group.label, *numbers, *more)
     stdout.print(table)

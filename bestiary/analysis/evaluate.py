@@ -14,7 +14,7 @@ import numpy as np
 from rich.progress import Progress
 
 from bestiary import __version__
-from bestiary.agents.agent import Agent, count_parameters
+from bestiary.agents.agent import Agent, count_parameters, fully_connected
 from bestiary.analysis.evaluation import Evaluation, Part
 from bestiary.analysis.play import play
 from bestiary.config import Config, make_pool
@@ -75,10 +75,10 @@ def evaluate(
     policy = "greedy" if greedy else "sampled"
     stem = "all" if every_checkpoint else f"{chosen[0].steps:012d}"
     path = run.new_path("evaluations", f"{stem}-{policy}-{max(games)}", ".json")  # before any work
-    parts, parameters = [], 0
+    parts, sizes = [], dict[str, int]()
     for point in chosen:
         agent = run.agent(point.steps)
-        parameters = count_parameters(agent)
+        sizes = {"parameters": count_parameters(agent), "fully_connected": fully_connected(agent)}
         for name in names:
             for split, count in zip(splits, games, strict=True):
                 streams = np.random.SeedSequence([config.training.seed, 1, seed]).spawn(2)
@@ -111,7 +111,7 @@ def evaluate(
         "environment": list(names),
         "trained_on": list(config.envs),
         "environment_options": config.tables()["env"],
-        **({} if config.rewards.plain else {"rewards": asdict(config.rewards), "parameters": parameters}),
+        **({} if config.rewards.plain else {"rewards": asdict(config.rewards), **sizes}),
         **({"levels": list(levels)} if levels else {}),
         **({"checkpoints": [c.steps for c in chosen]} if every_checkpoint else {"checkpoint_steps": chosen[0].steps}),
         "policy": policy,

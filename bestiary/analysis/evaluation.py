@@ -50,7 +50,8 @@ class Part:
             if several_lives:
                 self.statistics[f"life_{name}"] = summarise([e.measures[name] for e in self.episodes])
         for name in ("trained", *self.channels) if self.channels else ():
-            self.statistics[f"{name}_per_step"] = summarise([e.game_measures[name] / e.game_length for e in games])
+            lengths = np.array([e.game_length for e in games])
+            self.statistics[f"{name}_per_step"] = _rates(np.array([e.game_measures[name] for e in games]), lengths)
 
     @property
     def channels(self) -> list[str]:
@@ -227,6 +228,29 @@ def _split_means(parts: Sequence[Part], means: Sequence[Sequence[float]], prefix
         if len(own) > 1:
             found[f"{prefix}{role}_sd"] = float(np.std(own, ddof=1))
     return found
+
+
+def per_step(returns: np.ndarray, lengths: np.ndarray) -> float:
+    """What a step brings: of all games together, because in a mean of their rates a short game would count like a long one."""
+    return float(returns.sum() / lengths.sum())
+
+
+def _rates(returns: np.ndarray, lengths: np.ndarray) -> dict[str, float]:
+    """What a step brings, with an interval over games; spread and extremes are those of games' own rates."""
+    found = summarise(list(returns / lengths))
+    if found["ci_low"] < found["ci_high"]:
+        import scipy.stats
+
+        interval = scipy.stats.bootstrap(
+            (returns, lengths),
+            lambda r, n, axis=-1: r.sum(axis) / n.sum(axis),
+            paired=True,
+            n_resamples=2000,
+            method="percentile",
+            rng=np.random.default_rng(0),
+        ).confidence_interval
+        found |= {"ci_low": float(interval.low), "ci_high": float(interval.high)}
+    return found | {"mean": per_step(returns, lengths)}
 
 
 def summarise(values: Sequence[float] | Sequence[int]) -> dict[str, float]:

@@ -23,7 +23,7 @@ from bestiary.cores import cores
 from bestiary.envs import riverraid
 from bestiary.envs.observations import Flicker, FrameStack, Noise
 from bestiary.envs.pool import check_actions, first_step, spawn_seeds
-from bestiary.envs.rewards import SCALAR, Component
+from bestiary.envs.weightings import SCALAR, Component
 from bestiary.errors import RunError, UserError
 from bestiary.options import option, suggest
 from bestiary.rollout import ActionSpec, Arrays, ArraySpec, Step
@@ -65,8 +65,11 @@ MINIMAL_ACTIONS = {
 }
 
 
+POINTS = (-1000, -100, -10, -5, -3, -2, -1, 0, 1, 2, 3, 5, 10, 100, 1000)  # some that a step may score
 COMPONENTS = {  # of every game
-    "score": Component("points scored in the step"),
+    "reward": Component("the environment's own reward: the score", POINTS, "score", open=True),
+    "score": Component("points scored in the step", POINTS, open=True),
+    "lives": Component("lives left after the step, as the emulator counts them", (0, 1, 2, 3, 4, 5)),
     "fire": Component("1 where FIRE was pressed, alone or with a direction", (0, 1)),
     "lives_lost": Component("1 where a life was lost, the last one included", (0, 1)),
 }
@@ -124,7 +127,7 @@ class AtariPool:
         force_start: bool = option(False, "Riverraid: the plane flies when a game begins, not once the player acts")
         stall: int = option(
             0,
-            "decisions without a score (Riverraid: with a halted plane) after which a game is cut off (0: never)",
+            "decisions without a score (Riverraid: with a halted plane) after which a game is over (0: never)",
             low=0,
         )
 
@@ -135,6 +138,7 @@ class AtariPool:
     ):
         self.num_envs, self.options, self.game = num_envs, options, name
         self.tasks: tuple[str, ...] = (f"atari/{name}",)
+        self.longest_game = options.time_limit
         self.frames_per_step = options.frame_skip
         if options.force_start and name != "Riverraid":
             raise UserError(f"--force-start: is for Riverraid; {name} does not wait for its player")
@@ -173,14 +177,16 @@ class AtariPool:
     def watch(self) -> None:
         """From the next reset on, measure what rewards are made of, too."""
         self.components = {**COMPONENTS, **(riverraid.COMPONENTS if self.game == "Riverraid" else {})}
-        self.measures_spec |= dict.fromkeys(self.components, SCALAR)
+        self.measures_spec |= {name: SCALAR for name in self.components if name != "reward"}
 
     def reset(self) -> Step:
         frame, info = self._start_games(self.ids)
         self.lives, self.ram = info["lives"].copy(), info["ram"]
         everyone = np.ones(self.num_envs, bool)
         image, blank = self._see(frame, everyone)
-        nothing = {name: np.zeros(self.num_envs, np.float32) for name in ("score", *self.components)}
+        nothing = {
+            name: np.zeros(self.num_envs, np.float32) for name, spec in self.measures_spec.items() if not spec.shape
+        }
         return first_step({"image": image}, {**nothing, "ram": info["ram"], **blank})
 
     def _see(self, frame: np.ndarray, first: np.ndarray) -> tuple[np.ndarray, Arrays]:
@@ -204,11 +210,12 @@ class AtariPool:
         over = info["terminated"].astype(bool)
         lost = (info["lives"] < self.lives) & ~over
         at_limit = self.age == self.options.time_limit
+        watched = self._measure(reward, info, over | lost) if self.components else {}
         if self.options.stall:
-            at_limit |= self._stalled(reward, info["ram"])
-        watched = self._measure(reward, info["ram"], over | lost) if self.components else {}
-        if self.fire is not None and (lost & ~at_limit).any():
-            self._press_fire(np.flatnonzero(lost & ~at_limit), frame, reward, over, info)
+            over |= self._stalled(reward, info["ram"], lost)
+        starts = lost & ~at_limit & ~over  # a life, in a game that goes on
+        if self.fire is not None and starts.any():
+            self._press_fire(np.flatnonzero(starts), frame, reward, over, info)
         ended = over | lost if self.options.life_ends else over
         cut = at_limit & ~ended  # a true end in the same step, of a life or a game, wins over the time limit
         final = {"image": self._foresee(np.flatnonzero(cut), frame[cut])} if cut.any() else {}
@@ -231,19 +238,24 @@ class AtariPool:
             final=final,
         )
 
-    def _measure(self, reward: np.ndarray, ram: np.ndarray, lost: np.ndarray) -> Arrays:
+    def _measure(self, reward: np.ndarray, info: Any, lost: np.ndarray) -> Arrays:
         """The components of a decision, before any step that nobody decided follows it."""
         found = {
+            "lives": info["lives"].astype(np.float32),
             "fire": self.presses_fire[self.pressed].astype(np.float32),
             "lives_lost": lost.astype(np.float32),
         }
         if self.game == "Riverraid":
-            found |= riverraid.measure(self.ram, ram, reward, lost)
+            found |= riverraid.measure(self.ram, info["ram"], reward, lost)
         return found
 
-    def _stalled(self, reward: np.ndarray, ram: np.ndarray) -> np.ndarray:
-        """Which games have made no progress for too long."""
-        still = ram[:, riverraid.WAITING] == riverraid.HALTED if self.game == "Riverraid" else reward == 0
+    def _stalled(self, reward: np.ndarray, ram: np.ndarray, lost: np.ndarray) -> np.ndarray:
+        """Which games have made no progress for too long. That is an end, not a time limit: were the value of what comes next
+        credited, as it is there, standing still would be worth as much as without."""
+        if self.game == "Riverraid":
+            still = (ram[:, riverraid.WAITING] == riverraid.HALTED) & ~lost  # a crash halts the river, too
+        else:
+            still = reward == 0
         self.idle = np.where(still, self.idle + 1, 0)
         return self.idle >= self.options.stall
 

@@ -122,6 +122,7 @@ class GymnasiumPool:
     default_steps: ClassVar[int] = 500_000
     frames_per_step = 1
     saveable = False
+    has_lives = False
 
     def __init__(
         self,

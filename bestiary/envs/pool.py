@@ -12,7 +12,7 @@ a time limit that ended the last one, `step.truncated[i]` is set and `step.final
 agent did not decide is ever seen.
 
 A pool that has more to tell about what a step brought than its reward may have a method `watch()`, called before `reset` where
-rewards are made of components (envs/rewards.py): it then adds them to `measures_spec` and to the measures of its steps, and
+rewards are made of components (envs/weightings.py): it then adds them to `measures_spec` and to the measures of its steps, and
 names and explains them in `components`. Any other measure of one number is a component as well.
 """
 
@@ -36,7 +36,8 @@ class Pool(Protocol):
     saveable: bool  # save() and load() bring it back exactly
     # A pool may also have `stacked`: for a kind of picture, how many frames it shows side by side. It promises that each
     # shows the frames before it and one more, and in a new episode one frame many times (`FrameStack`): what travels far
-    # is then only the newest.
+    # is then only the newest. And, for judging rewards before any work: `has_lives`, False where a game is one episode,
+    # and `longest_game`, the decisions that it has at most.
 
     def reset(self) -> Step: ...
 

@@ -141,7 +141,7 @@ class ProcgenPool:
         self.action_spec = ActionSpec(tuple(ACTIONS))
         self.observation_spec = {"image": ArraySpec((3, 64, 64), "uint8")}
         self.measures_spec: dict[str, ArraySpec] = {}
-        self.saveable = False
+        self.saveable = self.has_lives = False
         self.level = np.zeros(num_envs, np.int64)  # that each environment plays
         self.owed: dict[int, int] | None = None
         self.counts = np.ones(num_envs, bool)  # whether its running episode is one that was owed

@@ -1,20 +1,12 @@
-"""What is rewarded: components that environments emit, and weightings of them that are trained on or only watched.
-
-    --reward fuel:10                       a named reward and its strength (and :base, where it has one: pacifist:20:10)
-    --reward collected=1,expired=-0.5      components and their weights
-    --reward pacifist:20,fire=-1           several, added up
-    --reward score=1@life=1@max=100        within a scope: only the first life, and at most 100 a step
-    --reward my_reward.py:careful          a function of the user's own: measures by name, [N] each -> rewards [N]
-
-Scopes: `steps=A:B` decisions A to B-1 of a game, `life=K` the K-th life, `every=K` each K-th decision of a game, and `max=X`,
-which limits the component to [-X,X] before it is weighted.
+"""What is rewarded: components that environments emit, and weightings of them (envs/weightings.py) that are trained on or only
+watched.
 
 A RewardedPool is a pool whose reward is the trained weighting. Its measures have every component, the trained reward as
 `trained`, and each true one as `true`, `true_2`, ...: nothing of a true reward reaches the agent or the learner.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,78 +14,9 @@ import numpy as np
 
 from bestiary import plugins
 from bestiary.envs.pool import Pool
+from bestiary.envs.weightings import GENERIC, SCALAR, Component, Custom, Reward, Weighting, make_reward
 from bestiary.errors import RunError, UserError
-from bestiary.options import convert, suggest
-from bestiary.rollout import Arrays, ArraySpec, Step
-
-SCALAR = ArraySpec((), "float32")
-
-
-@dataclass(frozen=True)
-class Component:
-    """One thing that a step can bring. `values` are what it usually is in a step, as far as that is known: for judging what
-    clipping leaves of a reward. Values of a component that is `tied` to another belong to that one's, one by one."""
-
-    about: str
-    values: tuple[float, ...] = ()
-    tied: str = ""
-
-
-GENERIC = {  # of every environment
-    "reward": Component("the environment's own reward"),
-    "alive": Component("1 in every step", (1,)),
-    "changed": Component("1 where the action is another one than before, within an episode", (0, 1)),
-}
-
-
-@dataclass(frozen=True)
-class Named:
-    """A reward with a name: weights of components, from its strength and its base."""
-
-    about: str
-    weights: Callable[[float, float], dict[str, float]]
-    base: float | None = None  # what it has where none is given; None: it has no base
-    envs: tuple[str, ...] = ()  # where it means something (none: wherever its components are)
-    limited: bool = False  # the strength is a limit of its components, not a weight
-
-
-RIVER_RAID = ("atari/Riverraid",)
-NAMED: dict[str, Named] = {
-    "fuel": Named(
-        "the score, with fuel depots that were shot worth STRENGTH times their 80 points",
-        lambda s, _: {"score": 1, "fuel_shot": 80 * (s - 1)},
-        envs=RIVER_RAID,
-    ),
-    "pacifist": Named(
-        "BASE in every step, less STRENGTH while a bullet of the player's is on the screen",
-        lambda s, base: {"alive": base, "bullet": -s},
-        base=10,
-        envs=RIVER_RAID,
-    ),
-    "smooth": Named(
-        "BASE in every step, less STRENGTH where the plane moved sideways",
-        lambda s, base: {"alive": base, "moved": -s},
-        base=10,
-        envs=RIVER_RAID,
-    ),
-    "center": Named(
-        "BASE in every step, less STRENGTH times a twentieth of the squared distance from the river's middle",
-        lambda s, base: {"alive": base, "off_center": -s / 20},
-        base=10,
-        envs=RIVER_RAID,
-    ),
-    "survival": Named("STRENGTH in every step, whatever happens", lambda s, _: {"alive": s}),
-    "peaceful": Named("the score, less STRENGTH for every press of FIRE", lambda s, _: {"score": 1, "fire": -s}),
-    "steady": Named(
-        "the environment's reward, less STRENGTH for every change of action", lambda s, _: {"reward": 1, "changed": -s}
-    ),
-    "scaled": Named("STRENGTH times the environment's reward", lambda s, _: {"reward": s}),
-    "capped": Named(
-        "the environment's reward, at most STRENGTH and at least -STRENGTH a step",
-        lambda _s, _: {"reward": 1},
-        limited=True,
-    ),
-}
+from bestiary.rollout import Arrays, Step
 
 
 @dataclass(frozen=True)
@@ -124,204 +47,6 @@ class Rewards:
 PLAIN = Rewards()
 
 
-# --- weightings ---
-
-
-@dataclass(frozen=True)
-class Scope:
-    """When a component counts, and how far."""
-
-    first: int = 0
-    last: float = math.inf
-    life: int = 0  # 0: every
-    every: int = 1
-    limit: float = math.inf
-
-    def __call__(self, values: np.ndarray, clock: np.ndarray, life: np.ndarray) -> np.ndarray:
-        counts = (clock >= self.first) & (clock < self.last) & ((clock + 1) % self.every == 0)
-        if self.life:
-            counts &= life == self.life
-        return np.where(counts, np.clip(values, -self.limit, self.limit), 0.0)
-
-    def __str__(self) -> str:
-        last = "" if self.last == math.inf else f"{self.last:.0f}"
-        words = [f"@steps={self.first}:{last}"] if self.first or last else []
-        words += [f"@life={self.life}"] if self.life else []
-        words += [f"@every={self.every}"] if self.every > 1 else []
-        return "".join([*words, f"@max={self.limit:g}" if self.limit < math.inf else ""])
-
-
-ALWAYS = Scope()
-
-
-@dataclass(frozen=True)
-class Term:
-    component: str
-    weight: float
-    scope: Scope = ALWAYS
-
-    def __str__(self) -> str:
-        return f"{self.component}={self.weight:g}{self.scope}"
-
-
-@dataclass(frozen=True)
-class Weighting:
-    """A reward as a weighted sum of components."""
-
-    terms: tuple[Term, ...]
-
-    def __call__(self, measures: Arrays, clock: np.ndarray, life: np.ndarray) -> np.ndarray:
-        """float32 [N]; `clock` [N] decisions made before in the game, `life` [N] the how-manyeth, from 1."""
-        total = np.zeros(len(clock), np.float64)
-        for term in self.terms:
-            values = measures[term.component]
-            total += term.weight * (values if term.scope is ALWAYS else term.scope(values, clock, life))
-        return total.astype(np.float32)
-
-    def __str__(self) -> str:
-        return ",".join(map(str, self.terms))
-
-
-@dataclass(frozen=True)
-class Custom:
-    """A reward that a function of the user's own makes of the measures."""
-
-    name: str
-    function: Callable[[Arrays], Any]
-
-    def __call__(self, measures: Arrays, clock: np.ndarray, life: np.ndarray) -> np.ndarray:
-        own = {name: array.copy() for name, array in measures.items()}  # what it writes into is nobody else's
-        found = np.asarray(self.function(own), np.float32)
-        if found.shape != clock.shape:
-            raise RunError(f"{self.name}: gave {found.shape} for {len(clock)} environments, not ({len(clock)},)")
-        return found
-
-    def __str__(self) -> str:
-        return self.name
-
-
-Reward = Weighting | Custom
-
-
-def make_reward(
-    text: str | None, available: Mapping[str, Component], env: str, flag: str = "--reward", alone: bool = True
-) -> Reward:
-    """The reward that a text stands for in an environment with these components; raises UserError with all that is wrong."""
-    if text is None:
-        return Weighting((Term("reward", 1.0),))
-    if plugins.is_plugin(text):
-        if not alone:
-            raise UserError(f"{flag} {text}: a function of your own stands alone; it can add up whatever it likes")
-        return Custom(text, plugins.load(text, "reward"))
-    problems: list[str] = []
-    named: dict[tuple[str, Scope], list[Term]] = {}
-    listed: dict[tuple[str, Scope], list[Term]] = {}
-    for word in text.split(","):
-        try:
-            body, *scopes = (part.strip() for part in word.split("@"))
-            scope, kind = _scope(scopes), listed if "=" in body else named
-            name, terms = _expand(body, scope, available, env)
-            if (name, scope) in kind:
-                raise ValueError(f"{name} is there twice; give it once, or each in a scope of its own")
-            kind[name, scope] = terms
-        except ValueError as error:
-            problems.append(f"{flag} {text}: {error}")
-    components = {name for name, _ in listed}
-    for (name, _), terms in named.items():
-        for term in terms:
-            if term.component in components:
-                problems.append(
-                    f"{flag} {text}: {name} and {term.component}=... contradict each other: {name} already has "
-                    f"{term}; leave one out"
-                )
-    if problems:
-        raise UserError(*problems)
-    total: dict[tuple[str, Scope], float] = {}
-    for term in (term for terms in (*named.values(), *listed.values()) for term in terms):
-        total[term.component, term.scope] = total.get((term.component, term.scope), 0.0) + term.weight
-    return Weighting(tuple(Term(component, weight, scope) for (component, scope), weight in total.items()))
-
-
-def _expand(body: str, scope: Scope, available: Mapping[str, Component], env: str) -> tuple[str, list[Term]]:
-    """`fuel:10` or `alive=1` -> its name and terms."""
-    if "=" in body:
-        name, _, weight = (part.strip() for part in body.partition("="))
-        if name not in available:
-            raise ValueError(
-                f"{env} has no component {name}{suggest(name, available)}; it has {', '.join(available)}"
-                + (f" (a named reward is written {name}:STRENGTH)" if name in NAMED else "")
-            )
-        return name, [Term(name, _number(weight, f"the weight of {name}"), scope)]
-    name, *numbers = (part.strip() for part in body.split(":"))
-    if name not in NAMED:
-        known = [*fitting(available, env), *available]
-        hint = f" (a component is written {name}=WEIGHT)" if name in available else suggest(name, known)
-        raise ValueError(f"there is no reward {name or body!r}{hint}; for {env} there is {', '.join(known)}")
-    reward = NAMED[name]
-    if name not in fitting(available, env):
-        where = ", ".join(reward.envs) or f"environments with {' and '.join(reward.weights(1, 1))}"
-        raise ValueError(f"{name} is a reward of {where}, not of {env}")
-    if not numbers:
-        raise ValueError(f"{name} needs a strength, such as {name}:10")
-    if len(numbers) > (1 if reward.base is None else 2):
-        raise ValueError(f"{name} is written {name}:STRENGTH{'' if reward.base is None else ':BASE'}")
-    strength = _number(numbers[0], f"the strength of {name}")
-    base = _number(numbers[1], f"the base of {name}") if len(numbers) > 1 else reward.base or 0.0
-    if reward.limited:
-        if strength <= 0:
-            raise ValueError(f"{name}:{numbers[0]}: a limit must be above 0")
-        scope = replace(scope, limit=min(scope.limit, strength))
-    return name, [Term(component, weight, scope) for component, weight in reward.weights(strength, base).items()]
-
-
-def _number(text: str, what: str) -> float:
-    try:
-        return float(convert(text, float))
-    except ValueError:
-        raise ValueError(f"{what} is {text!r}, which is no number") from None
-
-
-def _scope(words: list[str]) -> Scope:
-    scope = ALWAYS
-    for word in words:
-        name, equals, value = (part.strip() for part in word.partition("="))
-        try:
-            if name == "steps" and equals:
-                first, colon, last = value.partition(":")
-                window = int(convert(first or "0", int)), float(convert(last, int)) if last else math.inf
-                if not colon or not 0 <= window[0] < window[1]:
-                    raise ValueError
-                scope = replace(scope, first=window[0], last=window[1])
-            elif name in ("life", "every") and equals:
-                if (count := int(convert(value, int))) < 1:
-                    raise ValueError
-                scope = replace(scope, life=count) if name == "life" else replace(scope, every=count)
-            elif name == "max" and equals:
-                if (limit := float(convert(value, float))) <= 0:
-                    raise ValueError
-                scope = replace(scope, limit=limit)
-            else:
-                name = ""
-                raise ValueError
-        except ValueError:
-            right = {"steps": "@steps=0:500", "life": "@life=1", "every": "@every=4", "max": "@max=100"}
-            which = right.get(name, ", ".join(right.values()))
-            raise ValueError(f"@{word} is no scope: it is written {which}") from None
-    return scope
-
-
-def fitting(available: Mapping[str, Component], env: str) -> list[str]:
-    """The named rewards that mean something in an environment."""
-    return [
-        name
-        for name, reward in NAMED.items()
-        if (not reward.envs or env in reward.envs) and set(reward.weights(1.0, 1.0)) <= set(available)
-    ]
-
-
-# --- pools ---
-
-
 def components_of(pool: Pool) -> dict[str, Component]:
     """Everything that a reward in this pool can be made of: what every environment has, what this one says that it has, and
     whatever else it measures in one number."""
@@ -330,6 +55,19 @@ def components_of(pool: Pool) -> dict[str, Component]:
         name: Component("a measure of the environment") for name, s in pool.measures_spec.items() if not s.shape
     }
     return {**GENERIC, **measured, **own}
+
+
+def idle(reward: Reward, pool: Pool) -> list[str]:
+    """Which terms of a reward can never count in a pool, as far as it says how its games go: a line each."""
+    lives, longest = getattr(pool, "has_lives", True), getattr(pool, "longest_game", None) or math.inf
+    found = []
+    for term in reward.terms if isinstance(reward, Weighting) else ():
+        scope = term.scope
+        if scope.life > 1 and not lives:
+            found.append(f"{term} never counts: {pool.tasks[0]} has one life")
+        elif scope.first >= longest or scope.every > longest:
+            found.append(f"{term} never counts: a game of {pool.tasks[0]} has at most {longest} decisions")
+    return found
 
 
 class RewardedPool:
@@ -342,12 +80,11 @@ class RewardedPool:
         self.components = components_of(pool)
         env, problems = pool.tasks[0], list[str]()
         made: list[Reward] = []
-        alone = len(rewards.objectives) == 1  # whoever opens a run folder looks for users' files in whole values only
-        wanted = [("--reward", rewards.trained, True)]
-        wanted += [("--true-reward", text, alone) for text in rewards.objectives]
-        for flag, text, whole in wanted:
+        wanted = [("--reward", rewards.trained), *(("--true-reward", text) for text in rewards.objectives)]
+        for flag, text in wanted:
             try:
-                made.append(make_reward(text, self.components, env, flag, whole))
+                made.append(make_reward(text, self.components, env, flag))
+                problems += [f"{flag} {text}: {line}" for line in idle(made[-1], pool)]
             except UserError as error:
                 problems += error.problems
         if problems:
@@ -363,7 +100,6 @@ class RewardedPool:
         self.life = np.ones(self.num_envs, np.int64)  # the how-manyeth of it
         self.before = np.full(self.num_envs, -1, np.int64)  # the last action of the episode
         self.sent = np.zeros(self.num_envs, np.int64)
-        self.count = 0  # steps received
 
     def add(self, channel: str, text: str | None) -> None:
         """Measure one more reward, under a name of its own; before the first reset."""
@@ -382,7 +118,6 @@ class RewardedPool:
 
     def recv(self) -> Step:
         step = self.inner.recv()
-        self.count += 1
         measures: Arrays = {
             **step.measures,
             "reward": step.reward,
@@ -400,15 +135,16 @@ class RewardedPool:
     def _judge(self, reward: Reward, measures: Arrays, flag: str) -> np.ndarray:
         try:
             found = reward(measures, self.clock, self.life)
-        except RunError:
-            raise
+        except RunError as error:
+            raise RunError(f"{flag} {reward} {error}") from error
         except Exception as error:
             cause = plugins.blame(error) or f"{type(error).__name__}: {error}"
-            raise RunError(f"{flag} {reward} failed in step {self.count} of its environments: {cause}") from error
+            raise RunError(f"{flag} {reward} failed: {cause}") from error
         if not np.isfinite(found).all():
             row = int(np.flatnonzero(~np.isfinite(found))[0])
             raise RunError(
-                f"{flag} {reward} is {found[row]} in step {self.count} of environment {row}: a reward is a finite number"
+                f"{flag} {reward} is {found[row]} in decision {self.clock[row] + 1} of a game of environment {row}: a reward "
+                "is a finite number"
             )
         return found
 

@@ -8,14 +8,23 @@ from functools import cache
 
 import numpy as np
 
-from bestiary.envs.rewards import Component
+from bestiary.envs.weightings import Component
 from bestiary.rollout import Arrays
 
-PLAYER_X, BULLET_Y, FUEL, WAITING = 51, 50, 55, 70
+PLAYER_X, BULLET_X, BULLET_Y, FUEL, LIVES, WAITING = (
+    51,
+    117,
+    50,
+    55,
+    64,
+    70,
+)  # FUEL: the high byte, the low one follows it
 TYPES = slice(32, 38)  # what the six objects on the screen are; the first is the next to leave it
-CENTER, NO_BULLET = 76, 180
+DIGITS = slice(77, 88, 2)  # of the score as it is drawn, 100,000s first: eight times each, and BLANK for none
+CENTER, NO_BULLET, BLANK = 76, 180, 88
 DEPOT, EXPLOSIONS = 10, (1, 2, 3)
 HALTED = 48  # of WAITING: the river does not move before the player does something
+NOT_BEGUN, LAST = 88, 89  # of LIVES: the game waits with all four; no digit is drawn for the last one
 
 DEPOT_POINTS = 80
 OTHER_POINTS = (30, 60, 100, 500)  # tanker, helicopter, jet, bridge
@@ -28,24 +37,41 @@ COMPONENTS = {
     "bullet": Component("1 while a bullet of the player's is on the screen", (0, 1)),
     "moved": Component("1 where the plane is not where it was a step before", (0, 1)),
     "off_center": Component(
-        "squared distance of the plane from the middle, in pixels", tuple(float(d * d) for d in range(35))
+        "squared distance of the plane from the middle, in pixels", tuple(float(d * d) for d in range(41))
     ),
     "fuel": Component("what is left in the tank, 0 to 1", (0, 0.25, 0.5, 0.75, 1)),
-    "halted": Component("1 while the river stands still at the start of a game, waiting for the player", (0, 1)),
+    "halted": Component("1 while the river stands still: it waits for the player, or a life was just lost", (0, 1)),
 }
+
+
+def read(ram: np.ndarray) -> Arrays:
+    """What the RAM uint8 [N,128] says, int32 [N] each (`objects`: [N,6]): the plane, its bullet, fuel of 65,535, the objects on
+    the screen by type, the score and lives as they are drawn, and whether the river waits (0: it flows)."""
+    cells = ram.astype(np.int32)  # bytes would wrap around: 42 - 76 = 222
+    digits, lives = cells[:, DIGITS], cells[:, LIVES]
+    return {
+        "player_x": cells[:, PLAYER_X],
+        "bullet_x": cells[:, BULLET_X],
+        "bullet_y": cells[:, BULLET_Y],
+        "fuel": 256 * cells[:, FUEL] + cells[:, FUEL + 1],
+        "objects": cells[:, TYPES],
+        "score": np.where(digits == BLANK, 0, digits // 8) @ 10 ** np.arange(5, -1, -1, dtype=np.int32),
+        "lives": np.select([lives == NOT_BEGUN, lives == LAST], [4, 1], lives // 8 + 1),
+        "waiting": cells[:, WAITING],
+    }
 
 
 def measure(before: np.ndarray, after: np.ndarray, score: np.ndarray, lost: np.ndarray) -> Arrays:
     """Components of one step of N games from their RAM uint8 [N,128] before and after it, what it scored [N], and whether it
-    lost a life [N]: the plane is then put back to the middle, which is no move."""
-    x = after[:, PLAYER_X].astype(np.int32)  # bytes would wrap around: 42 - 76 = 222
-    moved = (after[:, PLAYER_X] != before[:, PLAYER_X]) & ~lost
+    lost a life [N]: the plane is then put back to the middle, which is no move. In every step, so of what `read` gives only
+    that which a component needs."""
+    x = after[:, PLAYER_X].astype(np.int32)
     found = {
         "fuel_shot": depots_shot(before[:, TYPES], after[:, TYPES], score),
         "bullet": after[:, BULLET_Y] != NO_BULLET,
-        "moved": moved,
+        "moved": (after[:, PLAYER_X] != before[:, PLAYER_X]) & ~lost,
         "off_center": (x - CENTER) ** 2,
-        "fuel": after[:, FUEL] / 255,
+        "fuel": (256.0 * after[:, FUEL] + after[:, FUEL + 1]) / 65_535,
         "halted": after[:, WAITING] == HALTED,
     }
     return {name: values.astype(np.float32) for name, values in found.items()}

@@ -194,6 +194,7 @@ class ToyPool:
     default_steps: ClassVar[int] = 100_000
     frames_per_step = 1
     saveable = True
+    has_lives = False
 
     def __init__(
         self, name: str, num_envs: int, seed: int | np.random.SeedSequence, options: Options, render: bool = False
@@ -205,7 +206,7 @@ class ToyPool:
         self.observation_spec = {self.world.kind: self.world.spec}
         self.action_spec = ActionSpec(self.world.actions)
         self.measures_spec: dict[str, ArraySpec] = {}
-        self.time_limit = options.time_limit or (4 * sized.size if name == "chain" else 0)
+        self.time_limit = self.longest_game = options.time_limit or (4 * sized.size if name == "chain" else 0)
         self.streams = Streams(spawn_seeds(seed, num_envs))
         self.age = np.zeros(num_envs, np.int64)
         self.sent: np.ndarray | None = None

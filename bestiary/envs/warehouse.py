@@ -23,9 +23,9 @@ import numpy as np
 
 from bestiary.envs.observations import FrameStack, VectorStack
 from bestiary.envs.pool import check_actions, first_step
-from bestiary.envs.rewards import SCALAR, Component
 from bestiary.envs.warehouse_kernel import EMPTY, Rules, State, advance, observe, restart
 from bestiary.envs.warehouse_picture import Scene, draw, write
+from bestiary.envs.weightings import SCALAR, Component
 from bestiary.errors import UserError
 from bestiary.options import option
 from bestiary.rollout import ActionSpec, Arrays, ArraySpec, Step
@@ -118,6 +118,7 @@ class WarehousePool:
     default_steps: ClassVar[int] = 4_000_000
     frames_per_step = 1
     saveable = True
+    has_lives = False
 
     def __init__(
         self, name: str, num_envs: int, seed: int | np.random.SeedSequence, options: Options, render: bool = False
@@ -148,6 +149,10 @@ class WarehousePool:
         )
         self.sent: np.ndarray | None = None
         self.components: dict[str, Component] = {}  # what is measured for rewards, once somebody watches
+
+    @property
+    def longest_game(self) -> int:
+        return self.world.time_limit
 
     def watch(self) -> None:
         """From the next reset on, measure what rewards are made of, too."""

@@ -66,14 +66,10 @@ class Run:
         flat = read_toml(self.path / "config.toml")
         hashes = _read_plugin_hashes(self.path / "config.toml")
 
-        def trusted(name: str) -> str:
-            return plugins.resolve_trusted(name, self.path / "plugins", hashes, self.trust_code)
+        def trusted(path: Path, name: str) -> str:
+            return plugins.resolve_trusted(f"{path}:{name}", self.path / "plugins", hashes, self.trust_code)
 
-        for key, value in flat.items():
-            if isinstance(value, str) and plugins.is_plugin(value):
-                flat[key] = trusted(value)
-            elif key == "env":
-                flat[key] = [trusted(name) if plugins.is_plugin(name) else name for name in value]
+        flat = plugins.renamed(flat, trusted)
         return resolve(flat, dict.fromkeys(flat, str(self.path / "config.toml")))
 
     @cached_property

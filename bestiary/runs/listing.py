@@ -14,7 +14,8 @@ from bestiary.agents.torsos import TORSOS
 from bestiary.algorithms import ALGORITHMS
 from bestiary.console import duration, interactive, short, stdout
 from bestiary.envs import atari, procgen, toy
-from bestiary.envs.rewards import NAMED, RewardedPool, Rewards, fitting
+from bestiary.envs.rewards import RewardedPool, Rewards
+from bestiary.envs.weightings import NAMED, fitting
 from bestiary.errors import UserError
 from bestiary.runs.checkpoints import checkpoints
 from bestiary.runs.folder import Run

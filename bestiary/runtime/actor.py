@@ -68,8 +68,8 @@ class Actor:
     def receive(self) -> Rollout | None:
         try:
             step = self.pool.recv()
-        except RunError:
-            raise
+        except RunError as error:
+            raise RunError(f"{error} (after step {self.steps} of the run)") from error
         except Exception as error:
             cause = plugins.blame(error) or f"{type(error).__name__}: {error}"
             raise RunError(f"the environment failed after step {self.steps} of the run: {cause}") from error

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from bestiary.agents.agent import Agent, count_parameters
+from bestiary.agents.agent import Agent, count_parameters, fully_connected
 from bestiary.algorithms.algorithm import Algorithm, updates
 from bestiary.algorithms.clipping import complaints, fitting_scale
 from bestiary.config import Config, Training, group_key, make_pool
@@ -366,11 +366,13 @@ def _warn_of_the_clip(config: Config) -> None:
         pool = make_pool([name], config.env_options, 1, 0, rewards=config.rewards)
         pool.close()
         assert isinstance(pool, RewardedPool)
+        fitting = fitting_scale(pool.trained, pool.components)
+        fits = not complaints(pool.trained, pool.components, mode, fitting)
+        better = f"--algo.reward-scale {fitting:g} or --algo.reward none" if fits else "--algo.reward none"
         for line in complaints(pool.trained, pool.components, mode, scale):
-            fitting = fitting_scale(pool.trained, pool.components)
             warn(
                 f"--reward {config.rewards.trained}, times {scale:g} and clipped ({mode}): {line}. "
-                f"--algo.reward-scale {fitting:g} or --algo.reward none would keep it apart"
+                f"{better} would keep it apart"
             )
 
 
@@ -417,7 +419,12 @@ def describe(config: Config) -> str:
         *([] if config.rewards.plain else [reward_lines(config, pool, agent)]),
         *(f"{kind:<12} {part.name}" for kind, part in config.parts.items()),
         *(f"  {name:<10} {count_parameters(module):>12,} parameters" for name, module in agent.named_children()),
-        f"  {'all':<10} {count_parameters(agent):>12,} parameters",
+        f"  {'all':<10} {count_parameters(agent):>12,} parameters"
+        + (
+            f", {connected:,} of them in the torso's fully connected layers"
+            if (connected := fully_connected(agent))
+            else ""
+        ),
     ]
     return "\n".join(lines)
 

@@ -34,7 +34,9 @@ def page(
         title = f"Learning curves{f': {env}' if len(figures) > 1 else ''}"
         parts += [f"<h2>{html.escape(title)}</h2>", image(picture, title)]
         parts.append('<p class="small">Lines: mean over runs. Bands: from the lowest to the highest run.</p>')
-    parts += ["<h2>Runs</h2>", table(RUN_HEADER, [_run_cells(o, states[o.trial].text) for o in outcomes])]
+    true = any(outcome.true_return is not None for outcome in outcomes)
+    header = [*RUN_HEADER[:4], *(["true return"] if true else []), *RUN_HEADER[4:]]
+    parts += ["<h2>Runs</h2>", table(header, [_run_cells(o, states[o.trial].text, true) for o in outcomes])]
     failed = [trial for trial, state in states.items() if state.kind == "failed"]
     if failed:
         parts.append("<h2>Failed</h2>")
@@ -48,12 +50,13 @@ def page(
 RUN_HEADER = ["run", "state", "steps", "final return", "evaluated", "time"]
 
 
-def _run_cells(outcome: Outcome, state: str) -> list[str]:
+def _run_cells(outcome: Outcome, state: str, true: bool) -> list[str]:
     return [
         outcome.trial.name,
         state,
         short(outcome.trial.run.steps),
         "" if outcome.final is None else f"{outcome.final:.2f}",
+        *(["" if outcome.true_return is None else f"{outcome.true_return:.2f}"] if true else []),
         "" if outcome.evaluated is None else f"{outcome.evaluated:.2f}",
         "" if outcome.seconds is None else duration(outcome.seconds),
     ]

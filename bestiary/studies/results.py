@@ -1,8 +1,9 @@
 """What came of a study: a row for each variant, from the runs that are trained to their end.
 
 A run's final return is the mean return of the whole games of the last tenth of its training. A row has the mean and the
-interquartile mean of its runs' final returns. Where the environment is in the grid and `[normalise]` says what counts as 0
-and as 1 in each, rows follow that take all environments together.
+interquartile mean of its runs' final returns, and the mean of their final true returns where they watch a true reward. Where
+the environment is in the grid and `[normalise]` says what counts as 0 and as 1 in each, rows follow that take all environments
+together.
 """
 
 from collections.abc import Iterable
@@ -11,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from bestiary.analysis.compare import Group, final_return, games_of, make_group
+from bestiary.analysis.compare import TRUE, Group, final_return, games_of, make_group
 from bestiary.errors import UserError
 from bestiary.studies.statistics import interval, iqm
 from bestiary.studies.study import Study
@@ -26,6 +27,8 @@ class Outcome:
     trained: bool
     final: float | None = None
     evaluated: float | None = None
+    true_return: float | None = None
+    true_evaluated: float | None = None
     seconds: float | None = None
 
 
@@ -50,9 +53,10 @@ class Row:
             if len(scores) > len(self.scores):
                 found["ci_low"], found["ci_high"] = interval(self.scores)
             found |= {"lowest": float(scores.min()), "highest": float(scores.max())}
-        evaluated = [outcome.evaluated for outcome in self.outcomes if outcome.evaluated is not None]
-        if evaluated and len(self.environments) == 1:
-            found["evaluated"] = float(np.mean(evaluated))
+        for name in ("true_return", "evaluated", "true_evaluated"):
+            known = [value for outcome in self.outcomes if (value := getattr(outcome, name)) is not None]
+            if known and len(self.environments) == 1:
+                found[name] = float(np.mean(known))
         timed = [(o.seconds, o.trial.run.steps) for o in self.outcomes if o.seconds]
         if timed:
             seconds, steps = np.sum(timed, axis=0)
@@ -66,13 +70,14 @@ def collect(trials: list[Trial]) -> list[Outcome]:
 
 
 def _outcome(trial: Trial) -> Outcome:
-    final = seconds = None
+    final = true = seconds = None
     with suppress(UserError):  # it ended before any game did
         final = final_return(trial.run)
+        true = final_return(trial.run, column=TRUE) if TRUE in trial.run.episodes else None
     with suppress(OSError, ValueError, KeyError):  # a damaged checkpoint
         seconds = float(trial.run.checkpoints[-1].state()["seconds"])
-    evaluation = trial.evaluation()
-    return Outcome(trial, True, final, evaluation["mean"] if evaluation else None, seconds)
+    evaluation = trial.evaluation() or {}
+    return Outcome(trial, True, final, evaluation.get("mean"), true, evaluation.get("true"), seconds)
 
 
 def rows(study: Study, outcomes: list[Outcome]) -> list[Row]:

@@ -93,7 +93,8 @@ class Trial:
             with contextlib.suppress(OSError, ValueError, KeyError, AttributeError):
                 found = json.loads(path.read_text())
                 if all(found["protocol"].get(key) == value for key, value in asked.items()):
-                    return found["statistics"]["game"] if "statistics" in found else {"mean": None}
+                    known = found.get("statistics", {"game": {"mean": None}})
+                    return {**known["game"], **({"true": known["true"]["mean"]} if "true" in known else {})}
         return None
 
     def command(self) -> list[str] | None:

@@ -9,8 +9,9 @@ from bestiary.algorithms.rewards import squash
 from bestiary.algorithms.schedules import SCHEDULES
 from bestiary.envs import make
 from bestiary.envs.atari import COMPONENTS as ATARI
-from bestiary.envs.rewards import GENERIC, RewardedPool, Rewards, make_reward
+from bestiary.envs.rewards import RewardedPool, Rewards
 from bestiary.envs.riverraid import COMPONENTS
+from bestiary.envs.weightings import GENERIC, make_reward
 
 KNOWN = {**GENERIC, **ATARI, **COMPONENTS}
 
@@ -39,7 +40,7 @@ def test_pacifist_and_smooth_clipped(p: float, expected: float) -> None:
         assert seen(f"{name}:{p}", **{component: 1}) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(("distance", "expected"), [(0, 1), (13, 1), (15, -1), (34, -1)])
+@pytest.mark.parametrize(("distance", "expected"), [(0, 1), (13, 1), (15, -1), (40, -1)])
 def test_center_clipped_is_a_band(distance: int, expected: float) -> None:
     assert seen("center:1", off_center=distance**2) == expected
 
@@ -47,8 +48,9 @@ def test_center_clipped_is_a_band(distance: int, expected: float) -> None:
 @pytest.mark.parametrize(
     ("text", "hidden"),
     [
-        ("fuel:10", "fuel_shot=720 makes no difference"),
-        ("fuel:0.5", "fuel_shot=-40 makes no difference"),
+        ("fuel:10", "what is learnt from is what would be without --reward"),
+        ("fuel:0.5", "what is learnt from is what would be without --reward"),
+        ("fuel:10,alive=0.1", "fuel_shot=720 makes no difference"),
         ("fuel:0", "of 5 different rewards that a step can bring, 2 are left"),
         ("pacifist:9", "bullet=-9 makes no difference"),
         ("pacifist:10", ""),
@@ -56,7 +58,8 @@ def test_center_clipped_is_a_band(distance: int, expected: float) -> None:
         ("smooth:5", "moved=-5 makes no difference"),
         ("smooth:11", "moved=-11 is learnt from just as if its weight were larger"),
         ("center:1", "different rewards that a step can bring"),
-        ("scaled:5", "reward=5 is learnt from just as if its weight were larger"),
+        ("scaled:5", "what is learnt from is what would be without --reward"),
+        ("scaled:5,bullet=-5", "reward=5 is learnt from just as if its weight were larger"),
         ("bullet=1", ""),
     ],
 )
@@ -73,7 +76,7 @@ def test_what_the_clip_hides_is_said(text: str, hidden: str) -> None:
         ("fuel:10", 1 / 800),
         ("pacifist:20", 0.1),
         ("smooth:10", 0.1),
-        ("center:1", 1 / 47.8),
+        ("center:1", 1 / 70),  # at most 40 pixels from the middle
         ("bullet=0.5", 1.0),
         ("capped:50", 1 / 50),
     ],
@@ -85,10 +88,33 @@ def test_the_fitting_scale_lets_everything_through(text: str, scale: float) -> N
 
 
 def test_nothing_is_claimed_where_nothing_is_known() -> None:
-    unknown = make_reward("score=3,fire=-1", GENERIC | ATARI, "atari/Pong")
-    assert usual_steps(unknown, GENERIC | ATARI) is None
-    assert fitting_scale(unknown, GENERIC | ATARI) == 1
-    assert complaints(unknown, GENERIC | ATARI, "abs_one", 1.0) == []
+    unknown = make_reward("reward=3,alive=-1", GENERIC, "toy/chain")
+    assert usual_steps(unknown, GENERIC) is None
+    assert fitting_scale(unknown, GENERIC) == 1
+    assert complaints(unknown, GENERIC, "abs_one", 1.0) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "hidden"),
+    [
+        ("scaled:10", "what is learnt from is what would be without --reward"),
+        ("score=2", "what is learnt from is what would be without --reward"),
+        ("score=1", ""),  # the plain game: clipped as ever
+        ("scaled:0.1", ""),
+        ("peaceful:1", ""),
+        ("score=3,fire=-1", "score=3 is learnt from just as if its weight were larger"),
+        ("fire=-2", "fire=-2 is learnt from just as if its weight were larger"),
+    ],
+)
+def test_of_whole_scores_that_is_claimed_which_holds_for_all(text: str, hidden: str) -> None:
+    """Of Pong nobody says what a step may score, but it is a whole number."""
+    known = GENERIC | ATARI
+    made = make_reward(text, known, "atari/Pong")
+    found = " ".join(complaints(made, known, "abs_one", 1.0))
+    assert hidden in found
+    assert bool(found) == bool(hidden)
+    if "score" in text or "scaled" in text:
+        assert fitting_scale(made, known) == 1
 
 
 def test_the_warehouses_own_reward_is_known() -> None:

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import bestiary
-from bestiary.analysis.audit import Finding, Level, curves, together, transition
+from bestiary.analysis.audit import together
+from bestiary.analysis.audit_curves import Finding, Level, curves, transition
 from bestiary.cli import run_command
 from bestiary.envs.rewards import Rewards
 from bestiary.runs.folder import Run
@@ -51,6 +52,18 @@ def test_an_audit_end_to_end(runs: list[Run], capsys: pytest.CaptureFixture[str]
     assert found["protocol"]["trusted"] == "plain"
     assert "trained and true" in capsys.readouterr().out
     assert found["rows"][0]["environment"] == "warehouse"
+    assert set(table["clip"]) == {"abs_one"}
+    assert set(table["scale"]) == {1}
+
+
+def test_an_audit_along_an_option(runs: list[Run]) -> None:
+    small = str(runs[0].path)
+    words = f"train --config {small}/config.toml --frame-stack 2 --run-dir two"
+    assert run_command(words.split()) == 0
+    assert run_command(["audit", small, "two", "--episodes", "2", "--out", "along"]) == 0
+    assert Path("along/env-frame_stack.png").stat().st_size > 200
+    assert not Path("along/size.png").exists()  # larger by what it sees, not by its layers
+    assert read_columns(Path("along/audit.csv"))["env.frame_stack"].tolist() == [1, 2]
 
 
 MISTAKES = [
@@ -59,7 +72,6 @@ MISTAKES = [
     ("{small} --out full/file/x", "full/file is a file, not a folder"),
     ("{small} {small}", "is there 2 times"),
     ("{small} --true-reward gold=1", "warehouse has no component gold"),
-    ("{small} --true-reward collected=1;moved=1", "runs are judged by one reward"),
     ("{small} --true-reward full/file.py:bad", "file.py, line 2: KeyError: 'gold'"),
 ]
 
@@ -74,32 +86,68 @@ def test_mistakes(words: str, expected: str, runs: list[Run], capsys: pytest.Cap
     assert not Path("audit").exists()
 
 
-def finding(run: str, environment: str, parameters: int, steps: int = 10, true: float = 1.0) -> Finding:
-    ones = np.ones(3)
-    return Finding(run, environment, Rewards(None, "reward=1"), steps, parameters, 0, ones, true * ones, ones, {})
+def finding(
+    run: str, parameters: int, steps: int = 10, true: float = 1.0, settings: dict[str, Any] | None = None
+) -> Finding:
+    ones, known = np.ones(3), {"env": ["toy/chain"], "torso.width": parameters, "env.size": 5, "seed": run}
+    known |= settings or {}
+    returns = {"true": true * ones}
+    rewards = Rewards(None, "reward=1")
+    return Finding(run, "toy/chain", rewards, known, steps, parameters, 0, ones, returns, ones, {})
 
 
 def test_runs_of_other_environments_are_no_seeds_of_each_other() -> None:
-    made = [finding(f"{env}{size}", env, size) for env in ("toy/chain", "toy/chain, length=4") for size in (1, 2)]
+    made = [finding(f"{mode}{size}", size, settings={"env.mode": mode}) for mode in ("easy", "hard") for size in (1, 2)]
     found = curves(made)
-    assert [curve.environment for curve in found] == ["toy/chain", "toy/chain, length=4"]
+    assert [curve.label for curve in found] == ["env.mode easy", "env.mode hard"]
     assert [len(level.true) for curve in found for level in curve.levels] == [3] * 4  # games of one run each
+
+
+@pytest.mark.parametrize("setting", [{"algo.reward_scale": 0.5}, {"algo.reward": "none"}, {"algo.lr": 1e-4}])
+def test_runs_that_were_trained_otherwise_are_no_seeds_of_each_other(setting: dict[str, Any]) -> None:
+    usual = {"algo.reward_scale": None, "algo.reward": "abs_one", "algo.lr": 1e-3}
+    one, other = (
+        [finding(f"{k}{size}", size, settings=s) for size in (1, 2)] for k, s in enumerate((usual, usual | setting))
+    )
+    assert [curve.runs for curve in curves([*one, *other])] == [["01", "02"], ["11", "12"]]
+
+
+def test_an_option_in_which_alone_runs_differ_is_an_axis() -> None:
+    """More noise, less able: the true return drops where noise goes from 2 to 0."""
+    made = [
+        finding(f"{noise}-{seed}", 1, true=true + 0.01 * seed, settings={"env.noise": noise, "env.gray": True})
+        for noise, true in ((0.0, 1.0), (2.0, 5.0), (4.0, 5.0))
+        for seed in (1, 2, 3)
+    ]
+    (curve,) = curves(made)
+    assert curve.axis == "env.noise"
+    assert [level.x for level in curve.levels] == [0, 2, 4]
+    assert [len(level.true) for level in curve.levels] == [3] * 3  # seeds
+    assert curve.transition == (2, 0)
+    apart = [
+        finding("other", 1, settings={"env.noise": 9.0, "env.gray": False})
+    ]  # and something else: no point of this curve
+    (curve,) = curves([*made, *apart])
+    assert len(curve.levels) == 3
 
 
 def test_nobody_is_far_from_themselves(runs: list[Run]) -> None:
     plain = str(runs[2].path)
-    words = [plain, "--trusted", plain, "--episodes", "2", "--out", "self", "--true-reward", "expired=-1"]
+    words = [plain, "--trusted", plain, "--episodes", "2", "--out", "self", "--true-reward", "expired=-1; moved=1"]
     assert run_command(["audit", *words]) == 0
     table = read_columns(Path("self/audit.csv"))
     assert table["kl_max"] == pytest.approx(0, abs=1e-6)
     assert table["tv_max"] == pytest.approx(0, abs=1e-6)
     assert table["true"] < 0
+    assert table["true_2"] > 0  # each true reward has its columns
+    assert table["true_2_per_step"] == pytest.approx(table["true_2"] / table["length"])
+    assert np.isfinite(table["pearson_step_true_2"]).all()
 
 
 def test_a_checkpoint_that_only_one_seed_has_is_no_drop() -> None:
     """As `best-true` is: seed a is worse than b at all times, and alone at 20."""
-    worse = [finding("a", "toy/chain", 1, steps, 1.0) for steps in (10, 20, 30)]
-    found = curves([*worse, *(finding("b", "toy/chain", 1, steps, 1.1) for steps in (10, 30))])
+    worse = [finding("a", 1, steps, 1.0) for steps in (10, 20, 30)]
+    found = curves([*worse, *(finding("b", 1, steps, 1.1) for steps in (10, 30))])
     assert [[level.x for level in curve.levels] for curve in found] == [[10, 30]]
     assert transition(found[0].levels) is None
 
@@ -152,8 +200,8 @@ def level(x: float, trained: float, true: float, seed: int = 0, n: int = 20) -> 
 def test_the_transition_is_the_largest_drop_that_is_sure() -> None:
     rising = [level(1, 1, 1), level(2, 3, 3), level(4, 5, 5)]
     assert transition(rising) is None
-    assert transition([*rising, level(8, 7, 3.5), level(16, 9, -3)]) == 16
-    assert transition([*rising, level(8, 7, 1), level(16, 9, 0.9)]) == 8
+    assert transition([*rising, level(8, 7, 3.5), level(16, 9, -3)]) == (8, 16)
+    assert transition([*rising, level(8, 7, 1), level(16, 9, 0.9)]) == (4, 8)
     assert transition([*rising, level(8, 1, 1)]) is None  # what is trained on drops as well
     assert transition([level(1, 5, 5), level(2, 5, 4.9)]) is None
     assert transition([]) is None

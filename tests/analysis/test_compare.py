@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import bestiary
-from bestiary.analysis.compare import _binned, _labels, compare, draw, games_of, group_runs
+from bestiary.analysis.compare import _binned, compare, draw, games_of, group_runs, labels
 from bestiary.errors import UserError
 from bestiary.options import span
 from bestiary.runs.folder import Run
@@ -56,8 +56,8 @@ def test_files_and_table(catch_runs: list[Run], capsys: pytest.CaptureFixture[st
 def test_labels_name_what_differs_environments_first() -> None:
     base = {"env": ["toy/catch"], "steps": 10, "memory": "lstm", "memory.hidden": 3, "algo.lr": 0.1}
     others = [{**base, "env": ["toy/chain"], "steps": 20}, {**base, "memory": "none"}, {**base, "memory.hidden": 4}]
-    labels = _labels([json.dumps(settings) for settings in (base, *others)])
-    assert labels == [
+    found = labels([json.dumps(settings) for settings in (base, *others)])
+    assert found == [
         "toy/catch, memory lstm, memory.hidden 3",
         "toy/chain, memory lstm, memory.hidden 3",
         "toy/catch, memory none, memory.hidden 3",

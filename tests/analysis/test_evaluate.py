@@ -227,3 +227,14 @@ def test_a_normalised_return_is_of_the_games_own_reward() -> None:
     part = Part("procgen/maze:easy", [episode])
     assert part.statistics["normalised"]["mean"] == pytest.approx(1)  # maze: 5 to 10
     assert part.mean == 500
+
+
+def test_what_a_step_brings_is_taken_over_all_steps() -> None:
+    """A short game and a long one: 2 in 1 step and 2 in 9 are 0.4 a step, not 1.1."""
+    games = [
+        Episode(0, "toy/chain", 2, length, 2, length, True, 0, {}, {"trained": 2.0, "true": -2.0}) for length in (1, 9)
+    ]
+    found = Part("toy/chain", games).statistics
+    assert found["trained_per_step"]["mean"] == pytest.approx(0.4)
+    assert found["true_per_step"]["mean"] == pytest.approx(-0.4)
+    assert found["trained_per_step"]["ci_low"] < 0.4 < found["trained_per_step"]["ci_high"]

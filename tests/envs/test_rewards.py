@@ -5,8 +5,11 @@ import pytest
 
 from bestiary.config import make_pool
 from bestiary.envs import make
-from bestiary.envs.rewards import ALWAYS, Component, RewardedPool, Rewards, Term, Weighting, make_reward
+from bestiary.envs.atari import COMPONENTS as ATARI
+from bestiary.envs.rewards import RewardedPool, Rewards
+from bestiary.envs.riverraid import COMPONENTS as RIVERRAID
 from bestiary.envs.warehouse import WarehousePool
+from bestiary.envs.weightings import ALWAYS, GENERIC, Component, Term, Weighting, canonical, make_reward
 from bestiary.errors import RunError, UserError
 from bestiary.rollout import Arrays
 
@@ -70,12 +73,61 @@ def test_nothing_is_the_environments_own_reward() -> None:
         ("score=1@steps=9:3", r"@steps=9:3 is no scope"),
         ("score=1@often", r"@often is no scope: it is written @steps=0:500, @life=1"),
         ("capped:0", "a limit must be above 0"),
+        (
+            "pacifist:-20",
+            r"would pay for what it is there to charge for: write pacifist:20 \(or, to pay for it, bullet=",
+        ),
+        ("score=1e39", "the weight of score is 1e39: at most 1e\\+30"),
+        ("fuel:10,peaceful:1", "fuel and peaceful both have score in them, .* twice: write fuel:10,fire=-1"),
+        ("scaled:2,capped:5", "scaled and capped both have reward in them, .* leave one out"),
+        ("fuel:10@life=1,peaceful:1@steps=9:", "both have score in them"),
         ("", "there is no reward ''"),
     ],
 )
 def test_mistakes_are_named(text: str, expected: str) -> None:
     with pytest.raises(UserError, match=expected):
         make_reward(text, KNOWN, RIVER)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("fuel:10,steady:1", "both have score in them, which would count twice: write fuel:10,changed=-1"),
+        ("fuel:10,capped:50", "both have score in them, which would count twice: write capped:50,fuel_shot=720"),
+        ("fuel:10,reward=1", "fuel and reward=... contradict each other: fuel already has score=1"),
+        ("score=1,reward=1", "score and reward are the same thing here"),
+    ],
+)
+def test_a_component_under_another_name_counts_once(text: str, expected: str) -> None:
+    with pytest.raises(UserError, match=expected):
+        make_reward(text, {**GENERIC, **ATARI, **RIVERRAID}, RIVER)
+
+
+def test_named_rewards_may_follow_each_other() -> None:
+    reward = make_reward("fuel:10@life=1,peaceful:1@life=2", KNOWN, RIVER)
+    assert str(reward) == "score=1@life=1,fuel_shot=720@life=1,score=1@life=2,fire=-1@life=2"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("collected=1@life=2", "collected=1@life=2 never counts: warehouse has one life"),
+        ("collected=1@every=1000", "never counts: a game of warehouse has at most 100 decisions"),
+        ("collected=1@steps=100:", "never counts: a game of warehouse has at most 100 decisions"),
+    ],
+)
+def test_what_never_counts_is_refused(text: str, expected: str) -> None:
+    with pytest.raises(UserError, match=expected):
+        RewardedPool(make("warehouse"), Rewards(None, text))
+
+
+def test_the_same_reward_written_otherwise() -> None:
+    known = {**GENERIC, **ATARI, **RIVERRAID}
+    ways = ["fuel:10", "fuel_shot=720.0, score=1.0", "reward=1,fuel_shot=720"]
+    assert len({canonical(make_reward(text, known, RIVER), known) for text in ways}) == 1
+    assert canonical(make_reward("fuel:11", known, RIVER), known) != canonical(
+        make_reward("fuel:10", known, RIVER), known
+    )
 
 
 def test_a_named_reward_of_another_game() -> None:
@@ -220,15 +272,26 @@ def test_a_reward_that_is_not_finite_says_in_which_step(tmp_path) -> None:
         "    return measures['reward'] + (np.nan if late.calls == 7 else 0)\n"
         "def fails(measures):\n    return measures['gold']\n"
         "def wide(measures):\n    return np.zeros((3, 3))\n"
+        "def nothing(measures):\n    pass\n"
     )
-    with pytest.raises(RunError, match=r"late is nan in step 7 of environment 0"):
-        play(RewardedPool(make("toy/chain", num_envs=2), Rewards(f"{file}:late", None)), 9)
-    with pytest.raises(RunError, match=r"fails failed in step 1 of its environments: .*mine.py, line 6: KeyError"):
-        play(RewardedPool(make("toy/chain", num_envs=2), Rewards(f"{file}:fails", None)), 9)
-    with pytest.raises(RunError, match=r"wide: gave \(3, 3\) for 2 environments"):
+    with pytest.raises(RunError, match=r"late is nan in decision 7 of a game of environment 0"):
+        play(RewardedPool(make("warehouse", num_envs=2), Rewards(f"{file}:late", None)), 9)
+    with pytest.raises(RunError, match=r"--true-reward .*fails failed: .*mine.py, line 6: KeyError"):
+        play(RewardedPool(make("toy/chain", num_envs=2), Rewards(None, f"alive=1; {file}:fails")), 9)
+    with pytest.raises(RunError, match=r"--reward .*wide gave an array of shape \(3, 3\), not the rewards of 2"):
         play(RewardedPool(make("toy/chain", num_envs=2), Rewards(f"{file}:wide", None)), 9)
-    with pytest.raises(UserError, match="a function of your own stands alone"):
-        RewardedPool(make("toy/chain", num_envs=2), Rewards(None, f"{file}:fails; alive=1"))
+    with pytest.raises(RunError, match=r"--reward .*nothing gave None, not the rewards of 2"):
+        play(RewardedPool(make("toy/chain", num_envs=2), Rewards(f"{file}:nothing", None)), 9)
+
+
+def test_functions_stand_beside_other_true_rewards(tmp_path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("def twice(m):\n    return 2 * m['reward']\ndef thrice(m):\n    return 3 * m['reward']\n")
+    rewards = Rewards(None, f"{file}:twice; alive=1; {file}:thrice")
+    for step in play(RewardedPool(make("toy/chain", num_envs=2, seed=1), rewards), 20):
+        np.testing.assert_array_equal(step["true"], 2 * step["reward"])
+        np.testing.assert_array_equal(step["true_2"], np.ones(2))
+        np.testing.assert_array_equal(step["true_3"], 3 * step["reward"])
 
 
 def test_a_function_cannot_change_what_others_see(tmp_path) -> None:

@@ -5,18 +5,22 @@ import itertools
 import numpy as np
 import pytest
 
+from bestiary.agents.agent import BasicAgent
+from bestiary.agents.torsos import MLP
 from bestiary.envs import make
 from bestiary.envs.atari import AtariPool
-from bestiary.envs.rewards import RewardedPool, Rewards, make_reward
-from bestiary.envs.riverraid import COMPONENTS, WAITING, depots_shot, measure
+from bestiary.envs.rewards import RewardedPool, Rewards
+from bestiary.envs.riverraid import COMPONENTS, WAITING, depots_shot, measure, read
+from bestiary.envs.weightings import make_reward
 from bestiary.rollout import Arrays
+from bestiary.runtime.actor import Actor
 
 RIVER = "atari/Riverraid"
 
 
 def ram(x: int = 76, bullet: int = 180, types: tuple[int, ...] = (0,) * 6, fuel: int = 255, waiting: int = 0):
     cells = np.zeros(128, np.uint8)
-    cells[51], cells[50], cells[32:38], cells[55], cells[70] = x, bullet, types, fuel, waiting
+    cells[51], cells[50], cells[32:38], cells[55:57], cells[70] = x, bullet, types, fuel, waiting
     return cells
 
 
@@ -132,6 +136,28 @@ def test_a_trace_of_the_emulator_recomputed(trace: list[Arrays]) -> None:
     assert moves > 50
 
 
+def test_score_and_lives_are_read_as_the_emulator_says() -> None:
+    pool = make(RIVER, num_envs=4, seed=4)
+    assert isinstance(pool, AtariPool)
+    pool.watch()
+    rng, total, seen = np.random.default_rng(0), np.zeros(4), set[int]()
+    step = pool.reset()
+    for _ in range(350):
+        found = read(step.measures["ram"])
+        total = np.where(step.game_over, 0, total + step.measures["score"])
+        np.testing.assert_array_equal(found["score"], total)
+        np.testing.assert_array_equal(found["lives"], pool.lives)
+        flies = found["bullet_y"] != 180
+        np.testing.assert_array_equal(found["bullet_x"][flies], found["player_x"][flies] + 5)  # it goes with the plane
+        assert (step.measures["lives"][~step.done] == found["lives"][~step.done]).all()
+        seen |= set(found["lives"].tolist())
+        pool.send(rng.choice([1, 10, 11, 12, 2, 4], 4))
+        step = pool.recv()
+    pool.close()
+    assert total.max() > 300
+    assert {4, 3, 2} <= seen
+
+
 def test_lives_lost_are_counted(trace: list[Arrays]) -> None:
     lost = np.array([step["lives_lost"] for step in trace[1:]])
     assert (lost == np.array([step["done"] for step in trace[1:]])).all()
@@ -172,17 +198,42 @@ def test_the_plane_waits_for_its_player_unless_forced_to_start() -> None:
         pool.close()
 
 
-def test_a_game_that_stalls_is_cut_off() -> None:
+def test_a_game_that_stalls_is_over() -> None:
     pool = make(RIVER, num_envs=2, seed=1, stall=30)
     assert isinstance(pool, AtariPool)
     pool.reset()
     for t in range(80):
         pool.send(np.array([0, 1]) if t > 25 else np.zeros(2, np.int64))
         step = pool.recv()
-        assert not step.truncated[1]
-        if step.truncated[0]:
+        assert not step.game_over[1]
+        if step.game_over[0]:
             break
-    assert step.truncated[0]
-    assert step.game_over[0]
+    assert step.done[0]
+    assert not step.truncated[0]  # an end, not a time limit
+    assert step.final == {}
     assert 45 < t < 80  # the first picture takes about twenty decisions, then thirty of nothing
     pool.close()
+
+
+def test_a_crash_is_no_stall() -> None:
+    """In the step that loses a life the river stands still, too; FIRE then starts the next."""
+    pool = make(RIVER, num_envs=2, seed=4, stall=1, force_start=True)
+    rng, lives = np.random.default_rng(0), 0
+    pool.reset()
+    for _ in range(400):
+        pool.send(rng.choice([1, 10, 11, 12, 2, 4], 2))
+        step = pool.recv()
+        lives += int((step.done & ~step.game_over).sum())
+    assert lives >= 4
+    pool.close()
+
+
+def test_nothing_is_credited_after_a_stall() -> None:
+    pool = make("atari/Breakout", num_envs=2, seed=1, stall=3, time_limit=20, frame_stack=1, frame_size=(16, 16))
+    actor = Actor(BasicAgent(pool.observation_spec, pool.action_spec, torso=MLP), pool, 30, seed=0)
+    actor.start()
+    rollout = actor.collect()
+    pool.close()
+    stalled = rollout.done[1:] & ~rollout.truncated[1:]
+    assert stalled.sum() >= 10
+    assert (rollout.bootstrap[stalled] == 0).all()

@@ -77,6 +77,36 @@ def test_a_partial_study_shows_what_is_there(partial: list[Trial], capsys: pytes
     assert "last tenth" in table
 
 
+def test_true_returns_stand_beside_what_was_trained_on(capsys: pytest.CaptureFixture[str]) -> None:
+    text = TEXT.replace('env = "toy/bandit"', 'env = "toy/bandit"\ntrue_reward = "scaled:-3"').replace("[1, 2]", "[1]")
+    Path("s.toml").write_text(text.replace("lr = [0.01, 0.0001]", 'reward = ["scaled:1", "scaled:2"]'))
+    trials = make_trials(read_study(Path("s.toml")), Path("runs/s"))
+    for trial in trials:
+        start(trial.config, Place(run_dir=str(trial.path)))
+    Path("runs/s/study.toml").write_text("as run before")
+    capsys.readouterr()
+    assert run_command(["study", "s.toml", "--report"]) == 0
+    for factor, row, run in zip((1, 2), records("runs/s/results.csv"), records("runs/s/runs.csv"), strict=True):
+        assert float(row["true_return"]) == pytest.approx(-3 * float(row["mean"]) / factor, rel=1e-4)
+        assert float(row["true_evaluated"]) == pytest.approx(-3 * float(row["evaluated"]) / factor, rel=1e-4)
+        assert float(run["true_return"]) == float(row["true_return"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "true return" in said
+    assert "trained on different rewards (scaled:1 / scaled:2)" in said
+    assert "true return" in Path("runs/s/index.html").read_text()
+
+    runs = [str(trial.path) for trial in trials]
+    assert run_command(["compare", *runs, "--out", "both.png"]) == 0
+    shown = capsys.readouterr()
+    assert "trained on different rewards (scaled:1 / scaled:2): their returns are not of one kind" in shown.err
+    assert "true return" in shown.out
+    finite = [row for row in records("both.csv") if row["true_mean"] != "nan"]
+    assert len(finite) > 100
+    factors = {"reward scaled:1": 1, "reward scaled:2": 2}
+    for row in finite:
+        assert float(row["true_mean"]) == pytest.approx(-3 * float(row["mean"]) / factors[row["group"]], rel=1e-4)
+
+
 def test_the_page_stands_alone(partial: list[Trial]) -> None:
     assert run_command(["study", "s.toml", "--report"]) == 0
     page = Path("runs/s/index.html").read_text()
