@@ -11,14 +11,8 @@ import numpy as np
 from bestiary.envs.weightings import Component
 from bestiary.rollout import Arrays
 
-PLAYER_X, BULLET_X, BULLET_Y, FUEL, LIVES, WAITING = (
-    51,
-    117,
-    50,
-    55,
-    64,
-    70,
-)  # FUEL: the high byte, the low one follows it
+PLAYER_X, BULLET_X, BULLET_Y, LIVES, WAITING = 51, 117, 50, 64, 70
+FUEL = 55  # the high byte; the low one follows it
 TYPES = slice(32, 38)  # what the six objects on the screen are; the first is the next to leave it
 DIGITS = slice(77, 88, 2)  # of the score as it is drawn, 100,000s first: eight times each, and BLANK for none
 CENTER, NO_BULLET, BLANK = 76, 180, 88

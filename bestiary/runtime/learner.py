@@ -92,9 +92,8 @@ class Learner:
         norms = torch.stack(torch._foreach_norm(gradients))
         norm = torch.linalg.vector_norm(norms)
         of_parts = norms.new_zeros(len(self.parts)).index_add_(0, self.owners, norms.square()).sqrt()
-        numbers = torch.stack(
-            [*sums.values(), norm, *of_parts]
-        ).tolist()  # the one time that the host waits for the device
+        # the one time that the host waits for the device
+        numbers = torch.stack([*sums.values(), norm, *of_parts]).tolist()
         finite, lr = all(map(math.isfinite, numbers)), self.learning_rate()
         lag = self.version - float(batch.version.float().mean())
         max_lag = self.version - int(batch.version.min())
