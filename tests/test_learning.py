@@ -166,9 +166,9 @@ ADAM: dict[str, Any] = {"algo.optimizer": "adam", "algo.eps": 1e-5, "algo.lam": 
     "algorithm",
     [
         {"algo": "impala", "steps": "12k", "batch_size": 32, "unroll_length": 8, **ADAM},
-        {"algo": "ppo", "steps": "6k", "rollout_length": 8, "algo.minibatches": 2},
+        pytest.param({"algo": "ppo", "steps": "6k", "rollout_length": 8, "algo.minibatches": 2}, marks=pytest.mark.slow),
     ],
-    ids=lambda given: given["algo"],
+    ids=("impala", "ppo"),
 )
 def test_the_attention_augmented_agent_recalls_where_a_light_was(algorithm, monkeypatch):
     """What it remembers decides, in its cells or its LSTM; made to forget, it guesses."""
