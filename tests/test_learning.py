@@ -166,7 +166,9 @@ ADAM: dict[str, Any] = {"algo.optimizer": "adam", "algo.eps": 1e-5, "algo.lam": 
     "algorithm",
     [
         {"algo": "impala", "steps": "12k", "batch_size": 32, "unroll_length": 8, **ADAM},
-        pytest.param({"algo": "ppo", "steps": "6k", "rollout_length": 8, "algo.minibatches": 2}, marks=pytest.mark.slow),
+        pytest.param(
+            {"algo": "ppo", "steps": "6k", "rollout_length": 8, "algo.minibatches": 2}, marks=pytest.mark.slow
+        ),
     ],
     ids=("impala", "ppo"),
 )
