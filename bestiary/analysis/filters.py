@@ -104,8 +104,9 @@ def spaced(run: Run, points: int) -> list[Checkpoint]:
     found = run.checkpoints
     if not found:
         raise UserError(f"{run.path} has no checkpoint yet")
-    places = np.unique(np.linspace(len(found) - 1, 0, min(points, len(found))).round().astype(int))
-    return [checkpoints.choose(run.path, found[place].steps) for place in places]
+    wanted = np.linspace(found[-1].steps, found[0].steps, min(points, len(found)))
+    nearest = {min((c.steps for c in found), key=lambda steps: abs(steps - at)) for at in wanted}
+    return [checkpoints.choose(run.path, steps) for steps in sorted(nearest)]
 
 
 def _pairs(runs: Sequence[Run], chosen: list[list[Checkpoint]], between: str) -> list[tuple[str, Couples]]:
@@ -116,13 +117,23 @@ def _pairs(runs: Sequence[Run], chosen: list[list[Checkpoint]], between: str) ->
                     f"{run.path} has one checkpoint: nothing to compare over time (--save-every keeps more)"
                 )
         return [(name, list(itertools.pairwise(own))) for name, own in zip(labels(runs), chosen, strict=True)]
-    fewest = min(map(len, chosen))
-    chosen = [spaced(run, fewest) if len(own) > fewest else own for run, own in zip(runs, chosen, strict=True)]
     first, *names = labels(runs)
     return [
-        (f"{first} and {name}", list(zip(chosen[0], own, strict=True)))
-        for name, own in zip(names, chosen[1:], strict=True)
+        (f"{first} and {name}", [(one, checkpoints.choose(run.path, at)) for one, at in _abreast(chosen[0], run)])
+        for name, run in zip(names, runs[1:], strict=True)
     ]
+
+
+def _abreast(chosen: list[Checkpoint], run: Run) -> list[tuple[Checkpoint, int]]:
+    """Each with the steps of the run's that is as far in its own training, or nearest to it; none of the run's twice."""
+    steps = [checkpoint.steps for checkpoint in run.checkpoints]
+    couples: dict[int, tuple[float, Checkpoint]] = {}
+    for one in chosen:
+        fraction = one.steps / max(1, chosen[-1].steps)
+        gap, at = min((abs(own / max(1, steps[-1]) - fraction), own) for own in steps)
+        if at not in couples or gap < couples[at][0]:
+            couples[at] = (gap, one)
+    return [(one, at) for at, (_, one) in couples.items()]
 
 
 def convolutions(model: dict[str, Tensor]) -> dict[str, Tensor]:

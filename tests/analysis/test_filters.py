@@ -2,6 +2,7 @@
 
 import csv
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -150,3 +151,17 @@ def test_what_cannot_be_compared(runs: list[Run], catch_runs: list[Run], monkeyp
     assert [c.steps for c in spaced(runs[0], 2)] == [160, 480]
     assert [c.steps for c in spaced(runs[0], 1)] == [480]
     assert not Path("x.png").exists()
+
+
+def test_checkpoints_are_compared_at_equal_fractions_of_their_trainings() -> None:
+    def trained(*steps: int) -> Any:
+        return SimpleNamespace(checkpoints=[SimpleNamespace(steps=at) for at in steps])
+
+    def pairs(first: Any, second: Any) -> list[tuple[int, int]]:
+        return [(one.steps, at) for one, at in filters._abreast(first.checkpoints, second)]
+
+    even = trained(100, 200, 300, 400)
+    assert pairs(even, trained(30, 100, 190, 300, 390, 400)) == [(100, 100), (200, 190), (300, 300), (400, 400)]
+    assert pairs(even, trained(2000, 4000, 6000, 8000)) == [(100, 2000), (200, 4000), (300, 6000), (400, 8000)]
+    assert pairs(even, trained(390, 400)) == [(300, 390), (400, 400)]
+    assert pairs(even, trained(7)) == [(400, 7)]
