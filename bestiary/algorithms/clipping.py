@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from bestiary.algorithms.rewards import squash
-from bestiary.envs.weightings import Component, Reward, Weighting, leader
+from bestiary.envs.weightings import Component, Reward, Weighting, real_name
 
 MANY = 100_000  # steps to look at
 
@@ -76,7 +76,9 @@ def complaints(reward: Reward, components: Mapping[str, Component], mode: str, s
         return []
     assert isinstance(reward, Weighting)
     raw, seen = _raw(reward, steps), learnt(reward, steps, mode, scale)
-    plain = next((steps[name] for name in steps if leader(name, components) == leader("reward", components)), None)
+    plain = next(
+        (steps[name] for name in steps if real_name(name, components) == real_name("reward", components)), None
+    )
     if plain is not None and _same(seen, squash(torch.from_numpy(plain), mode).numpy()) and not _same(raw, plain):
         return ["what is learnt from is what would be without --reward"]
     if _same(seen, scale * raw) or (_open(steps, components) and plain is not None and _same(raw, plain)):

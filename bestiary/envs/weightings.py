@@ -211,7 +211,7 @@ def make_reward(text: str | None, available: Mapping[str, Component], env: str, 
     return Weighting(tuple(Term(component, weight, scope) for (component, scope), weight in total.items()))
 
 
-def leader(name: str, available: Mapping[str, Component]) -> str:
+def real_name(name: str, available: Mapping[str, Component]) -> str:
     """The component that this one is under another name: in Atari `reward` is `score`."""
     component = available[name]
     tied = available.get(component.tied)
@@ -223,7 +223,7 @@ def canonical(reward: Reward, available: Mapping[str, Component]) -> str:
     if isinstance(reward, Custom):
         path, name = plugins.split(reward.name)
         return f"{plugins.digest(path)}:{name}"
-    return ",".join(sorted(f"{leader(t.component, available)}={t.weight!r}{t.scope}" for t in reward.terms))
+    return ",".join(sorted(f"{real_name(t.component, available)}={t.weight!r}{t.scope}" for t in reward.terms))
 
 
 @dataclass(frozen=True)
@@ -245,7 +245,7 @@ def _check_together(one: _Word, other: _Word, available: Mapping[str, Component]
         return
 
     def counted(word: _Word) -> dict[str, Term]:
-        return {leader(term.component, available): term for term in word.terms}
+        return {real_name(term.component, available): term for term in word.terms}
 
     shared = counted(one).keys() & counted(other).keys()
     if one.listed and other.listed:
