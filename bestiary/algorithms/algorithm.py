@@ -78,9 +78,3 @@ def updates(algorithm: Algorithm, num_envs: int, pools: int) -> int:
     """How many updates `learn` makes of what it takes at once, at most."""
     trajectories = algorithm.rollouts(num_envs, pools) * num_envs
     return trajectories * algorithm.passes // algorithm.batch_size(num_envs, pools)
-
-
-def make_adam(parameters: list[nn.Parameter], lr: float, eps: float) -> torch.optim.Optimizer:
-    """Adam in one pass over the parameters, where PyTorch has one: a third of the time of its usual passes."""
-    fused = all(parameter.device.type in ("cpu", "cuda") for parameter in parameters)
-    return torch.optim.Adam(parameters, lr=lr, eps=eps, fused=fused)

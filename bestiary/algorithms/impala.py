@@ -11,7 +11,8 @@ import torch
 import torch.nn as nn
 
 from bestiary.agents.agent import Agent
-from bestiary.algorithms.algorithm import Loss, Metrics, Think, Update, make_adam, watched
+from bestiary.algorithms.algorithm import Loss, Metrics, Think, Update, watched
+from bestiary.algorithms.optimizers import RMSprop, make_adam
 from bestiary.algorithms.rewards import MODES, squash
 from bestiary.algorithms.schedules import SCHEDULES
 from bestiary.algorithms.vtrace import vtrace
@@ -137,4 +138,4 @@ class Impala:
         o = self.options
         if o.optimizer == "adam":
             return make_adam(parameters, o.lr, o.eps)
-        return torch.optim.RMSprop(parameters, lr=o.lr, alpha=o.alpha, eps=o.eps, momentum=o.momentum)
+        return RMSprop(parameters, lr=o.lr, alpha=o.alpha, eps=o.eps, momentum=o.momentum)

@@ -16,8 +16,9 @@ import torch.nn as nn
 
 from bestiary.agents.agent import Agent
 from bestiary.agents.critics import Worth
-from bestiary.algorithms.algorithm import Loss, Metrics, Think, Update, make_adam, watched
+from bestiary.algorithms.algorithm import Loss, Metrics, Think, Update, watched
 from bestiary.algorithms.gae import gae
+from bestiary.algorithms.optimizers import make_adam
 from bestiary.algorithms.rewards import MODES, squash
 from bestiary.algorithms.schedules import SCHEDULES
 from bestiary.options import option

@@ -15,6 +15,7 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
+from bestiary.algorithms.optimizers import Adam
 from bestiary.analysis.files import STILLS, check_output
 from bestiary.analysis.filters import short_layer
 from bestiary.analysis.paint import enlarge
@@ -65,7 +66,7 @@ def excite(agent: Any, spec: ObservationSpec, layer: str, filters: Sequence[int]
     """Pictures uint8 [n,C,H,W] that excite so many filters of a layer, one each."""
     start = 127.5 + 10 * torch.randn(spec["image"].shape, generator=torch.Generator().manual_seed(seed))
     pictures = start.repeat(len(filters), 1, 1, 1).requires_grad_()  # all begin alike
-    optimizer = torch.optim.Adam([pictures], lr=RATE, maximize=True)
+    optimizer = Adam([pictures], lr=RATE, maximize=True)
     for _ in range(ASCENTS):
         given = given_out(agent, spec, layer, pictures)  # [n,filters,h,w]
         wanted = torch.stack([given[k, f].mean() for k, f in enumerate(filters)])
