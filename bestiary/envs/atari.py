@@ -13,7 +13,7 @@ A pool can be saved when the emulator draws no random numbers while playing (no 
 import importlib.util
 import os
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -136,7 +136,7 @@ class AtariPool:
     def __init__(
         self, name: str, num_envs: int, seed: int | np.random.SeedSequence, options: Options, render: bool = False
     ):
-        self.num_envs, self.options, self.game = num_envs, options, name
+        self.num_envs, self.options, self.game, self.renders = num_envs, options, name, render
         self.tasks: tuple[str, ...] = (f"atari/{name}",)
         self.longest_game = options.time_limit
         self.frames_per_step = options.frame_skip
@@ -169,10 +169,14 @@ class AtariPool:
         self.ram = np.zeros((num_envs, 128), np.uint8)  # after the last decisions
         self.played = np.zeros(num_envs, np.int64)  # actions in the running game, those nobody decided included
         self.actions = np.zeros((num_envs, 4096), np.uint8)  # of the running game; grows
-        seeds = spawn_seeds(seed, num_envs)
-        self.noise = Noise(options.noise, seeds)
-        self.flicker = Flicker(options.flicker, options.flicker_mode, seeds)
-        self.env = _make_envpool(name, num_envs, seeds, options, render)
+        self.seeds = spawn_seeds(seed, num_envs)
+        self.noise = Noise(options.noise, self.seeds)
+        self.flicker = Flicker(options.flicker, options.flicker_mode, self.seeds)
+
+    @cached_property
+    def env(self) -> Any:
+        """The emulators. They take most of a second to make, and what a pool shows and takes is known without them."""
+        return _make_envpool(self.game, self.num_envs, self.seeds, self.options, self.renders)
 
     def watch(self) -> None:
         """From the next reset on, measure what rewards are made of, too."""
@@ -344,7 +348,8 @@ class AtariPool:
         self.flicker.streams.state = state["flicker"].copy()
 
     def close(self) -> None:
-        self.env.close()
+        if "env" in vars(self):
+            self.env.close()
 
 
 def _make_envpool(game: str, num_envs: int, seeds: list[int], options: AtariPool.Options, render: bool) -> Any:
