@@ -17,7 +17,8 @@ def test_both_ways_find_the_same():
     inputs, state = Inputs.of(step, np.zeros(1, np.int64)), agent.initial_state(1)
     lens = Saliency(agent, pool.observation_spec, Method(12))
     maps = lens(inputs, state)
-    one_by_one = bench_saliency.sequential(lens, inputs, state, len(lens.centres)).reshape(maps.policy.shape)
+    rival = bench_saliency.published(agent)
+    one_by_one = bench_saliency.sequential(rival, lens, inputs, state, len(lens.centres)).reshape(maps.policy.shape)
     assert np.corrcoef(maps.policy.ravel(), one_by_one.ravel())[0, 1] > 0.9  # bytes cut off what floats keep
     assert maps.policy.argmax() == one_by_one.argmax()
 

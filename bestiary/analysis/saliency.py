@@ -9,7 +9,7 @@ nothing else is added, and the agent is asked again, with the memory it had:
 
 All patches of a frame go through the network in a few batches, whose size is bounded whatever the grid; policy and value come
 out of the same pass. A blurred cross is a sum of products of blurred points, so that no mask is ever filtered, and it is zero
-beyond four radii, so that only a small window of each picture is computed.
+beyond four radii, so that only a small window of each picture is computed, and of the first layers' maps (`nearby.py`).
 """
 
 import os
@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from bestiary.agents.agent import Agent, Output, State
+from bestiary.analysis.nearby import nearby
 from bestiary.errors import UserError
 from bestiary.rollout import Inputs, ObservationSpec
 
@@ -60,7 +61,7 @@ class Saliency:
                 f"its agent sees {', '.join(spec)}, not pictures, so there is nothing to blur; bestiary movie shows it play, "
                 "and bestiary look actions what it does"
             )
-        self.agent, self.method = agent, method
+        self.agent, self.method = nearby(agent), method
         _, self.height, self.width = spec["image"].shape
         if method.density > min(self.height, self.width):
             raise UserError(f"--density {method.density}: the agent's pictures are only {self.height}x{self.width}")
