@@ -13,6 +13,11 @@ the value should have been so far. Once an update they move,
 and the last layer with them, so that nothing that was learnt is lost:
 
     w' = w sigma / sigma'                b' = (sigma b + mu - mu') / sigma'
+
+They begin as mu = 0 and sigma = 1. Moved from there by a beta of 3e-4, they would take thousands of updates to get to a game
+whose returns are in the hundreds, and meanwhile the network would have to give out hundreds itself, which ruins it. So at first
+they are plain averages of all that was seen, the beginning counted as one: the t-th update of a task moves its statistics by
+the larger of beta and 1 / (t + 1) (`debias`; without it by beta from the first one on, as the papers write it).
 """
 
 from dataclasses import dataclass
@@ -80,6 +85,7 @@ class PopArt(nn.Linear):
     mu: Tensor
     nu: Tensor
     sigma: Tensor
+    updates: Tensor
 
     @dataclass(frozen=True)
     class Options:
@@ -89,6 +95,7 @@ class PopArt(nn.Linear):
             "what is averaged: first and second moments; or mean and deviation within an update's batch, as one fork did",
             choices=("moments", "deviations"),
         )
+        debias: bool = option(True, "begin with plain averages; off: move by beta from the first update on")
         low: float = option(1e-4, "least deviation", above=0)
         high: float = option(1e6, "greatest deviation", above=0)
 
@@ -98,6 +105,7 @@ class PopArt(nn.Linear):
         self.register_buffer("mu", torch.zeros(tasks, dtype=torch.float64))
         self.register_buffer("nu", torch.ones(tasks, dtype=torch.float64))
         self.register_buffer("sigma", torch.ones(tasks, dtype=torch.float64))
+        self.register_buffer("updates", torch.zeros(tasks, dtype=torch.float64))  # that had targets of the task
 
     def forward(self, x: Tensor, task: Tensor) -> Worth:  # type: ignore[override]
         return Worth(_own(super().forward(x), task), self.mu[task].float(), self.sigma[task].float())
@@ -114,14 +122,17 @@ class PopArt(nn.Linear):
         o, (count, total, squares) = self.options, moments.unbind(1)
         seen = count > 0
         mean, second = total / count.clamp(min=1), squares / count.clamp(min=1)
-        mu, nu = self.mu.lerp(mean, o.beta), self.nu.lerp(second, o.beta)
+        updates = self.updates + 1
+        beta = (1 / (updates + 1)).clamp(min=o.beta) if o.debias else torch.full_like(updates, o.beta)
+        mu, nu = self.mu.lerp(mean, beta), self.nu.lerp(second, beta)
         if o.average == "moments":
             sigma = _deviation(mu, nu).clamp(o.low, o.high)
         else:
-            sigma = self.sigma.lerp(_deviation(mean, second).clamp(o.low, o.high), o.beta)
+            sigma = self.sigma.lerp(_deviation(mean, second).clamp(o.low, o.high), beta)
         weight = self.weight.double() * (self.sigma / sigma).unsqueeze(1)
         bias = (self.sigma * self.bias.double() + self.mu - mu) / sigma
-        for old, new in ((self.weight, weight), (self.bias, bias), (self.mu, mu), (self.nu, nu), (self.sigma, sigma)):
+        statistics = ((self.mu, mu), (self.nu, nu), (self.sigma, sigma), (self.updates, updates))
+        for old, new in ((self.weight, weight), (self.bias, bias), *statistics):
             rows = seen.unsqueeze(1) if old.dim() == 2 else seen
             old.copy_(torch.where(rows, new.to(old.dtype), old))  # a task without targets keeps every bit
 

@@ -4,7 +4,7 @@ A convolution's output at a place depends on its inputs close by, so a patch of 
 little larger after every layer. `Nearby` runs the layers on the first picture as a whole, and on the others only in the windows
 that their patches reach, surrounded by what the first picture has there. When windows are most of a map, whole maps go on:
 
-    pictures [1+K,C,H,W]  --changed-->  windows [K,C,h,w] and their corners
+    pictures [1+K,C,H,W]  --changed-->  windows [K,h,w,C] and their corners
     each layer            --around-->   windows grown by what the layer sees --layer, without padding--> larger windows
     in the end            --filled-->   maps [1+K,C',H',W'], the same as if all had gone through all layers
 

@@ -44,11 +44,12 @@ def test_shared_is_blind_to_the_task_and_others_are_not():
         assert len(values) == (1 if blind else K)
 
 
+@pytest.mark.parametrize("debias", [False, True])
 @pytest.mark.parametrize("average", ["moments", "deviations"])
-def test_statistics_against_a_slow_statement(average):
+def test_statistics_against_a_slow_statement(average, debias):
     """The rules of the papers and of the fork, a number at a time."""
-    critic, beta = make_popart(beta=0.1, average=average), 0.1
-    mu, nu, sigma = [0.0] * K, [1.0] * K, [1.0] * K
+    critic = make_popart(beta=0.1, average=average, debias=debias)
+    mu, nu, sigma, updates = [0.0] * K, [1.0] * K, [1.0] * K, [0] * K
     rng = np.random.default_rng(0)
     for _ in range(20):
         targets = rng.normal(5, 3, 12).astype(np.float32)
@@ -58,6 +59,8 @@ def test_statistics_against_a_slow_statement(average):
             if not mine:
                 continue
             mean, second = sum(mine) / len(mine), sum(v * v for v in mine) / len(mine)
+            updates[k] += 1
+            beta = max(0.1, 1 / (updates[k] + 1)) if debias else 0.1
             mu[k], nu[k] = (1 - beta) * mu[k] + beta * mean, (1 - beta) * nu[k] + beta * second
             spread = math.sqrt(max(second - mean * mean, 0))
             if average == "moments":
@@ -67,6 +70,21 @@ def test_statistics_against_a_slow_statement(average):
         critic.adapt(moments_of(critic, targets.tolist(), tasks.tolist()))
         np.testing.assert_allclose(critic.mu.numpy(), mu, rtol=1e-6)
         np.testing.assert_allclose(critic.sigma.numpy(), sigma, rtol=1e-6)
+
+
+def test_at_first_statistics_are_plain_averages_of_all_so_far():
+    """And so they are of the right size after a handful of updates, not after thousands."""
+    critic, rng, batches = make_popart(tasks=1), np.random.default_rng(0), [np.zeros(1)]
+    for _ in range(20):
+        batches.append(rng.normal(500, 200, 50))
+        critic.adapt(moments64(batches[-1]))
+    assert critic.mu.item() == pytest.approx(np.mean([batch.mean() for batch in batches]))
+    assert critic.nu.item() == pytest.approx(np.mean([1.0, *((batch**2).mean() for batch in batches[1:])]))
+    assert 180 < critic.sigma.item() < 240
+    slow = make_popart(tasks=1, debias=False)
+    for batch in batches[1:]:
+        slow.adapt(moments64(batch))
+    assert slow.sigma.item() < 50
 
 
 @pytest.mark.parametrize("average", ["moments", "deviations"])
