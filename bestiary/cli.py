@@ -170,6 +170,8 @@ def _eval(argv: list[str]) -> None:
             raise UserError(f"--env {' '.join(a.env)}: a scripted player plays one environment at a time")
         evaluate_player(a.run.removeprefix("scripted:"), a.env[0], options, episodes=episodes or 100, **numbers).show()
         return
+    if "levels" in options:
+        raise UserError(f"--env.levels {options['levels']}: which levels to play is --levels here")
     if a.checkpoint and a.checkpoints:
         raise UserError("--checkpoint names one and --checkpoints all takes every one: choose")
     checkpoint = which_checkpoint(a.checkpoint, run)

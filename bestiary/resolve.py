@@ -261,7 +261,7 @@ def layers(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     given: dict[str, Any] = {}
     origin: dict[str, str] = {}
     if direct.get("init_from") is not None:
-        given = _inherited(str(direct["init_from"]), "popart" in direct)
+        given = _inherited(str(direct["init_from"]))
         origin = dict.fromkeys(given, f"the run {direct['init_from']}")
     for source, read in (("preset", read_preset), ("config", lambda path: read_toml(Path(path)))):
         named = direct.pop(source, None)
@@ -269,17 +269,21 @@ def layers(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
             layer = read(str(named))
             given = over(given, layer)
             origin |= dict.fromkeys(layer, f"{source} {named}")
+    if "popart" in direct and "critic" not in direct:  # stands for a critic, so it replaces one from further below
+        wanted = _attempt_value(direct["popart"], bool)
+        if wanted or given.get("critic") == "popart":
+            direct["critic"] = "popart" if wanted else DEFAULTS["critic"]
     given = over(given, direct)
     return given, {key: where for key, where in origin.items() if key not in direct}
 
 
-def _inherited(source: str, popart: bool) -> dict[str, Any]:
+def _inherited(source: str) -> dict[str, Any]:
     """What a run that begins with another's weights is made of, where nothing else is said: the agent and its parts; and in an
-    environment of the same family, how many frames it sees and which actions it has. `popart`: the critic was chosen."""
+    environment of the same family, how many frames it sees and which actions it has."""
     from bestiary.runs.folder import open_run  # here, because a run's folder needs us to read its config
 
     settings = flatten(open_run(source).config.tables())
-    kinds = ("agent", "torso", "memory", *(() if popart else ("critic",)))
+    kinds = ("agent", "torso", "memory", "critic")
     inherited = ("env", "env.frame_stack", "env.full_actions")
     return {k: v for k, v in settings.items() if v is not None and (k in inherited or k.split(".")[0] in kinds)}
 

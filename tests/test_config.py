@@ -408,6 +408,9 @@ PROCGEN = {
     **IMPALA, "algo.unroll_length": 50, "algo.batch_size": 32, "algo.lr": 6e-4, "algo.entropy": 0.01, "steps": 300_000_000,
     "keep": [150_000_000], "algo.reward": "abs_one", "torso": "resnet",
 }  # fmt: skip
+SRWM = {"memory": "srwm", "memory.layers": 2, "memory.hidden": 128, "memory.heads": 8, "valid_episodes": 10}
+EASY = [f"procgen/{game}:easy" for game in "bigfish fruitbot maze leaper plunder starpilot".split()]
+MEMORY = [f"procgen/{game}:memory" for game in "dodgeball heist maze miner".split()]
 WAREHOUSE = {
     "algo": "ppo", "algo.epochs": 3, "algo.lr": 2.5e-4, "algo.clip": 0.1, "algo.value_clip": True, "algo.entropy": 0.01,
     "algo.discount": 0.99, "algo.lam": 0.95, "algo.sequence": 8,
@@ -423,6 +426,8 @@ WAREHOUSE = {
         ("ff-procgen-easy6", {**PROCGEN, "memory": "none", "env.levels": "0:200", "valid_levels": "500:700"}),
         ("lstm-procgen-easy6", {**PROCGEN, "memory": "lstm", "memory.hidden": 256, "env.levels": "0:200"}),
         ("lstm-procgen-memory4", {**PROCGEN, "memory": "lstm", "env.levels": "0:500", "num_envs": 48}),
+        ("srwm-procgen-easy6", {**PROCGEN, **SRWM, "env": EASY, "env.levels": "0:200", "valid_levels": "500:700"}),
+        ("srwm-procgen-memory4", {**PROCGEN, **SRWM, "env": MEMORY, "env.levels": "0:500", "num_envs": 48}),
         (
             "iam-warehouse",
             {**WAREHOUSE, "num_envs": 8, "algo.rollout_length": 128, "algo.horizon": 8, "algo.normalize": False,
@@ -440,6 +445,27 @@ def test_published_settings(name, published):
     given, origin = layers({"preset": name})
     settings = flatten(resolve(given, origin).tables())
     assert {key: settings[key] for key in published} == published
+
+
+@pytest.mark.parametrize(
+    ("options", "critic", "reward"),
+    [
+        ({"preset": "multitask-six", "popart": True}, "popart", "none"),
+        ({"preset": "popart-six", "popart": "off"}, "shared", "abs_one"),
+        ({"preset": "popart-six", "critic": "per-task"}, "per-task", "abs_one"),
+        ({"preset": "popart-six"}, "popart", "none"),
+        ({"preset": "popart-six", "algo.reward": "abs_one"}, "popart", "abs_one"),
+        ({"preset": "multitask-six", "popart": "off"}, "shared", "abs_one"),
+    ],
+)
+def test_popart_goes_over_a_presets_critic_and_the_clip_goes_with_it(options, critic, reward):
+    settings = flatten(resolve(*layers(options)).tables())
+    assert (settings["critic"], settings["algo.reward"]) == (critic, reward)
+
+
+def test_deviations_that_exclude_each_other():
+    (problem,) = problems_of({"env": "toy/catch", "popart": True, "critic.low": 10, "critic.high": 1})
+    assert "--critic.low 10 is above --critic.high 1" in problem
 
 
 # --- groups and labels ---

@@ -99,6 +99,10 @@ class PopArt(nn.Linear):
         low: float = option(1e-4, "least deviation", above=0)
         high: float = option(1e6, "greatest deviation", above=0)
 
+        def __post_init__(self) -> None:
+            if self.low > self.high:
+                raise ValueError(f"--critic.low {self.low:g} is above --critic.high {self.high:g}")
+
     def __init__(self, input_size: int, tasks: int = 1, options: Options = Options()):
         super().__init__(input_size, tasks)
         self.options = options

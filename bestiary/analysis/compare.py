@@ -21,6 +21,7 @@ from bestiary.analysis.figures import finish, panel_grid, pyplot
 from bestiary.analysis.files import FIGURES
 from bestiary.config import group_key
 from bestiary.console import note, stdout, warn
+from bestiary.envs.mixture import task_name
 from bestiary.errors import UserError
 from bestiary.runs.folder import Run
 from bestiary.runtime.episodes import short_name
@@ -65,7 +66,7 @@ def final_return(run: Run, task: str | None = None, column: str = GAME) -> float
 def games_of(run: Run, task: str | None = None, column: str = GAME) -> tuple[np.ndarray, np.ndarray]:
     """Step and return of every whole game of a run, in one task or its only one."""
     episodes = run.episodes
-    if task is None and len(tasks_of(run)) > 1:
+    if task is None and len(run.settings["env"]) > 1:
         raise UserError(f"{run.path} has several tasks, whose returns have no common mean: --by task")
     over = episodes["game_over"] == 1 if episodes else np.zeros(0, bool)
     if task is not None and episodes:
@@ -78,10 +79,10 @@ def games_of(run: Run, task: str | None = None, column: str = GAME) -> tuple[np.
 
 
 def tasks_of(run: Run) -> list[str]:
-    """In the order of the config; as episodes.csv has them."""
+    """Those of which a game was finished, in the order of the config."""
     episodes = run.episodes
-    played = list(dict.fromkeys(episodes["task"].tolist())) if episodes else []
-    given = list(run.settings["env"])
+    played = list(dict.fromkeys(episodes["task"][episodes["game_over"] == 1].tolist())) if episodes else []
+    given = list(map(task_name, run.settings["env"]))
     return sorted(played, key=lambda task: given.index(task) if task in given else len(given))
 
 
@@ -104,7 +105,7 @@ def compare(
     taken = [str(p) for p in (out, table_path, scales) if p is not None and p.exists()]
     if taken and not overwrite:
         raise UserError(f"{' and '.join(taken)} exist; choose another --out or add --overwrite")
-    by_task = by_task or any(len(tasks_of(run)) > 1 for run in runs)
+    by_task = by_task or any(len(run.settings["env"]) > 1 for run in runs)
     trained = dict.fromkeys(str(run.settings.get("reward", "their own")) for run in runs)
     if len(trained) > 1:
         warn(f"these runs were trained on different rewards ({' / '.join(trained)}): their returns are not of one kind")
@@ -139,6 +140,10 @@ def panels_by_task(runs: list[Run], *, axis: str = "steps", points: int = 200) -
         settings[run.path] = {**rest, "env": [_tasks_in_words(sets[run.path], set(sets.values()))]}
     groups = _grouped(runs, settings, warn_of_seeds=False)
     panels: dict[str, list[Group]] = {}
+    for run in runs:
+        missing = [task for task in map(task_name, run.settings["env"]) if task not in tasks_of(run)]
+        if missing:
+            note(f"note: {run.name} has not finished a game of {', '.join(missing)} yet, and has no curve there")
     for task in dict.fromkeys(task for run in runs for task in tasks_of(run)):
         own = {label: [run for run in members if task in tasks_of(run)] for label, members in groups.items()}
         panels[task] = [

@@ -1,9 +1,11 @@
 """How good is an agent? Whole games in pools of their own, with the whole protocol written down beside the result.
 
 Every environment plays the same number of games (or one more), and exactly those count: taking the first games to finish
-instead would favour short ones. Of a range with no more levels than games, each level is played equally often instead.
+instead would favour short ones. Where games have levels, those are dealt out as environments ask for them, each equally often
+(none twice, where there are more levels than games), and every game that was dealt counts.
 """
 
+import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
@@ -64,7 +66,11 @@ def evaluate(
     games = [episodes or (_usual_games(split.levels) if levels else 100) for split in splits]
     if record:
         _check_recordable(names, splits, games)
-    roles = {(name, split): _role(config, name, split) for name in names for split in levels}
+    ranges = [split.levels for split in splits if hasattr(split, "levels")]
+    roles = {(name, range_): _role(config, name, range_) for name in names for range_ in ranges}
+    for one, other in itertools.combinations(levels, 2):
+        if overlap(one, other):
+            warn(f"--levels {one} and {other} have levels in common: as splits they are not independent")
     _check_envs(config, names)
     if every_checkpoint:
         chosen = run.checkpoints
@@ -100,12 +106,19 @@ def evaluate(
                 task = config.envs.index(name) if name in config.envs else 0
                 draws = int(streams[1].generate_state(1)[0])
                 played, unfinished = play_games(
-                    agent, pool, count, max_steps, greedy=greedy, seed=draws, task=task, carry=carry
+                    agent,
+                    pool,
+                    count,
+                    max_steps,
+                    greedy=greedy,
+                    seed=draws,
+                    task=task,
+                    carry=carry,
+                    dealt=not record,
                 )
-                finite = split.levels if levels else None
-                role = roles[name, finite] if finite is not None else ""
+                own = getattr(split, "levels", None)
                 at = point.steps if every_checkpoint else None
-                parts.append(Part(task_name(name), played, at, finite, role, unfinished))
+                parts.append(Part(task_name(name), played, at, own, roles.get((name, own), ""), unfinished))
     protocol = {
         "run": run.name,
         "environment": list(names),
@@ -125,7 +138,8 @@ def evaluate(
 
 
 def _check_recordable(names: Sequence[str], splits: Sequence[Any], games: Sequence[int]) -> None:
-    """Where every level is owed equally often, what a row plays next depends on the others: no game can be replayed alone."""
+    """Where levels are dealt out, what a row plays next depends on the others: no game can be replayed alone. So while games
+    are recorded chance picks levels, and what was to be even is refused."""
     for split, count in zip(splits, games, strict=True):
         if hasattr(split, "levels") and hasattr(lookup(names[0]).options, "levels"):
             first, last = parse_levels(split.levels)
@@ -220,7 +234,7 @@ def _protocol(num_envs: int, episodes: int, unfinished: int, max_steps: int, see
         "games_given_up": unfinished,
         "max_steps": max_steps,
         "num_envs": num_envs,
-        "games_per_env": "equal, each environment's first; of finite levels, each level equally often",
+        "games_per_env": "equal, each environment's first; where there are levels, each of those equally often",
         "seed": seed,
         "interval": "95 % bootstrap of the mean, 2000 resamples",
         "bestiary": __version__,
@@ -239,11 +253,12 @@ def play_games(
     carry: int | None = None,
     doing: str = "evaluating",
     stop: Callable[[], bool] = lambda: False,
+    dealt: bool = True,
 ) -> tuple[list[Episode], int]:
     """The episodes of so many whole games of a pool of one task, the agent's how-manyeth `task` says; and how many games
-    are missing. Closes the pool. Raises Stopped where `stop` says so."""
+    are missing. Levels are `dealt` out equally often, else by chance. Closes the pool. Raises Stopped where `stop` says so."""
     moments = play(agent, pool, greedy=greedy, seed=seed, task=task, carry=carry)
-    return count_games((step for step, _ in moments), pool, episodes, max_steps, doing, stop)
+    return count_games((step for step, _ in moments), pool, episodes, max_steps, doing, stop, dealt)
 
 
 class Stopped(Exception):
@@ -257,11 +272,14 @@ def count_games(
     max_steps: int,
     doing: str = "evaluating",
     stop: Callable[[], bool] = lambda: False,
+    dealt: bool = True,
 ) -> tuple[list[Episode], int]:
     """The episodes of so many whole games among the steps of a pool, whoever plays; and how many games are missing."""
     n = pool.num_envs
     levels: Any = found if hasattr(found := bare(pool), "owe") else None  # ProcGen's
-    by_level = levels is not None and levels.owe(episodes)
+    by_level = levels is not None and dealt
+    if by_level:
+        levels.owe(episodes)
     quota = np.full(n, episodes // n) + (np.arange(n) < episodes % n)  # games that environment i owes
     counter = EpisodeCounter(n, pool.tasks, pool.measures_spec)
     played, given_up = np.zeros(n, np.int64), 0

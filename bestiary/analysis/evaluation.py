@@ -107,6 +107,7 @@ class Evaluation:
                     rows[-1] |= _split_means(own, means, "normalised_")
             if len(tasks) > 1 and all("normalised" in part.statistics for part in parts):
                 columns = [[p for p in parts if p.levels == one.levels] for one in self._splits()]
+                columns = [column for column in columns if len({part.role for part in column}) == 1]  # else of no kind
                 means = [[part.statistics["normalised"]["mean"] for part in column] for column in columns]
                 rows.append({**at, "task": "all", **_split_means([c[0] for c in columns], means, "normalised_")})
         return rows

@@ -10,6 +10,7 @@ once and for exactly the rows that ended, so the level in between is never seen,
 import ctypes
 import importlib.util
 import sys
+from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -56,10 +57,10 @@ DEFAULT_MODE = "hard"  # ProcGen's own
 
 def split(name: str) -> tuple[str, str]:
     """`starpilot:easy` -> game and mode, or what is wrong with it."""
-    game, _, mode = name.partition(":")
+    game, colon, mode = name.partition(":")
     if game not in GAMES:
         raise UserError(f"procgen/{game}: there is no such game{suggest(game, GAMES)} (bestiary list envs procgen)")
-    mode, modes = mode or DEFAULT_MODE, GAMES[game].modes.split()
+    mode, modes = mode if colon else DEFAULT_MODE, GAMES[game].modes.split()
     if mode not in modes:
         raise UserError(f"procgen/{name}: {game} has the modes {', '.join(modes)}{suggest(mode, modes)}")
     return game, mode
@@ -135,7 +136,7 @@ class ProcgenPool:
         self, name: str, num_envs: int, seed: int | np.random.SeedSequence, options: Options, render: bool = False
     ):
         game, mode = split(name)
-        self.num_envs, self.options = num_envs, options
+        self.num_envs, self.options, self.mode = num_envs, options, mode
         self.tasks: tuple[str, ...] = (f"procgen/{game}:{mode}",)
         self.frames_per_step = 1
         self.action_spec = ActionSpec(tuple(ACTIONS))
@@ -143,7 +144,8 @@ class ProcgenPool:
         self.measures_spec: dict[str, ArraySpec] = {}
         self.saveable = self.has_lives = False
         self.level = np.zeros(num_envs, np.int64)  # that each environment plays
-        self.owed: dict[int, int] | None = None
+        self.owed: int | None = None  # episodes
+        self.dealt = Counter[int]()  # how often each level was
         self.counts = np.ones(num_envs, bool)  # whether its running episode is one that was owed
         self.rng = np.random.default_rng(seed)
         start, stop = parse_levels(options.levels)
@@ -203,28 +205,25 @@ class ProcgenPool:
         self.level[rows] = level
         return image
 
-    def owe(self, episodes: int) -> bool:
-        """From the next reset on, play every level of the range equally often, `episodes` in all (once more those that chance
-        picks, where that does not come out even). `counts` then says which environments play one that was owed. False where
-        there are more levels than episodes: then chance picks every level."""
+    def owe(self, episodes: int) -> None:
+        """From the next reset on, play every level of the range equally often, `episodes` in all; where that does not come out
+        even, once more those that chance picks, and so no level twice where there are more of them than episodes. `counts` then
+        says which environments play one that was owed."""
         start, stop = parse_levels(self.options.levels)
-        if stop - start > episodes:
-            return False
-        each, more = divmod(episodes, stop - start)
-        lucky = set(self.rng.choice(np.arange(start, stop), more, replace=False).tolist())
-        self.owed = {level: each + (level in lucky) for level in range(start, stop)}
-        return True
+        count = 1 if self.mode == "exploration" else stop - start
+        self.owed, self.each = episodes, episodes // count
+        more = episodes % count if self.each else 0  # of more levels than episodes, whichever come first
+        self.lucky = set(self.rng.choice(np.arange(start, stop), more, replace=False).tolist()) if more else set()
+        self.dealt.clear()
 
     def _pay(self, levels: np.ndarray) -> np.ndarray:
         """Which of these levels are owed; they are from now on owed once less."""
         assert self.owed is not None
         paid = np.zeros(len(levels), bool)
         for k, level in enumerate(levels.tolist()):
-            if level in self.owed:
-                paid[k] = True
-                self.owed[level] -= 1
-                if not self.owed[level]:
-                    del self.owed[level]
+            paid[k] = self.owed and self.dealt[level] < max(1, self.each + (level in self.lucky))
+            self.dealt[level] += int(paid[k])
+            self.owed -= int(paid[k])
         return paid
 
     def render(self) -> list[np.ndarray]:

@@ -146,6 +146,8 @@ class Session:
 
     def _write_row(self) -> None:
         merge = {name: np.max if name.startswith("max_") else np.mean for name in self.interval[0]}
+        if len(self.tasks) > 1:  # games of different scales have no common mean
+            merge = {name: how for name, how in merge.items() if name not in ("value", "learnt_reward")}
         mean = {name: float(merge[name]([m[name] for m in self.interval])) for name in merge}
         self.interval = []
         row = {
@@ -243,7 +245,12 @@ class Session:
         try:
             rows, score = validator.validate(self.learner.agent, now, lambda: self.interrupts.received is not None)
         except Stopped:
-            return note("validation cut off; the resumed run makes up for it")
+            later = (
+                "the resumed run makes up for it"
+                if now < self.total
+                else "it was the last one: bestiary eval plays such games"
+            )
+            return note(f"validation cut off; {later}")
         finally:
             self.speed.clear()  # the time that it took was not training's
             self.speed.append((time.monotonic(), now))
@@ -254,9 +261,11 @@ class Session:
             self._complain("rows of validation.csv are waiting", error)
         note("validation: " + ", ".join(f"{short_name(row['task'])} {row['return']:.4g}" for row in rows))
         if score is not None and (self.best is None or score > self.best):
-            self.best = score
+            before, self.best = self.best, score
             self.save()
-            if self.saved_steps == now:
+            if self.saved_steps != now:
+                self.best = before  # it was not kept
+            else:
                 checkpoints.link(self.run.path / "checkpoints" / "best", f"{now:012d}")
 
     @property

@@ -283,12 +283,13 @@ def make_learner(config: Config, pool: Pool | Interface, agent: Agent, device: t
     )
 
 
-def acquaint(config: Config, agent: Agent, num_envs: int = 8, decisions: int = 100) -> None:
+def acquaint(config: Config, agent: Agent, decisions: int = 100) -> None:
     """Show what random play looks like to the parts that ask for it, before the first weights are copied to anybody."""
     asking: list[Any] = [module for module in agent.modules() if getattr(module, "curious", False)]
     if not asking:
         return
     seed = np.random.SeedSequence([config.training.seed, 1])
+    num_envs = max(8, len(config.envs))
     pool, rng, seen = config.make_pool(num_envs, seed), np.random.default_rng(seed), []
     try:
         step = pool.reset()
@@ -411,12 +412,15 @@ def _build_once(config: Config) -> tuple[Pool, Agent]:
 
 def describe(config: Config) -> str:
     """What the config builds, in a few lines: observation, actions, parts and their parameter counts. Warns as `start` does."""
+    check_validation(config)
     pool, agent = _build_once(config)
     _warn_of_the_clip(config)
+    source = [f"{'begins with':<12} {_check_source(config)}"] if config.training.init_from is not None else []
     seen = ", ".join(f"{kind} {s.dtype}{list(s.shape)}" for kind, s in pool.observation_spec.items())
     lines = [
         f"environment  {', '.join(config.envs)}: {seen}; {pool.action_spec.n} actions",
         *([] if config.rewards.plain else [reward_lines(config, pool, agent)]),
+        *source,
         *(f"{kind:<12} {part.name}" for kind, part in config.parts.items()),
         *(f"  {name:<10} {count_parameters(module):>12,} parameters" for name, module in agent.named_children()),
         f"  {'all':<10} {count_parameters(agent):>12,} parameters"

@@ -1,14 +1,17 @@
 """Beginning with what another run has learnt: `--init-from RUN`.
 
 The agent is made of the same parts unless others are asked for (`resolve`); torso and memory are taken over as they are. The
-policy's outputs go by the names of the actions, the critic's by the names of the tasks: what the other agent knew is taken
-over, what it did not begins afresh. So does a critic of another kind, whose numbers would mean something else.
+policy's outputs go by the names of the actions, those of a critic with a value a task by the names of the tasks: what the other
+agent knew is taken over, what it did not begins afresh. So does a critic of another kind, whose numbers would mean something
+else. Only the last action, where the agent sees it, goes by its number, whatever that is called here: which weights of a
+memory read it, only the memory knows.
 """
 
 import torch
 from torch import Tensor
 
 from bestiary.agents.agent import Agent
+from bestiary.agents.critics import Shared
 from bestiary.envs.pool import Pool
 from bestiary.errors import UserError
 from bestiary.runs import checkpoints
@@ -24,9 +27,10 @@ def take_over(agent: Agent, pool: Pool, source: Run) -> str:
     known = {"policy": theirs.action_spec.names, "critic": theirs.tasks}
     wanted = {"policy": pool.action_spec.names, "critic": pool.tasks}
     problems, fresh = list[str](), dict[str, list[str]]()
-    same_critic = type(getattr(agent, "critic", None)) is type(
-        getattr(source.config.make_agent(theirs), "critic", None)
-    )
+    critics = [getattr(one, "critic", None) for one in (agent, source.config.make_agent(theirs))]
+    same_critic = type(critics[0]) is type(critics[1])
+    if isinstance(critics[0], Shared):
+        del known["critic"]  # it is blind to the task, so it has learnt nothing that goes by its name
     for name, tensor in mine.items():
         head = name.split(".")[0]
         if head == "critic" and not same_critic:
@@ -54,8 +58,13 @@ def take_over(agent: Agent, pool: Pool, source: Run) -> str:
             )
         raise UserError(f"--init-from {source.path}: its agent is another one than this: {problems[0]}")
     agent.load_state_dict(mine)
-    new = "; ".join(f"{head} begins afresh for {', '.join(keys)}" for head, keys in fresh.items())
-    return f"weights of {source.path} at step {source.steps}{f'; {new}' if new else ''}"
+    words = [f"{head} begins afresh for {', '.join(keys)}" for head, keys in fresh.items()]
+    pairs = zip(known["policy"], wanted["policy"], strict=False)
+    renamed = [(there, here) for there, here in pairs if there != here and getattr(agent, "sees_action", False)]
+    if renamed:
+        there, here = renamed[0]
+        words.append(f"the last action that it sees goes by its number: what was {there} there is {here} here")
+    return "; ".join([f"weights of {source.path} at step {source.steps}", *words])
 
 
 def _differ(name: str, saved: Tensor, mine: Tensor) -> str:

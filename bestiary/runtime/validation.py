@@ -88,8 +88,8 @@ def check_validation(config: Config) -> None:
         make_pool([name], validator.options, 1, 0, rewards=config.rewards).close()
     if not has_score(validator.names):
         note("note: these tasks' returns have no common scale, so validation keeps no checkpoint as `best`")
-    trained = getattr(config.env_options, "levels", "all")
-    if trained == "all" or set(validator.names).isdisjoint(config.envs):
+    trained = getattr(config.env_options, "levels", None)
+    if trained is None or set(validator.names).isdisjoint(config.envs):
         return
     if overlap(trained, validator.options.levels):
         chosen = config.training.valid_levels

@@ -122,3 +122,19 @@ def test_a_panel_for_each_task_against_steps_of_that_task(capsys: pytest.Capture
     assert "procgen/leaper:easy" in capsys.readouterr().out
     with pytest.raises(UserError, match="no common mean"):
         games_of(both)
+
+
+def test_a_task_that_has_finished_no_game_yet_does_not_lend_its_name(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of two tasks one has finished games: the curve is that one's, against its own steps, and the other is named."""
+    options: dict[str, Any] = {"num_envs": 8, "batch_size": 4, "torso": "mlp", "steps": 800}
+    run = bestiary.train("procgen/{maze,leaper}:easy", run_dir="two", **options)
+    path = run.path / "episodes.csv"
+    rows = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(row for row in rows if "maze" not in row))
+    run = bestiary.load("two")
+    panels = compare([run], Path("one.png"))
+    assert list(panels) == ["procgen/leaper:easy"]
+    assert panels["procgen/leaper:easy"][0].x[-1] <= 400
+    assert "two has not finished a game of procgen/maze:easy yet" in capsys.readouterr().err
+    with pytest.raises(UserError, match="no common mean"):
+        games_of(run)

@@ -12,6 +12,7 @@ import pytest
 import bestiary
 from bestiary.analysis.evaluate import _role, evaluate
 from bestiary.analysis.evaluation import Part, summarise
+from bestiary.cli import run_command
 from bestiary.errors import RunError, UserError
 from bestiary.rollout import Episode
 from bestiary.runs.folder import Run
@@ -187,6 +188,37 @@ def test_what_levels_are_to_an_agent(mazes: Run, capsys: pytest.CaptureFixture[s
     assert not capsys.readouterr().err
     assert _role(config, "procgen/maze:hard", "55:65") == ""
     assert "overlaps the levels of the validation, 50:60" in capsys.readouterr().err
+
+
+def test_a_range_that_is_trained_on_in_one_game_only_is_of_no_kind_for_all(
+    mazes: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options: dict[str, Any] = {"episodes": 2, "num_envs": 2}
+    result = evaluate(
+        mazes, env=("procgen/leaper:easy", "procgen/maze:hard"), levels=("0:4", "10:12", "11:13"), **options
+    )
+    leaper, maze, both = result.over_splits()
+    assert {"train", "test"} <= leaper.keys()
+    assert "train" not in maze
+    assert "normalised_train" not in both
+    assert both["normalised_test"] == pytest.approx(
+        np.mean([p.statistics["normalised"]["mean"] for p in result.parts if p.levels != "0:4"])
+    )
+    assert "--levels 10:12 and 11:13 have levels in common" in capsys.readouterr().err
+
+
+def test_without_levels_it_says_that_it_played_those_of_the_training(
+    mazes: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = evaluate(mazes, episodes=2, num_envs=2, env=("procgen/leaper:easy",))
+    assert [(part.levels, part.role) for part in result.parts] == [("0:4", "train")]
+    result.show()
+    assert "levels 0:4 (train)" in capsys.readouterr().out
+
+
+def test_levels_of_the_environment_are_the_commands_own(mazes: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(f"eval {mazes.path} --env.levels 10:12".split()) == 2
+    assert "--env.levels 10:12: which levels to play is --levels here" in capsys.readouterr().err
 
 
 def test_the_same_part_twice_is_refused(mazes: Run) -> None:

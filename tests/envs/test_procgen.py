@@ -63,7 +63,7 @@ def test_levels_come_from_the_range_evenly():
 
 def test_owed_levels_are_played_equally_often():
     pool = make("procgen/starpilot:easy", 4, seed=3, levels="10:17")
-    assert pool.owe(16)
+    pool.owe(16)
     rng, played = np.random.default_rng(0), []
     step = pool.reset()
     counts, level = pool.counts.copy(), pool.level.copy()
@@ -76,12 +76,27 @@ def test_owed_levels_are_played_equally_often():
     pool.close()
 
 
-@pytest.mark.parametrize("levels", ["0:200", "200:2147483647", "all"])
-def test_with_more_levels_than_games_chance_picks_them(levels):
+@pytest.mark.parametrize(("levels", "games"), [("20:26", 5), ("0:200", 5), ("200:2147483647", 3), ("all", 3)])
+def test_of_more_levels_than_games_none_is_played_twice(levels, games):
     pool = make("procgen/starpilot:easy", 2, seed=3, levels=levels)
-    assert not pool.owe(100)
+    pool.owe(games)
+    rng, played = np.random.default_rng(0), []
+    pool.reset()
+    counts, level = pool.counts.copy(), pool.level.copy()
+    while counts.any():
+        pool.send(rng.integers(0, 15, 2))
+        played += level[pool.recv().done & counts].tolist()
+        counts, level = pool.counts.copy(), pool.level.copy()
+    assert len(played) == len(set(played)) == games
+    pool.close()
+
+
+def test_the_one_level_of_exploration_is_owed_as_often_as_there_are_games():
+    pool = make("procgen/coinrun:exploration", 4, seed=3)
+    pool.owe(6)
     pool.reset()
     assert pool.counts.all()
+    assert pool.owed == 2
     pool.close()
 
 

@@ -15,7 +15,8 @@ from bestiary.resolve import resolve
 from bestiary.rollout import Episode
 from bestiary.runs import checkpoints
 from bestiary.runtime.interrupts import Interrupted
-from bestiary.runtime.validation import Validator, _score, check_validation
+from bestiary.runtime.transfer import take_over
+from bestiary.runtime.validation import Validator, _score, check_validation, make_validator
 
 SMALL: dict[str, Any] = {
     "runtime": "serial",
@@ -91,6 +92,7 @@ def test_levels_and_modes_of_its_own(capsys):
         ({"valid_levels": "3:9"}, "--valid-levels 3:9 overlaps the levels of the training, 0:5"),
         ({"valid_every": 100}, "without --valid-levels, validation plays the levels of the training, 0:5"),
         ({"valid_levels": "5:9"}, ""),
+        ({"levels": "all", "valid_levels": "5:9"}, "--valid-levels 5:9 overlaps the levels of the training, all"),
     ],
 )
 def test_levels_that_are_trained_on_are_warned_about(options, said, capsys):
@@ -113,6 +115,34 @@ def test_the_score_is_the_mean_of_normalised_returns(capsys):
     assert _score(memory) is None
     check_validation(resolve({"env": "procgen/{maze,heist}:memory", "levels": "0:5", "valid_levels": "9:12"}))
     assert "no common scale, so validation keeps no checkpoint as `best`" in capsys.readouterr().err
+
+
+def test_the_same_agent_is_worth_the_same_whenever_it_is_asked():
+    """The same levels and the same chances every time, so that only the agent differs."""
+    config = resolve({"env": "procgen/maze:easy", "levels": "0:5", "valid_levels": "5:60", "valid_episodes": 6})
+    validator, pool = make_validator(config), config.make_pool(1, 0)
+    pool.close()
+    assert validator is not None
+    agent = config.make_agent(pool)
+    rows = [validator.validate(agent, steps, lambda: False)[0] for steps in (1_000, 2_000)]
+    assert [row | {"step": 0} for row in rows[0]] == [row | {"step": 0} for row in rows[1]]
+
+
+def test_a_best_that_could_not_be_saved_is_not_the_best_so_far(monkeypatch):
+    """The next score is compared with what is on the disk."""
+    scores = iter([5.0, 3.0])
+    monkeypatch.setattr(Validator, "validate", lambda *_: ([], next(scores)))
+    write, refusals = checkpoints.write_checkpoint, [OSError(28, "No space left on device")]
+
+    def full_at_first(*arguments):
+        if refusals:
+            raise refusals.pop()
+        return write(*arguments)
+
+    monkeypatch.setattr(checkpoints, "write_checkpoint", full_at_first)
+    run = bestiary.train("toy/catch", run_dir="r", steps=1_600, valid_every=800, **SMALL)
+    assert run.checkpoints[-1].state()["best"] == 3.0
+    assert checkpoints.best(run.path / "checkpoints") == 1_600
 
 
 def test_asked_to_stop_it_stops_and_is_made_up_for(monkeypatch):
@@ -151,6 +181,7 @@ def test_what_cannot_be_validated_is_refused_before_any_work(options, said):
 
 def test_transfer_takes_over_what_fits():
     options: dict[str, Any] = {"runtime": "serial", "num_envs": 4, "batch_size": 4, "torso.width": 16, "steps": 80}
+    options["critic.debias"] = False  # so that what was taken over hardly moves
     first = bestiary.train("atari/{Pong,Carnival}", run_dir="first", popart=True, **options)
     second = bestiary.train(
         "atari/{Carnival,SpaceInvaders}", run_dir="second", popart=True, init_from="first", **{**options, "lr": 1e-30}
@@ -202,6 +233,37 @@ def test_a_critic_of_another_kind_begins_afresh(capsys):
         old, new = (checkpoints.choose(each.path).model() for each in (bestiary.load(source), run))
         assert torch.equal(old["policy.weight"], new["policy.weight"])
         assert not torch.allclose(old["critic.weight"], new["critic.weight"], rtol=0.01)
+
+
+def test_a_critic_that_is_blind_to_tasks_is_taken_over_whatever_they_are_called(capsys):
+    small: dict[str, Any] = {**SMALL, "steps": 80}
+    first = bestiary.train("toy/catch", run_dir="first", **{**small, "batch_size": 4, "num_envs": 4})
+    second = bestiary.train("toy/catch", run_dir="second", init_from="first", **{**small, "lr": 1e-30})
+    old, new = (checkpoints.choose(run.path).model() for run in (first, second))
+    torch.testing.assert_close(new["critic.weight"], old["critic.weight"])
+    options: dict[str, Any] = {"runtime": "serial", "num_envs": 4, "batch_size": 4, "torso.width": 16, "steps": 80}
+    first = bestiary.train("atari/Pong", run_dir="pong", **options)
+    capsys.readouterr()
+    second = bestiary.train("atari/Carnival", run_dir="carnival", init_from="pong", **{**options, "lr": 1e-30})
+    old, new = (checkpoints.choose(run.path).model() for run in (first, second))
+    torch.testing.assert_close(new["critic.weight"], old["critic.weight"])
+    assert "afresh" not in capsys.readouterr().err
+
+
+def test_other_actions_of_the_same_number_are_said_to_be_others():
+    """Qbert has six actions, as Pong has, but UP and DOWN among them."""
+    small: dict[str, Any] = {"runtime": "serial", "num_envs": 4, "batch_size": 4, "steps": 80, "torso.width": 16}
+    pong = bestiary.train("atari/Pong", run_dir="pong", **small)
+    pool = resolve({"env": "atari/Qbert"}).make_pool(1, 0)
+    pool.close()
+    for inputs, said in (("auto", "what was RIGHT there is UP here"), ("none", "")):
+        config = resolve({"env": "atari/Qbert", "torso.width": 16, "agent.inputs": inputs})
+        if not said:
+            pong = bestiary.train("atari/Pong", run_dir="blind", **{**small, "agent.inputs": "none"})
+        words = take_over(config.make_agent(pool), pool, pong)
+        assert "policy begins afresh for UP, DOWN" in words
+        assert said in words
+        assert ("goes by its number" in words) == bool(said)
 
 
 def test_other_actions_are_named():
