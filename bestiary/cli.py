@@ -206,7 +206,9 @@ def _movie(argv: list[str]) -> None:
     parser.add_argument(
         "--saliency", action="store_true", help="paint what would change the agent's mind, a panel each"
     )
-    parser.add_argument("--density", metavar="INT", help="saliency: pixels between two patches (default 4)")
+    parser.add_argument(
+        "--density", metavar="INT", help="saliency: pixels from one patch to the next (default 4 of 84)"
+    )
     parser.add_argument(
         "--same-actions", action="store_true", help="one game, which the first agent plays and the others watch"
     )
@@ -225,8 +227,8 @@ def _movie(argv: list[str]) -> None:
         raise UserError("--same-actions: needs two runs or more")
     if together and a.out is None:
         raise UserError("--out: where to? Several panels belong to no run folder: --out compare.gif")
+    checkpoints = [which_checkpoint(a.checkpoint, run) for run in runs]
     common = {
-        "checkpoint": which_checkpoint(a.checkpoint, first),
         "greedy": a.greedy,
         "seed": number("--seed", a.seed),
         "fps": frame_rate(a.fps) if a.fps else 0,
@@ -237,18 +239,20 @@ def _movie(argv: list[str]) -> None:
     length = number("--length", a.length, 1) if a.length else None
     runs = [run.with_env(options) for run in runs]
     if together:
-        density = number("--density", a.density, 1) if a.density else 4
         path = film_together(
             runs,
             out=a.out,
+            checkpoints=checkpoints,
             length=length,
             same_actions=a.same_actions,
             saliency=a.saliency,
-            density=density,
+            density=number("--density", a.density, 1) if a.density else None,
             **common,
         )
     else:
-        path = film(runs[0], attention=a.attention, out=a.out, length=length or 2_000, **common)
+        path = film(
+            runs[0], attention=a.attention, out=a.out, length=length or 2_000, checkpoint=checkpoints[0], **common
+        )
     print(f"movie: {path}")
 
 

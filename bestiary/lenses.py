@@ -29,7 +29,11 @@ def _saliency(argv: list[str]) -> None:
     )
     add_run(parser)
     _add_game(parser, "pong.gif, pong.mp4 or pong.png; pong.npz with the scores goes beside it", 300)
-    parser.add_argument("--density", metavar="INT", default="2", help="pixels from one patch to the next (default 2)")
+    parser.add_argument(
+        "--density",
+        metavar="INT",
+        help="pixels from one patch to the next (default 2 of a picture of 84, others in proportion)",
+    )
     parser.add_argument(
         "--radius", metavar="FLOAT", help="of a patch, in pixels (default 2 of a picture of 84, others in proportion)"
     )
@@ -62,7 +66,8 @@ def _saliency(argv: list[str]) -> None:
     add_player(parser)
     a, run, options = parse_with_env(parser, argv)
     run = _of_a_run(run, a).with_env(options)
-    density, radius = number("--density", a.density, 1), quantity("--radius", a.radius, 0.1, 100) if a.radius else None
+    density = number("--density", a.density, 1) if a.density else None
+    radius = quantity("--radius", a.radius, 0.1, 100) if a.radius else None
     full = tuple(quantity("--full", text, 0, 1e12) for text in a.full) if a.full else (None, None)
     written = look_saliency(
         run,
@@ -105,7 +110,7 @@ def _actions(argv: list[str]) -> None:
         [run.with_env(options) for run in runs],
         out=_figure(a, runs, "actions.png"),
         episodes=number("--episodes", a.episodes, 1),
-        checkpoint=which_checkpoint(a.checkpoint, first),
+        at=[which_checkpoint(a.checkpoint, run) for run in runs],
         greedy=a.greedy,
         seed=number("--seed", a.seed),
         num_envs=number("--num-envs", a.num_envs, 1),

@@ -60,10 +60,14 @@ def resolve(given: Mapping[str, Any], origin: Mapping[str, str] | None = None) -
         if rewarded is not None and parsed.get("algo") is not None:
             parsed["algo"] = _settle_scale(parsed["algo"], rewarded)
     if training is not None and parsed.get("algo") is not None:
+        training = _settle_runtime(training, "runtime" in values[""], problems)
+        if len(names) > 1 and "batch_size" not in values["algo"]:
+            parsed["algo"] = _settle_batch(
+                chosen["algo"], parsed["algo"], training, len(names), "num_envs" in values[""]
+            )
         algorithm = construct(chosen["algo"], options=parsed["algo"])
         if parsed.get("memory") is not None:
             parsed["memory"] = _settle_span(parsed["memory"], algorithm)
-        training = _settle_runtime(training, "runtime" in values[""], problems)
         if len(names) > 1 and "num_envs" not in values[""]:
             training = dataclasses.replace(training, num_envs=_enough_envs(training, algorithm, len(names)))
         training = _settle_max_lag(training, algorithm)
@@ -374,6 +378,19 @@ def _owner(key: str) -> str:
     kind, dot, name = key.partition(".")
     owners = [n for n, part in REGISTRIES.get(kind, {}).items() if name in field_types(options_of(part))]
     return f": it is an option of {kind} {' and '.join(owners)}" if dot and owners else ""
+
+
+def _settle_batch(algorithm: Any, options: Any, training: Training, tasks: int, fixed: bool) -> Any:
+    """Of several tasks, an update has as many trajectories of each as it would have of one alone: else their gradients drown in
+    each other's noise. Where the number of environments is `fixed`, the most that fit a pool."""
+    if not hasattr(options, "batch_size"):
+        return options
+    larger = [dataclasses.replace(options, batch_size=each * tasks) for each in range(options.batch_size, 0, -1)]
+
+    def fits(options: Any) -> bool:
+        return not construct(algorithm, options=options).problems(training.pool_size, training.all_pools)
+
+    return next((each for each in larger if not fixed or fits(each)), options)
 
 
 def _enough_envs(training: Training, algorithm: Algorithm, tasks: int) -> int:

@@ -463,6 +463,22 @@ def test_popart_goes_over_a_presets_critic_and_the_clip_goes_with_it(options, cr
     assert (settings["critic"], settings["algo.reward"]) == (critic, reward)
 
 
+@pytest.mark.parametrize(
+    ("options", "batch_size", "num_envs"),
+    [
+        ({"env": "toy/catch"}, 4, 32),
+        ({"env": "procgen/{maze,heist,miner}:easy"}, 12, 48),
+        ({"env": "procgen/{maze,heist,miner}:easy", "batch_size": 3}, 3, 36),
+        ({"env": "procgen/{maze,heist}:easy", "num_envs": 48}, 8, 48),
+        ({"env": "procgen/{maze,heist}:easy", "num_envs": 12}, 6, 12),
+        ({"env": "procgen/{maze,heist}:easy", "num_envs": 8, "runtime": "serial"}, 8, 8),
+    ],
+)
+def test_an_update_has_as_much_of_each_task_as_of_one_alone(options, batch_size, num_envs):
+    settings = flatten(resolve(options).tables())
+    assert (settings["algo.batch_size"], settings["num_envs"]) == (batch_size, num_envs)
+
+
 def test_deviations_that_exclude_each_other():
     (problem,) = problems_of({"env": "toy/catch", "popart": True, "critic.low": 10, "critic.high": 1})
     assert "--critic.low 10 is above --critic.high 1" in problem

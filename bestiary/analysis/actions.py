@@ -73,16 +73,16 @@ def look_actions(
     *,
     out: str | Path | None = None,
     episodes: int = 50,
-    checkpoint: int | None = None,
+    at: Sequence[int | None] = (),
     greedy: bool = False,
     seed: int = 0,
     num_envs: int = 32,
     max_steps: int = 27_000,
     overwrite: bool = False,
 ) -> list[Counted]:
-    """Play so many games of each task with each run's agent, and count."""
+    """Play so many games of each task with each run's agent, and count. `at`: a checkpoint for each run, else the newest."""
     path = figure_path(out, overwrite) if out is not None else None
-    chosen = [checkpoints.choose(run.path, checkpoint) for run in runs]
+    chosen = [checkpoints.choose(run.path, steps) for run, steps in zip(runs, at or [None] * len(runs), strict=True)]
     counted = []
     for run, label, point in zip(runs, labels(runs), chosen, strict=True):
         agent = run.agent(point.steps)
@@ -104,7 +104,7 @@ def look_actions(
     figure = _figure(plt, counted)
     figure.savefig(path, bbox_inches="tight")
     plt.close(figure)
-    _write(counted, path.with_suffix(".csv"))
+    _write(counted, path.with_suffix(".csv"), "greedy" if greedy else "sampled", seed)
     _show(counted)
     note(f"written: {path} and .csv")
     return counted
@@ -172,15 +172,15 @@ def _figure(plt: Any, counted: list[Counted]) -> Any:
     return figure
 
 
-def _write(counted: list[Counted], path: Path) -> None:
+def _write(counted: list[Counted], path: Path, policy: str, seed: int) -> None:
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(["run", "checkpoint", "task", "grouping", "action", "mean", "sd", "games"])
+        writer.writerow(["run", "checkpoint", "task", "grouping", "action", "mean", "sd", "games", "policy", "seed"])
         for each in counted:
             for way, found in each.groupings().items():
                 for label, shares in found.items():
                     numbers = [f"{shares.mean():.6g}", f"{shares.std():.6g}", len(shares)]
-                    writer.writerow([each.run, each.checkpoint, each.task, way, label, *numbers])
+                    writer.writerow([each.run, each.checkpoint, each.task, way, label, *numbers, policy, seed])
 
 
 def _show(counted: list[Counted]) -> None:

@@ -75,6 +75,9 @@ def look_filters(
     chosen = [spaced(run, points) for run in runs]
     pairs = _pairs(runs, chosen, between)
     first = pairs[0][1][0]
+    for run, own in zip(runs, chosen, strict=True):
+        if not convolutions(own[-1].model()):
+            raise UserError(f"{run.path}: no convolutions to compare; bestiary look actions compares what agents do")
     lens = Frames(runs) if frames else None
     remarks: list[str] = []
     for label, couples in pairs:
@@ -90,7 +93,7 @@ def look_filters(
         rows += _compare(label, k, one, other, match, lens)
     if path is None:
         path = runs[0].new_path("looks", f"filters-{between}-{match}-{first[1].steps:012d}", ".png")
-    _write(rows, path.with_suffix(".csv"), match)
+    _write(rows, path.with_suffix(".csv"), match, frames, seed)
     _draw(rows, path, match, between)
     note(f"written: {path} and .csv")
     return rows
@@ -146,8 +149,6 @@ def convolutions(model: dict[str, Tensor]) -> dict[str, Tensor]:
 def _check(label: str, one: Checkpoint, other: Checkpoint, match: str, lens: "Frames | None") -> list[str]:
     """Refuses what has nothing to compare; returns what to say about layers that have no distance."""
     left, right = convolutions(one.model()), convolutions(other.model())
-    if not left or not right:
-        raise UserError(f"{label}: no convolutions to compare; bestiary look actions compares what agents do")
     shapes = {
         name: ["x".join(map(str, m[name].shape)) if name in m else "not there" for m in (left, right)]
         for name in dict.fromkeys([*left, *right])
@@ -280,13 +281,15 @@ class Frames:
         return found
 
 
-def _write(rows: list[Row], path: Path, match: str) -> None:
+def _write(rows: list[Row], path: Path, match: str, frames: int, seed: int) -> None:
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(["pair", "layer", "point", "steps", "other_steps", "kernels", "match", *MEASURES])
+        writer.writerow(
+            ["pair", "layer", "point", "steps", "other_steps", "kernels", "match", *MEASURES, "frames", "seed"]
+        )
         for r in rows:
             numbers = ["" if x is None else f"{x:.6g}" for x in (getattr(r, name) for name in MEASURES)]
-            writer.writerow([r.pair, r.layer, r.point, *r.steps, r.kernels, match, *numbers])
+            writer.writerow([r.pair, r.layer, r.point, *r.steps, r.kernels, match, *numbers, frames, seed])
 
 
 def _draw(rows: list[Row], path: Path, match: str, between: str) -> None:
@@ -313,6 +316,7 @@ def _figure(plt: Any, rows: list[Row], match: str, between: str) -> Any:
     for column, pair in enumerate(pairs):
         own = {layer: [row for row in rows if (row.pair, row.layer) == (pair, layer)] for layer in layers}
         own = {layer: found for layer, found in own.items() if found}
+        steps = "steps" if between == "time" else f"steps of {pair.rsplit(' and ', 1)[-1]}"
         for place, measure in enumerate(measures):
             axes = grid[place][column]
             if measure == "map":
@@ -326,18 +330,26 @@ def _figure(plt: Any, rows: list[Row], match: str, between: str) -> Any:
                 axes.set_yticks(range(len(own)), [short_layer(layer) for layer in own], fontsize="xx-small")
                 points = next(iter(own.values()))
                 axes.set_xticks(range(len(points)), [short(row.steps[1]) for row in points], fontsize="xx-small")
-                axes.set_xlabel("steps")
-                figure.colorbar(image, ax=axes)
+                axes.set_xlabel(steps)
+                axes.set_ylabel("layer")
+                figure.colorbar(image, ax=axes, label="per weight")
                 continue
             for layer, color in zip(layers, colors, strict=True):
                 values = [_or_nan(getattr(row, measure)) for row in own.get(layer, ())]
                 x = [row.steps[1] for row in own.get(layer, ())]
                 axes.plot(x, values, color=color, label=short_layer(layer), marker="o" if len(x) == 1 else None)
             title = f"{pair}{', over time' if between == 'time' else ''}" if place == 0 else ""
-            finish(axes, title, "steps", True)
+            finish(axes, title, steps, True)
             axes.set_ylim(*limits[measure])
             axes.set_ylabel(f"squared difference per weight ({match})" if measure == "per_weight" else "CKA")
-    grid[0][-1].legend(frameon=False, fontsize="xx-small", loc="upper left", bbox_to_anchor=(1.02, 1))
+    grid[0][-1].legend(
+        title="layer",
+        title_fontsize="xx-small",
+        frameon=False,
+        fontsize="xx-small",
+        loc="upper left",
+        bbox_to_anchor=(1.02, 1),
+    )
     figure.tight_layout()
     return figure
 

@@ -8,7 +8,7 @@ from bestiary.agents.agent import Output
 from bestiary.analysis.attention import attention_map, check_attends
 from bestiary.analysis.files import check_look, check_rate, save_numbers, write_pictures
 from bestiary.analysis.paint import overlay, panels
-from bestiary.analysis.stage import Scene, Show, Stage, open_scripted
+from bestiary.analysis.stage import Scene, Show, Stage, note_of_the_screen, open_scripted
 from bestiary.console import note, tracked
 from bestiary.errors import UserError
 from bestiary.runs.folder import Run
@@ -40,6 +40,7 @@ def look_attention(
         stage.pool.close()
         raise
     path = path or run.new_path("looks", f"attention-{stage.steps:012d}-{start}", ".gif")
+    note_of_the_screen([stage])
     show = Show([stage], start=start, length=length, greedy=greedy, script=script)
     pictures, weights, answers = [], [], list[tuple[str, Output]]()
     for (scene,) in tracked(show, "attention", length):
@@ -50,7 +51,7 @@ def look_attention(
     shape = getattr(stage.agent.torso, "map_shape", None)  # type: ignore[attr-defined]
     found = np.stack(weights)  # [T,heads,R]
     cells = found.reshape(*found.shape[:2], *shape[1:]) if shape is not None else found
-    save_numbers(path.with_suffix(".npz"), answers, start, show.protocol(seed), weights=cells)
+    save_numbers(path.with_suffix(".npz"), answers, start, show.protocol(), weights=cells)
     note(
         f"{len(pictures)} steps, {found.shape[1]} head{'s' * (found.shape[1] > 1)}; weights: {path.with_suffix('.npz')}"
     )
@@ -59,5 +60,5 @@ def look_attention(
 
 def _heads(scene: Scene, weights: np.ndarray, stage: Stage) -> np.ndarray:
     maps = [attention_map(head[None], stage.agent, stage.pool) for head in weights]
-    looks = [overlay(scene.shown, cells, box) for cells, box in maps]
+    looks = [overlay(scene.canvas, cells, box) for cells, box in maps]
     return panels([scene.shown, *looks], ["the game", *(f"head {k + 1}" for k in range(len(looks)))])

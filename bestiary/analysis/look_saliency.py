@@ -15,7 +15,7 @@ from bestiary.agents.agent import Output
 from bestiary.analysis import paint
 from bestiary.analysis.files import check_look, check_rate, save_numbers, write_pictures
 from bestiary.analysis.saliency import Maps, Method, Saliency, absolute_scale, fill, quantile_scale, usual_full
-from bestiary.analysis.stage import Show, Stage, open_scripted
+from bestiary.analysis.stage import Show, Stage, note_of_the_screen, open_scripted
 from bestiary.console import note, tracked
 from bestiary.errors import UserError
 from bestiary.runs.folder import Run
@@ -60,18 +60,20 @@ def look_saliency(
     stage, script = open_scripted(run, replay, checkpoint=checkpoint, env=env, seed=seed)
     (lens,) = lenses([stage], method)
     path = path or run.new_path("looks", f"saliency-{stage.steps:012d}-{start}", ".gif")
+    note_of_the_screen([stage])
     show = Show([stage], start=start, length=length, greedy=greedy, script=script)
     pictures, maps, answers = list[np.ndarray](), list[Maps](), list[tuple[str, Output]]()
     for (scene,) in tracked(show, "saliency", length):
-        pictures.append(scene.shown)
+        pictures.append(scene.canvas)
         maps.append(lens(scene.moment.inputs, scene.moment.state))
         answers.append((scene.action, scene.moment.output))
     full = full_scores(maps, look)
     shown = [painted(picture, m, lens, look, full) for picture, m in zip(pictures, maps, strict=True)]
     written = write_pictures(path, shown, fps or show.fps, first=start)
     protocol = {
-        **show.protocol(seed),
+        **show.protocol(),
         **asdict(method),
+        "density": lens.density,
         "radius": lens.radius,
         "blur": lens.blur,
         **asdict(look),
@@ -106,10 +108,10 @@ def full_scores(take: Sequence[Maps], look: Look) -> dict[str, float]:
 
 
 def painted(picture: np.ndarray, maps: Maps, lens: Saliency, look: Look, full: dict[str, float]) -> np.ndarray:
-    """A screen with the scores of one moment over it, each where the agent's picture shows that part of the screen."""
+    """A picture of all that the agent sees with the scores of one moment over it, each where it is about."""
     heats = []
     for name in OUTPUTS[look.output]:
-        scores = fill(getattr(maps, name), lens.method.density, (lens.height, lens.width))
+        scores = fill(getattr(maps, name), lens.density, (lens.height, lens.width))
         heat = quantile_scale(scores) if look.scale == "quantile" else absolute_scale(scores, full[name])
         heats.append((np.clip(paint.stretch(heat, picture.shape[:2]), 0, 1), COLORS[look.colors][name]))
     return paint.paint(picture, heats)

@@ -11,7 +11,7 @@ from bestiary.analysis.files import check_output, check_rate, write_movie
 from bestiary.analysis.look_saliency import Look, full_scores, lenses, painted
 from bestiary.analysis.paint import overlay, panels
 from bestiary.analysis.saliency import Method, Saliency
-from bestiary.analysis.stage import Scene, Show, Stage, open_scripted
+from bestiary.analysis.stage import Scene, Show, Stage, note_of_the_screen, open_scripted
 from bestiary.console import note, tracked
 from bestiary.errors import UserError
 from bestiary.runs.folder import Run, labels
@@ -44,6 +44,7 @@ def film(
     stage, script = open_scripted(run, replay, checkpoint=checkpoint, env=env, seed=seed)
     if attention:
         check_attends(stage.agent, run.path)
+        note_of_the_screen([stage])
     if path is None:
         path = run.new_path("movies", f"{stage.steps:012d}-{'greedy' if greedy else 'sampled'}", ".gif")
     show = Show([stage], length=length, greedy=greedy, script=script)
@@ -55,7 +56,7 @@ def film(
 
 def _attended(scene: Scene, stage: Stage) -> np.ndarray:
     weights = scene.moment.output.extras["attention"][0, 0].numpy()  # [heads,R]
-    return overlay(scene.shown, *attention_map(weights, stage.agent, stage.pool))
+    return overlay(scene.canvas, *attention_map(weights, stage.agent, stage.pool))
 
 
 @dataclass
@@ -73,18 +74,19 @@ def film_together(
     same_actions: bool = False,
     saliency: bool = False,
     length: int | None = None,
-    checkpoint: int | None = None,
+    checkpoints: Sequence[int | None] = (),
     greedy: bool = False,
     seed: int = 0,
     fps: float = 0,
     overwrite: bool = False,
     env: str | None = None,
     replay: tuple[Recording, Game] | None = None,
-    density: int = 4,
+    density: int | None = None,
 ) -> Path:
     """Several agents side by side. Each plays a game of its own; or, with `same_actions`, all watch the one that the first
     plays (or that was recorded: `replay`). With `saliency`, what would change each agent's mind is painted over its panel, and
-    the first panel is the plain game. Who is over first stays on its last picture."""
+    the first panel is the plain game. Who is over first stays on its last picture. `checkpoints` names one for each run, else
+    the newest."""
     check_rate(fps, out)
     path, length = check_output(out, overwrite), length or (200 if saliency else 2_000)
     same_actions = same_actions or replay is not None
@@ -93,7 +95,7 @@ def film_together(
             "--same-actions, --replay: there is one game, whoever watches; --saliency paints what each makes of it"
         )
     shows: list[Show] = []
-    for k, run in enumerate(runs):
+    for k, (run, checkpoint) in enumerate(zip(runs, checkpoints or [None] * len(runs), strict=True)):
         like = runs[0] if same_actions else None
         stage, script = open_scripted(run, replay, checkpoint=checkpoint, env=env, seed=seed, like=like)
         if k and same_actions:
@@ -101,7 +103,9 @@ def film_together(
         else:
             shows.append(Show([stage], length=length, greedy=greedy, script=script))
     stages = [stage for show in shows for stage in show.stages]
-    looking = lenses(stages, Method(density=density)) if saliency else []
+    looking = lenses(stages, Method(density, usual_density=4.0)) if saliency else []
+    if saliency:
+        note_of_the_screen(stages)
     plain, names, made = same_actions or len(runs) == 1, labels(runs), list[Panel]()
     for show in shows:
         count = len(show.stages)
@@ -125,12 +129,12 @@ def _painted(show: Show, names: list[str], looking: list[Saliency], plain: bool)
     """The panels of one game: as it is, where `plain`, and as each of its stages sees it."""
     look, played, takes = Look(), [], []
     for scenes in tracked(show, "saliency", show.length):
-        played.append([scene.shown for scene in scenes])
+        played.append(scenes)
         takes.append([lens(s.moment.inputs, s.moment.state) for lens, s in zip(looking, scenes, strict=True)])
-    made = [Panel("the game", [pictures[0] for pictures in played])] if plain else []
+    made = [Panel("the game", [scenes[0].shown for scenes in played])] if plain else []
     for k, (name, lens) in enumerate(zip(names, looking, strict=True)):
         own = [take[k] for take in takes]
         full = full_scores(own, look)  # its own: logits of different agents have no common scale
-        shown = [painted(pictures[k], maps, lens, look, full) for pictures, maps in zip(played, own, strict=True)]
+        shown = [painted(scenes[k].canvas, maps, lens, look, full) for scenes, maps in zip(played, own, strict=True)]
         made.append(Panel(name, shown))
     return made

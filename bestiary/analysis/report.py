@@ -18,7 +18,7 @@ from bestiary.analysis.look_saliency import look_saliency
 from bestiary.analysis.movie import film
 from bestiary.analysis.saliency import Method
 from bestiary.console import note, tracked
-from bestiary.errors import RunError, UserError
+from bestiary.errors import UserError
 from bestiary.runs.folder import Run
 from bestiary.runs.listing import COLUMNS, describe_run, find_runs
 from bestiary.webpage import details, document, image, picture, table
@@ -52,8 +52,8 @@ def draw_missing(run: Run) -> None:
             film(run, length=STEPS)
         if not _newest(run, "looks", (".png",), "saliency") and "image" in _spec(run):
             _still(run)
-    except (UserError, RunError) as error:
-        note(f"{run.path}: not drawn: {str(error).splitlines()[0]}")
+    except Exception as error:  # whatever is wrong with this run, among it a user's own parts: the others have a page
+        note(f"{run.path}: not drawn: {(str(error) or type(error).__name__).splitlines()[0]}")
 
 
 def _spec(run: Run) -> Any:
@@ -63,11 +63,10 @@ def _spec(run: Run) -> Any:
 
 
 def _still(run: Run) -> None:
-    density = max(1, min(_spec(run)["image"].shape[1:]) // 28)  # 3 of a picture of 84
     for start in (STILL, 0):
         path = run.new_path("looks", f"saliency-{run.steps:012d}-{start}", ".png")
         try:
-            look_saliency(run, out=path, start=start, length=1, method=Method(density))
+            look_saliency(run, out=path, start=start, length=1, method=Method(usual_density=3.0))
             return
         except UserError:
             if not start:

@@ -38,10 +38,11 @@ ROUNDING = 1e-5  # changes of this size, relative to what they change, are the a
 class Method:
     """How a picture is perturbed, and how a changed policy is measured."""
 
-    density: int = 2  # pixels from one patch to the next
+    density: int | None = None  # pixels from one patch to the next; None: as many as suit the picture
     radius: float | None = None  # pixels: of the blurred cross; None: as large as suits the picture
     mode: str = "occlude"  # or searchlight
     distance: str = "logits"  # or kl: of the policies, which no constant added to all logits changes
+    usual_density: float = 2.0  # where none is given: of a picture of 84
 
 
 @dataclass
@@ -63,15 +64,16 @@ class Saliency:
             )
         self.agent, self.method = nearby(agent), method
         _, self.height, self.width = spec["image"].shape
-        if method.density > min(self.height, self.width):
-            raise UserError(f"--density {method.density}: the agent's pictures are only {self.height}x{self.width}")
         share = min(self.height, self.width) / 84
+        self.density = method.density or max(1, round(share * method.usual_density))
+        if self.density > min(self.height, self.width):
+            raise UserError(f"--density {self.density}: the agent's pictures are only {self.height}x{self.width}")
         usual, self.blur = (max(least, share * pixels) for pixels, least in (RADIUS, BLUR))
         self.radius = usual if method.radius is None else method.radius
         self.rows, self.columns = (Profiles(size, self.radius) for size in (self.height, self.width))
         self.blurs = tuple(blur_matrix(size, self.blur) for size in (self.height, self.width))
-        self.centres = grid(self.height, self.width, method.density)  # [M,2]
-        self.shape = (-(-self.height // method.density), -(-self.width // method.density))
+        self.centres = grid(self.height, self.width, self.density)  # [M,2]
+        self.shape = (-(-self.height // self.density), -(-self.width // self.density))
         self.whole_numbers: bool | None = None  # whether this agent wants bytes; found out once
         self.threads = ThreadPoolExecutor(os.cpu_count())
 
@@ -110,13 +112,13 @@ class Saliency:
         pictures[0] = frame
         output = self._ask(pictures, inputs, state)  # [1,1+K]; the first is as it was
         logits, value = output.distribution.logits[0], output.value[0]
+        policy = _above_rounding(0.5 * (logits[1:] - logits[:1]).square().sum(-1), logits[0].norm())
+        worth = _above_rounding(0.5 * (value[1:] - value[:1]).square(), value[0].abs())
         if self.method.distance == "kl":
             log_probs = output.distribution.log_probs[0]
-            policy = (log_probs[:1].exp() * (log_probs[:1] - log_probs[1:])).sum(-1).clamp(min=0)
-        else:
-            policy = 0.5 * (logits[1:] - logits[:1]).square().sum(-1)
-        worth = 0.5 * (value[1:] - value[:1]).square()
-        return torch.stack([_above_rounding(policy, logits[0].norm()), _above_rounding(worth, value[0].abs())])
+            divergence = (log_probs[:1].exp() * (log_probs[:1] - log_probs[1:])).sum(-1).clamp(min=0)
+            policy = torch.where(policy > 0, divergence, 0.0)
+        return torch.stack([policy, worth])
 
     def _ask(self, frames: Tensor, inputs: Inputs, state: State) -> Output:
         """What the agent makes of other pictures [K,H,W,C] in the same situation."""

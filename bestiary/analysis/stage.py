@@ -15,12 +15,14 @@ from typing import Any
 import numpy as np
 
 from bestiary.agents.agent import Agent
+from bestiary.analysis.paint import enlarge
 from bestiary.analysis.play import Moment, Player
 from bestiary.config import make_pool
 from bestiary.console import note
 from bestiary.envs import canonical
 from bestiary.envs.mixture import shapes
 from bestiary.envs.pool import Pool, place_of
+from bestiary.envs.rewards import bare
 from bestiary.errors import UserError
 from bestiary.options import suggest
 from bestiary.rollout import Step
@@ -39,7 +41,13 @@ class Stage:
     task: int  # which of the run's
     steps: int  # of the checkpoint
     draws: int  # seed of the decisions
+    about: dict[str, Any]  # which game it is, for protocols
     opening: Step | None = None  # what the game begins with, where that is not a reset
+
+    @property
+    def shows_all(self) -> bool:
+        """Whether the screen is what the agent sees, if perhaps at another size; of other people's worlds nobody knows."""
+        return getattr(bare(self.pool), "whole_screen", False)
 
 
 @dataclass
@@ -47,12 +55,20 @@ class Scene:
     moment: Moment
     picture: np.ndarray  # uint8 [H,W,3]
     action: str  # what is done next
+    shows_all: bool = True  # that the agent sees
 
     @property
     def shown(self) -> np.ndarray:
         """The picture; dark where a flickering game shows nothing of it to the agent."""
         blank = self.moment.step.measures.get("blank")
         return self.picture // 4 if blank is not None and blank[0] else self.picture
+
+    @property
+    def canvas(self) -> np.ndarray:
+        """What to paint on what the agent thinks of what it sees: the picture, or, where that may show something else, the
+        newest frame of its own."""
+        image = self.moment.step.observation.get("image")
+        return self.shown if self.shows_all or image is None else enlarge(newest_frame(image[0]))
 
 
 def open_stage(
@@ -64,8 +80,9 @@ def open_stage(
     chosen = checkpoints.choose(run.path, checkpoint)
     agent = run.agent(chosen.steps)
     streams = np.random.SeedSequence([(like or run).config.training.seed, 2, seed]).spawn(2)
+    about = {"environment_options": config.tables()["env"], "seed": seed}
     pool = make_pool([config.envs[task]], config.env_options, 1, streams[0], render=True, rewards=config.rewards)
-    return Stage(run, agent, pool, task, chosen.steps, int(streams[1].generate_state(1)[0]))
+    return Stage(run, agent, pool, task, chosen.steps, int(streams[1].generate_state(1)[0]), about)
 
 
 def which_task(run: Run, env: str | None) -> int:
@@ -99,7 +116,12 @@ def open_replay(run: Run, recording: Recording, game: Game, checkpoint: int | No
     except UserError:
         pool.close()
         raise
-    return Stage(run, run.agent(chosen.steps), pool, task, chosen.steps, 0, opening)
+    about = {
+        "environment_options": {**recording.about["options"], **options},
+        "recording": str(recording.path),
+        "recorded_game": {"env": game.env, "first": game.first, "length": game.length},  # its row in the CSV
+    }
+    return Stage(run, run.agent(chosen.steps), pool, task, chosen.steps, 0, about, opening)
 
 
 def open_scripted(
@@ -139,7 +161,7 @@ class Show:
         """About the game's own speed."""
         return 60 / self.rate if self.rate > 1 else 10
 
-    def protocol(self, seed: int) -> dict[str, Any]:
+    def protocol(self) -> dict[str, Any]:
         """What is shown, in words, as the first stage has it."""
         stage, chosen = self.stages[0], "greedy" if self.greedy else "sampled"
         return {
@@ -147,7 +169,7 @@ class Show:
             "checkpoint_steps": stage.steps,
             "environment": stage.pool.tasks[0],
             "policy": chosen if self.script is None else "recorded",
-            "seed": seed,
+            **stage.about,
         }
 
     def __iter__(self) -> Iterator[list[Scene]]:
@@ -203,4 +225,16 @@ class Show:
                 f"{both}: the same actions lead to different games there; their environments must start and step alike "
                 "(--noops, --frame-skip, --sticky ...)"
             )
-        return [Scene(moment, picture, action) for moment, picture in zip(moments, pictures, strict=True)]
+        views = zip(moments, pictures, self.stages, strict=True)
+        return [Scene(moment, picture, action, stage.shows_all) for moment, picture, stage in views]
+
+
+def newest_frame(image: np.ndarray) -> np.ndarray:
+    """Of an agent's picture [C,H,W], colours or the last of several frames, as [H,W,3]."""
+    return np.moveaxis(image if len(image) == 3 else np.repeat(image[-1:], 3, axis=0), 0, -1)
+
+
+def note_of_the_screen(stages: Sequence[Stage]) -> None:
+    """Say where it is not the screen that is painted on."""
+    for task in dict.fromkeys(stage.pool.tasks[0] for stage in stages if not stage.shows_all):
+        note(f"note: the screen of {task} may show something else than the agent sees; painted is what it sees")

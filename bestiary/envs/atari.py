@@ -132,6 +132,7 @@ class AtariPool:
         )
 
     default_steps: ClassVar[int] = 10_000_000
+    whole_screen: ClassVar[bool] = True
 
     def __init__(
         self, name: str, num_envs: int, seed: int | np.random.SeedSequence, options: Options, render: bool = False

@@ -37,7 +37,8 @@ class Pool(Protocol):
     # A pool may also have `stacked`: for a kind of picture, how many frames it shows side by side. It promises that each
     # shows the frames before it and one more, and in a new episode one frame many times (`FrameStack`): what travels far
     # is then only the newest. And, for judging rewards before any work: `has_lives`, False where a game is one episode,
-    # and `longest_game`, the decisions that it has at most.
+    # and `longest_game`, the decisions that it has at most. And, for lenses: `whole_screen`, True where what is rendered is
+    # all that the agent sees and nothing else, at whatever size.
 
     def reset(self) -> Step: ...
 

@@ -131,6 +131,7 @@ class ProcgenPool:
             parse_levels(self.levels)
 
     default_steps: ClassVar[int] = 25_000_000
+    whole_screen: ClassVar[bool] = True
 
     def __init__(
         self, name: str, num_envs: int, seed: int | np.random.SeedSequence, options: Options, render: bool = False

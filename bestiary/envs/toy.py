@@ -195,6 +195,7 @@ class ToyPool:
     frames_per_step = 1
     saveable = True
     has_lives = False
+    whole_screen: ClassVar[bool] = True
 
     def __init__(
         self, name: str, num_envs: int, seed: int | np.random.SeedSequence, options: Options, render: bool = False

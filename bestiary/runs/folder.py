@@ -1,5 +1,6 @@
 """The run folder: created once, written by one trainer at a time, read by everything else."""
 
+import itertools
 import json
 import os
 import shutil
@@ -137,10 +138,13 @@ class Run:
         return other
 
     def new_path(self, folder: str, stem: str, suffix: str) -> Path:
-        """A file below the run folder (below runs/zoo-NAME for one of the zoo) that does not exist yet."""
-        below = Path("runs") / f"zoo-{self.name}" if self.shipped else self.path
-        (below / folder).mkdir(parents=True, exist_ok=True)
-        return unused(below / folder / f"{stem}{suffix}")
+        """A file below the run folder (below runs/zoo-NAME for one of the zoo) that does not exist yet, under a name that no
+        other file has either: what belongs together differs in its suffix."""
+        place = (Path("runs") / f"zoo-{self.name}" if self.shipped else self.path) / folder
+        place.mkdir(parents=True, exist_ok=True)
+        names = itertools.chain([stem], (f"{stem}-{number}" for number in itertools.count(2)))
+        taken = {path.stem for path in place.iterdir()}
+        return place / f"{next(name for name in names if name not in taken)}{suffix}"
 
     @property
     def shipped(self) -> bool:

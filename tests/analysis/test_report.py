@@ -6,11 +6,13 @@ import shutil
 import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import PIL.Image
 import pytest
 
+import bestiary
 from bestiary.analysis.evaluate import evaluate
 from bestiary.analysis.report import report
 from bestiary.cli import run_command
@@ -63,6 +65,33 @@ def test_what_is_there_is_not_drawn_again(page: Path, catch_runs: list[Run]) -> 
     before = sorted(catch_runs[1].path.rglob("*"))
     report(catch_runs[1].path, Path("one.html"))
     assert sorted(catch_runs[1].path.rglob("*")) == before
+
+
+def test_a_run_that_cannot_be_drawn_does_not_cost_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its own world cannot be rendered; the other run is on the page, and this one says why it has no picture."""
+    (tmp_path / "dark.py").write_text(
+        "import gymnasium\n"
+        "import numpy as np\n\n"
+        "class Dark(gymnasium.Env):\n"
+        "    observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)\n"
+        "    action_space = gymnasium.spaces.Discrete(2)\n"
+        "    metadata = {'render_modes': ['rgb_array']}\n\n"
+        "    def __init__(self, render_mode=None):\n"
+        "        self.render_mode = render_mode\n\n"
+        "    def reset(self, *, seed=None, options=None):\n"
+        "        return np.zeros(2, np.float32), {}\n\n"
+        "    def step(self, action):\n"
+        "        return np.zeros(2, np.float32), 0.0, True, False, {}\n\n"
+        "    def render(self):\n"
+        "        raise RuntimeError('no display')\n"
+    )
+    small: dict[str, Any] = {"steps": 80, "num_envs": 4, "batch_size": 4, "runtime": "serial"}
+    bestiary.train(f"{tmp_path / 'dark.py'}:Dark", run_dir=str(tmp_path / "runs" / "dark"), **small)
+    bestiary.train("toy/catch", run_dir=str(tmp_path / "runs" / "light"), **small)
+    assert run_command(["report", str(tmp_path / "runs"), "--out", str(tmp_path / "page.html")]) == 0
+    assert "dark: not drawn: " in (said := capsys.readouterr().err)
+    assert "no display" in said
+    assert 'id="run-1"' in (tmp_path / "page.html").read_text()
 
 
 @pytest.mark.parametrize("damage", [b"steps = \n", b"name = \xff\xfe", None])

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import imageio.v3 as imageio
 import numpy as np
@@ -11,15 +12,17 @@ import torch
 import torch.nn as nn
 
 import bestiary
-from bestiary.agents.agent import Output
+from bestiary.agents.agent import BasicAgent, Output
 from bestiary.agents.heads import Categorical
 from bestiary.analysis import paint, saliency
 from bestiary.analysis.look_saliency import Look, look_saliency, painted
 from bestiary.analysis.movie import film_together
+from bestiary.analysis.report import draw_missing
 from bestiary.analysis.saliency import Method, Saliency, fill
+from bestiary.analysis.stage import Show, open_stage
 from bestiary.cli import run_command
 from bestiary.errors import UserError
-from bestiary.rollout import ArraySpec, Inputs
+from bestiary.rollout import ActionSpec, ArraySpec, Inputs
 from bestiary.runs.folder import Run
 
 SPEC = {"image": ArraySpec((2, 84, 84), "uint8")}
@@ -44,6 +47,34 @@ class OnePixel(nn.Module):
         logits = torch.stack([light, torch.zeros_like(light)], dim=-1)
         value = image[:, -1, self.value[0], self.value[1]] * state[0][:, 0]
         return Output(Categorical(logits[None]), value[None]), state
+
+
+TINY: dict[str, Any] = {"steps": 80, "num_envs": 4, "batch_size": 4, "runtime": "serial"}
+PART_OF_A_WORLD = """
+import gymnasium
+import numpy as np
+
+class Part(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(0, 255, (16, 16, 3), np.uint8)
+    action_space = gymnasium.spaces.Discrete(2)
+    metadata = {"render_modes": ["rgb_array"]}
+
+    def __init__(self, render_mode=None):
+        self.render_mode, self.world = render_mode, np.zeros((32, 32, 3), np.uint8)
+        self.world[:24, :24] = 255
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return self.world[16:, 16:], {}
+
+    def step(self, action):
+        self.t += 1
+        return self.world[16:, 16:], 0.0, self.t == 9, False, {}
+
+    def render(self):
+        return self.world
+"""
 
 
 def moment(image):
@@ -82,6 +113,22 @@ def test_patches_of_small_pictures_are_small():
     assert (usual.radius, usual.blur) == (2.0, 3.0)
     assert (screen.radius, screen.blur) == (4.0, 6.0)
     assert Saliency(agent, spec, Method(radius=2.0)).radius == 2.0
+
+
+@pytest.mark.parametrize("looks_at", [(3, 5), (5, 3), (8, 1)])
+def test_in_a_small_picture_nothing_is_left_out_between_patches(looks_at):
+    """With the usual settings: patches of one pixel, one at each pixel, so that the agent's is among them."""
+    agent = OnePixel(looks_at, (0, 0))
+    lens = Saliency(agent, {"image": ArraySpec((2, 10, 7), "uint8")})
+    maps = lens(moment(noise((2, 10, 7))), agent.initial_state(1))
+    assert np.unravel_index(maps.policy.argmax(), maps.policy.shape) == looks_at
+    assert lens.density == 1
+    coarse = Method(usual_density=4.0)
+    sizes = {
+        side: Saliency(agent, {"image": ArraySpec((1, side, side), "uint8")}, coarse).density for side in (84, 42, 210)
+    }
+    assert sizes == {84: 4, 42: 2, 210: 10}
+    assert Saliency(agent, SPEC).density == 2
 
 
 def test_the_maximum_on_the_screen():
@@ -147,10 +194,11 @@ def test_memory_is_bounded_and_batches_change_nothing(monkeypatch):
     assert len(sizes) > 10
 
 
-def test_a_blank_picture_and_a_blind_agent_give_zeros():
-    agent = OnePixel()
-    blank = Saliency(agent, SPEC, Method(6))(moment(np.full((2, 84, 84), 90, np.uint8)), agent.initial_state(1))
-    blind = Saliency(agent, SPEC, Method(6))(moment(noise()), (torch.zeros(1, 1),))
+@pytest.mark.parametrize("distance", ["logits", "kl"])
+def test_a_blank_picture_and_a_blind_agent_give_zeros(distance):
+    agent, method = OnePixel(), Method(6, distance=distance)
+    blank = Saliency(agent, SPEC, method)(moment(np.full((2, 84, 84), 90, np.uint8)), agent.initial_state(1))
+    blind = Saliency(agent, SPEC, method)(moment(noise()), (torch.zeros(1, 1),))
     picture = noise((210, 160, 3))
     for maps in (blank, blind):
         assert (maps.policy == 0).all()
@@ -159,6 +207,17 @@ def test_a_blank_picture_and_a_blind_agent_give_zeros():
             look = Look(scale=scale)
             lens = Saliency(agent, SPEC, Method(6))
             assert (painted(picture, maps, lens, look, {"policy": 0.0, "value": 0.0}) == picture).all()
+
+
+def test_where_logits_did_not_change_policies_did_not_either():
+    """What rounding makes of a divergence is no score: a pixel that changes by one, seen by a real network."""
+    torch.manual_seed(0)
+    agent = BasicAgent(SPEC, ActionSpec(("a", "b", "c")), BasicAgent.Options(init="torch"))
+    image = np.full((2, 84, 84), 90, np.uint8)
+    image[:, 40, 40] = 91
+    by = {d: Saliency(agent, SPEC, Method(6, distance=d))(moment(image), ()).policy for d in ("logits", "kl")}
+    assert (by["logits"] == 0).sum() > 100
+    assert ((by["kl"] == 0) | (by["logits"] > 0)).all()
 
 
 def test_searchlight_and_kl_look_at_the_same_place():
@@ -211,6 +270,7 @@ def test_pong(capsys):
         protocol = json.loads(str(found["protocol"]))
     assert protocol["full"] == {"policy": 1.0, "value": 0.5}
     assert protocol["density"] == 12
+    assert protocol["environment_options"]["noops"] == 30
     again = look_saliency(run, out="again.png", start=30, length=2, method=method, look=Look(full=full))
     assert again == sorted(Path().glob("again*.png")) == [Path("again-00030.png"), Path("again-00031.png")]
     with np.load("again.npz") as one, np.load("pong.npz") as other:
@@ -244,6 +304,66 @@ def test_numbered_pictures_replace_nothing_unless_asked(
     assert run_command([*command, "--overwrite"]) == 0
     assert capsys.readouterr().out == "saliency: ow-00002.png to ow-00004.png\n"
     assert imageio.imread("ow-00004.png").shape == (210, 105, 3)
+
+
+def test_the_agent_is_asked_again_with_the_memory_that_it_had() -> None:
+    """A scene's state is what the steps before it left behind, fed to the agent anew."""
+    run = bestiary.train("toy/catch", run_dir="gru", memory="gru", **TINY)
+    stage, state = open_stage(run), run.agent().initial_state(1)
+    agent, seen = run.agent(), 0
+    for (scene,) in Show([stage], length=7):
+        given = scene.moment
+        assert all(torch.equal(mine, its) for mine, its in zip(given.state, state, strict=True))
+        with torch.no_grad():
+            _, state = agent(given.inputs, state)
+        seen += int(any(part.abs().max() > 0 for part in given.state))
+    assert seen == 6  # all but the first moment have something to remember
+
+
+def test_the_value_is_that_of_the_task_that_is_played() -> None:
+    run = bestiary.train("procgen/{maze,leaper}:easy", run_dir="two", popart=True, **{**TINY, "torso": "mlp"})
+    look_saliency(run, env="procgen/leaper:easy", length=1, method=Method(16), out="leaper.png")
+    stage = open_stage(run, env="procgen/leaper:easy")
+    ((scene,),) = Show([stage], length=1)
+    lens = Saliency(run.agent(), stage.pool.observation_spec, Method(16))
+    worths, maps = [], []
+    for task in (0, 1):
+        scene.moment.inputs.task = torch.full((1, 1), task)
+        maps.append(lens(scene.moment.inputs, scene.moment.state).value)
+        worths.append(run.agent()(scene.moment.inputs, scene.moment.state)[0].value.item())
+    with np.load("leaper.npz") as found:
+        np.testing.assert_allclose(found["value"][0], maps[1], rtol=1e-4)
+        assert not np.allclose(found["value"][0], maps[0], rtol=1e-2)
+        assert found["worth"][0] == pytest.approx(worths[1], rel=1e-4)
+
+
+def test_where_the_screen_is_not_what_the_agent_sees_the_agents_picture_is_painted(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The agent sees the lower right quarter of a world; its picture is painted, not the world."""
+    Path("part.py").write_text(PART_OF_A_WORLD)
+    run = bestiary.train("part.py:Part", run_dir="part", **{**TINY, "torso": "mlp"})
+    capsys.readouterr()
+    look_saliency(run, length=1, out="part.png", look=Look(full=(1e9, 1e9)))
+    picture = imageio.imread("part.png")
+    assert (picture[:104, :104] > 200).all()  # white above and left, as the agent sees it
+    assert (picture[110:, 110:] < 50).all()
+    assert "may show something else than the agent sees" in capsys.readouterr().err
+    assert run_command("movie part --saliency --length 2 --out both.gif".split()) == 0
+
+
+def test_looks_never_share_a_name_with_others(catch_runs: list[Run], tmp_path: Path) -> None:
+    """A still and a movie of the same moment have numbers of their own beside them."""
+    run = bestiary.train("toy/catch", run_dir="own", **TINY)
+    draw_missing(run)
+    (movie,) = look_saliency(run, length=2)
+    looks = {path.name for path in movie.parent.iterdir()}
+    assert {path.split(".")[0] for path in looks} == {"saliency-000000000080-0", "saliency-000000000080-0-2"}
+    assert len(looks) == 4
+    again = bestiary.train("toy/catch", run_dir="again", **TINY)
+    look_saliency(again, length=2)
+    draw_missing(again)
+    assert len(list((again.path / "looks").glob("*.png"))) == 1
 
 
 def test_a_small_world_with_a_memory(catch_runs: list[Run]) -> None:
