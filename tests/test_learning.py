@@ -233,7 +233,7 @@ def test_two_tasks_whose_rewards_differ_a_thousandfold(options, tmp_path):
     assert plain[0] < 0.7
 
 
-POPART: dict[str, Any] = {"critic": "popart", "critic.beta": 0.02}
+POPART: dict[str, Any] = {"critic": "popart"}
 
 
 def small_and_large(options):

@@ -15,9 +15,11 @@ and the last layer with them, so that nothing that was learnt is lost:
     w' = w sigma / sigma'                b' = (sigma b + mu - mu') / sigma'
 
 They begin as mu = 0 and sigma = 1. Moved from there by a beta of 3e-4, they would take thousands of updates to get to a game
-whose returns are in the hundreds, and meanwhile the network would have to give out hundreds itself, which ruins it. So at first
-they are plain averages of all that was seen, the beginning counted as one: the t-th update of a task moves its statistics by
-the larger of beta and 1 / (t + 1) (`debias`; without it by beta from the first one on, as the papers write it).
+whose returns are in the hundreds, and meanwhile the network would have to give out hundreds itself, which ruins it. So (unless
+`debias` is off, which is how the papers write it) statistics are at first plain averages of all that was seen, the beginning
+counted as one: the t-th update of a task moves them by the larger of beta and 1 / (t + 1). And where a sigma grows by more than
+a quarter in an update, its errors were measured by a scale that did not fit: nothing is learnt from it, and there is no value
+worth preserving; the task's critic, which knew nothing, begins at the mean instead of at zero.
 """
 
 from dataclasses import dataclass
@@ -27,6 +29,8 @@ import torch.nn as nn
 from torch import Tensor
 
 from bestiary.options import option
+
+GROWTH = 1.25  # of a deviation in one update: with more, the update only moves the statistics
 
 
 @dataclass
@@ -95,7 +99,9 @@ class PopArt(nn.Linear):
             "what is averaged: first and second moments; or mean and deviation within an update's batch, as one fork did",
             choices=("moments", "deviations"),
         )
-        debias: bool = option(True, "begin with plain averages; off: move by beta from the first update on")
+        debias: bool = option(
+            True, "begin with plain averages, and learn nothing from targets that are far beyond them"
+        )
         low: float = option(1e-4, "least deviation", above=0)
         high: float = option(1e6, "greatest deviation", above=0)
 
@@ -120,11 +126,30 @@ class PopArt(nn.Linear):
         columns = torch.stack([torch.ones_like(flat), flat, flat.square()], dim=1)
         return columns.new_zeros(self.out_features, 3).index_add_(0, task.flatten(), columns)
 
+    def fits(self, moments: Tensor) -> bool:
+        """Whether the statistics are of the size of an update's targets, so that there is something to learn from them."""
+        return not bool((self._beginning(self._moved(moments)[2]) & (moments[:, 0] > 0)).any())
+
     @torch.no_grad()
     def adapt(self, moments: Tensor) -> None:
-        """Take in the targets of an update, and change the weights so that every value stays what it was."""
+        """Take in the targets of an update, and change the weights so that every value stays what it was; where statistics only
+        begin to be right, that it is as far from the mean as it was, in deviations."""
+        mu, nu, sigma, updates = self._moved(moments)
+        seen, known = moments[:, 0] > 0, ~self._beginning(sigma)
+        weight = self.weight.double() * (self.sigma / sigma).unsqueeze(1)
+        bias = (self.sigma * self.bias.double() + self.mu - mu) / sigma
+        statistics = ((self.mu, mu), (self.nu, nu), (self.sigma, sigma), (self.updates, updates))
+        layer = ((self.weight, weight, (seen & known).unsqueeze(1)), (self.bias, bias, seen & known))
+        for old, new, rows in (*layer, *((*pair, seen) for pair in statistics)):
+            old.copy_(torch.where(rows, new.to(old.dtype), old))  # a task without targets keeps every bit
+
+    def _beginning(self, sigma: Tensor) -> Tensor:
+        """Which of the deviations that would be next say that those so far are not to be measured by."""
+        return (sigma > GROWTH * self.sigma) & self.options.debias
+
+    def _moved(self, moments: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """mu, nu, sigma and updates [K] of tasks that had the targets of an update; of others they mean nothing."""
         o, (count, total, squares) = self.options, moments.unbind(1)
-        seen = count > 0
         mean, second = total / count.clamp(min=1), squares / count.clamp(min=1)
         updates = self.updates + 1
         beta = (1 / (updates + 1)).clamp(min=o.beta) if o.debias else torch.full_like(updates, o.beta)
@@ -133,12 +158,7 @@ class PopArt(nn.Linear):
             sigma = _deviation(mu, nu).clamp(o.low, o.high)
         else:
             sigma = self.sigma.lerp(_deviation(mean, second).clamp(o.low, o.high), beta)
-        weight = self.weight.double() * (self.sigma / sigma).unsqueeze(1)
-        bias = (self.sigma * self.bias.double() + self.mu - mu) / sigma
-        statistics = ((self.mu, mu), (self.nu, nu), (self.sigma, sigma), (self.updates, updates))
-        for old, new in ((self.weight, weight), (self.bias, bias), *statistics):
-            rows = seen.unsqueeze(1) if old.dim() == 2 else seen
-            old.copy_(torch.where(rows, new.to(old.dtype), old))  # a task without targets keeps every bit
+        return mu, nu, sigma, updates
 
 
 def _deviation(mean: Tensor, second: Tensor) -> Tensor:

@@ -98,7 +98,8 @@ class Learner:
         lag = self.version - float(batch.version.float().mean())
         max_lag = self.version - int(batch.version.min())
         if finite:
-            self._step(gradients, norm, lr)
+            if found.moments is None or self.adaptive.fits(found.moments):
+                self._step(gradients, norm, lr)
             if found.moments is not None:
                 self.adaptive.adapt(found.moments)
         self._count(finite)

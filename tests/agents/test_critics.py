@@ -87,9 +87,43 @@ def test_at_first_statistics_are_plain_averages_of_all_so_far():
     assert slow.sigma.item() < 50
 
 
+def test_where_statistics_only_begin_to_be_right_nothing_is_learnt_and_the_value_begins_at_the_mean():
+    critic, x = make_popart(tasks=2), torch.randn(1, 50, F)
+    task = torch.arange(50).view(1, -1) % 2
+    far = critic.moments(torch.full((1, 50), 300.0) * task + torch.randn(1, 50), task)  # of task 1 only
+    assert not critic.fits(far)
+    before = critic(x, task)
+    critic.adapt(far)
+    after = critic(x, task)
+    other = (task == 0)[0]
+    torch.testing.assert_close(after.value[:, other], before.value[:, other], rtol=1e-4, atol=1e-4)
+    assert torch.equal(after.normalised[:, ~other], before.normalised[:, ~other])  # as far from the mean as it was
+    assert critic.mu[1] == pytest.approx(150, rel=0.05)
+    for _ in range(10):
+        critic.adapt(far)
+    assert critic.fits(far)  # by now they are of its size, and values are preserved
+    before = critic(x, task).value
+    critic.adapt(far)
+    torch.testing.assert_close(critic(x, task).value, before, rtol=1e-4, atol=1e-3)
+
+
+def test_as_the_papers_write_it_every_update_is_learnt_from():
+    critic = make_popart(tasks=1, debias=False)
+    assert critic.fits(moments_of(critic, [3e5] * 4, [0] * 4))
+
+
+def test_what_is_rare_is_learnt_from():
+    """A reward that comes once in a thousand updates is far beyond the deviation, and is no new beginning."""
+    critic = make_popart(tasks=1)
+    for _ in range(5_000):
+        critic.adapt(moments_of(critic, [0.0] * 20, [0] * 20))
+    assert critic.sigma < 0.1
+    assert critic.fits(moments_of(critic, [0.0] * 17 + [1.0, 1.0, 1.0], [0] * 20))
+
+
 @pytest.mark.parametrize("average", ["moments", "deviations"])
 def test_adapting_preserves_every_value(average):
-    critic = make_popart(beta=0.05, average=average)
+    critic = make_popart(beta=0.05, average=average, debias=False)
     x, task = torch.randn(50, 4, F), torch.randint(0, K, (50, 4))
     for seed in range(5):
         before = critic(x, task).value
@@ -101,7 +135,7 @@ def test_adapting_preserves_every_value(average):
 
 
 def test_a_task_without_targets_keeps_every_bit():
-    critic = make_popart(beta=0.1)
+    critic = make_popart(beta=0.1, debias=False)
     random_updates(critic, 3)
     before = {name: tensor.clone() for name, tensor in critic.state_dict().items()}
     critic.adapt(moments_of(critic, [5.0, -7.0, 900.0], [0, 0, 2]))

@@ -108,6 +108,20 @@ def test_statistics_move_once_an_update_by_all_of_its_targets(group_size):
     assert agent.critic.sigma[1] > agent.critic.sigma[0]
 
 
+def test_an_update_beyond_all_measure_moves_only_the_statistics():
+    agent, rollout = make_agent(), make_rollout()
+    learner = Learner(agent, Impala(Impala.Options(reward="none")), 1000, 6)
+    before = {name: tensor.clone() for name, tensor in agent.named_parameters()}
+    learner.update(rollout)  # task 1 has rewards of scale 100, and sigma is 1
+    assert agent.critic.sigma[1] > 30
+    for name, tensor in agent.named_parameters():
+        assert torch.equal(tensor, before[name]) or name.startswith("critic"), name
+    assert learner.version == 1
+    for seed in range(1, 12):
+        learner.update(make_rollout(seed=seed))
+    assert not torch.equal(agent.policy.weight, before["policy.weight"])  # by now it learns
+
+
 def test_an_update_that_is_not_finite_moves_nothing():
     agent, rollout = make_agent(), make_rollout()
     rollout.reward[2, 1] = float("nan")
