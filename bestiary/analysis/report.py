@@ -26,6 +26,13 @@ from bestiary.webpage import details, document, image, picture, table
 LARGEST = 4 * 2**20  # bytes of a movie or picture on the page
 STEPS = 150  # of a movie that is made for it
 STILL = 100  # the step that a saliency still shows, where the game lasts that long
+CAPTIONS = {
+    "saliency": "what would change its mind: red its policy, green its value, yellow both",
+    "attention": "where its heads look",
+    "actions": "what it does",
+    "filters": "how far its filters are from others",
+    "drawings": "what excites its filters",
+}
 
 
 def report(folder: Path, out: Path, *, drawing: bool = True, trust_code: bool = False, overwrite: bool = False) -> Path:
@@ -136,7 +143,7 @@ def _shown(path: Path, what: str, small: bool) -> str:
     if (size := path.stat().st_size) > LARGEST:
         text = f"{what}: {path.name} has {size / 2**20:.0f} MiB, too much for a page"
         return f'<p class="small">{html.escape(text)}</p>'
-    return picture(path, f"{what}: {path.stem}", small)
+    return picture(path, f"{CAPTIONS.get(what, what)} ({path.stem})", small)
 
 
 def _folder(run: Run, name: str) -> Path:

@@ -55,7 +55,7 @@ def test_one_file_without_requests(page: Path, catch_runs: list[Run]) -> None:
     for run in catch_runs:
         assert run.name in text
     assert text.count("data:image/gif") >= len(catch_runs)  # a movie each
-    assert text.count("saliency: ") >= len(catch_runs)  # a still each
+    assert text.count("what would change its mind") >= len(catch_runs)  # a still each
     assert "Learning curves: catch" in text
     assert "Evaluations" in text
     assert str(catch_runs[0].path.resolve().parent) not in text  # nobody's folders
