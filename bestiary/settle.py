@@ -1,5 +1,5 @@
-"""What a user left open and other choices decide: batches that suit the tasks, environments that suit the batches, how far ahead
-actors may be; and whether all of it goes together."""
+"""What a user left open and other choices decide: batches that suit the tasks, environments that suit the batches, how far
+ahead actors may be; and whether all of it goes together."""
 
 import dataclasses
 from typing import Any

@@ -266,3 +266,18 @@ def test_piped_output_is_plain_lines() -> None:
     assert "\x1b" not in result.stderr + result.stdout
     assert "steps/s" in result.stderr
     assert result.stdout.startswith("run: runs/chain-mlp-")
+
+
+@pytest.mark.parametrize("words", [[], ["list", "envs"]])
+def test_a_reader_who_has_seen_enough_gets_no_traceback(words: list[str]) -> None:
+    """`bestiary | head -1`: the pipe is closed before all is printed."""
+    script = "import sys; from bestiary.cli import main; sys.stdin.read(); main(sys.argv[1:])"
+    command = [sys.executable, "-c", script, *words]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes) as process:  # type: ignore[call-overload]
+        process.stdout.close()
+        process.stdin.close()  # only now it begins to print
+        said = process.stderr.read()
+        process.wait(60)
+    assert b"Traceback" not in said
+    assert process.returncode == 141
