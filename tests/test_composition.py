@@ -99,6 +99,8 @@ def two_updates(**options):
     torso = given.get("torso", "shallow" if options["env"].startswith(("atari", "procgen")) else "mlp")
     if torso != "mlp" and options.get("agent") != "aaa":
         given.setdefault("torso.center", False)
+    if given.get("critic") == "popart":
+        given["critic.debias"] = False  # else the first updates may move statistics only
     (actor,), learner = build(resolve(given))
     try:
         actor.start()
