@@ -55,7 +55,7 @@ def bench_saliency(repeats: int, method: Method = Method()) -> dict[str, Any]:
         times["sequential"] *= asks / (SAMPLE + 1)  # and one of the frame as it is
         speedups = {f"{key}_speedup": times["sequential"] / times[key] for key in ("batches", "one core")}
         rows.append({"name": name, "asks": asks, **{f"{key}_ms": ms for key, ms in times.items()}, **speedups})
-    return {"config": "saliency", "density": method.density, "radius": lens.radius, "nets": rows}
+    return {"config": "saliency", "density": lens.density, "radius": lens.radius, "nets": rows}
 
 
 def published(agent: Any) -> Any:
