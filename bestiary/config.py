@@ -214,13 +214,18 @@ class Config:
 
     def label(self) -> str:
         """A short name: environment and agent."""
-        task = self.envs[0].rsplit("/", 1)[-1].replace(".py:", "-").replace(":", "-")
+        task = plain_name(self.envs[0])
         if len(self.envs) > 1:
             task = f"{len(self.envs)}-{self.envs[0].split('/')[0].replace(':', '-')}"
         inner = [p.name for kind, p in self.parts.items() if kind in ("torso", "memory") and p.name != "none"]
         inner += [p.name for kind, p in self.parts.items() if kind == "critic" and p.name != "shared"]
         named = [] if self.parts["agent"].name == "basic" else [self.parts["agent"].name]
         return "-".join([task, *(plugins.split(n)[1] if plugins.is_plugin(n) else n for n in named + inner)])
+
+
+def plain_name(env: str) -> str:
+    """procgen/starpilot:easy -> starpilot-easy, for the names of files."""
+    return env.rsplit("/", 1)[-1].split("@")[0].replace(".py:", "-").replace(":", "-")
 
 
 CLUSTER = (

@@ -48,6 +48,11 @@ def short(number: float) -> str:
     return f"{number:.3g}"
 
 
+def plain_number(number: float) -> str:
+    """0.123, -20.4, 12345: games count in ones or in ten thousands, and nobody reads 1.234e+04."""
+    return f"{number:.0f}" if abs(number) >= 1000 else f"{number:.4g}"
+
+
 def duration(seconds: float) -> str:
     """3700 -> 1h01m."""
     minutes, seconds = divmod(int(max(seconds, 0)), 60)

@@ -2,7 +2,7 @@
 
 import base64
 import html
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 STYLE = """
@@ -12,11 +12,12 @@ h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2rem; } h3 { font
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { padding: .3rem .7rem; text-align: right; white-space: nowrap; border-bottom: 1px solid #8884; }
-th:first-child, td:first-child { text-align: left; }
+th:first-child, td:first-child, .words { text-align: left; }
+.words { white-space: normal; min-width: 9rem; }
 img, video { max-width: 100%; height: auto; background: white; }
 .pictures { display: flex; flex-wrap: wrap; gap: 1rem; align-items: flex-end; }
-figure { margin: 0; } figcaption { font-size: .85rem; opacity: .8; }
-.small-picture { width: 20rem; image-rendering: pixelated; }
+figure { margin: 0; max-width: 100%; } figure.small-picture { width: 18rem; } figcaption { font-size: .85rem; opacity: .8; }
+.small-picture img, .small-picture video { width: 100%; image-rendering: pixelated; }
 pre { overflow-x: auto; padding: .7rem; background: #8881; font-size: .85rem; }
 .small { font-size: .85rem; opacity: .8; }
 """
@@ -39,13 +40,16 @@ def document(title: str, parts: Iterable[str]) -> str:
     )
 
 
-def table(header: Iterable[str], body: Iterable[Iterable[str]], links: Iterable[str] = ()) -> str:
-    """`links` are the places on the page that the rows' first cells lead to."""
-    head = "".join(f"<th>{html.escape(cell)}</th>" for cell in header)
+def table(names: Sequence[str], body: Iterable[Iterable[str]], links: Iterable[str] = ()) -> str:
+    """`links` are the places on the page that the rows' first cells lead to. Lists of words are broken into lines."""
     rows = [[html.escape(cell) for cell in cells] for cells in body]
     for row, link in zip(rows, links, strict=False):
         row[0] = f'<a href="#{html.escape(link)}">{row[0]}</a>'
-    filled = "\n".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
+    kinds = [' class="words"' if any(", " in cell for cell in column) else "" for column in zip(*rows, strict=True)]
+    kinds = kinds or [""] * len(names)
+    head = "".join(f"<th{kind}>{html.escape(name)}</th>" for name, kind in zip(names, kinds, strict=True))
+    cells = ["".join(f"<td{kind}>{cell}</td>" for cell, kind in zip(row, kinds, strict=True)) for row in rows]
+    filled = "\n".join(f"<tr>{row}</tr>" for row in cells)
     return f'<div class="wide"><table><thead><tr>{head}</tr></thead>\n<tbody>{filled}</tbody></table></div>'
 
 
@@ -58,10 +62,10 @@ def picture(path: Path, caption: str, small: bool = False) -> str:
     source, text = data_url(path.read_bytes(), path.suffix), html.escape(caption)
     kind = ' class="small-picture"' if small else ""
     if path.suffix == ".mp4":
-        shown = f'<video{kind} controls loop muted playsinline src="{source}"></video>'
+        shown = f'<video controls loop muted playsinline src="{source}"></video>'
     else:
-        shown = f'<img{kind} alt="{text}" src="{source}">'
-    return f"<figure>{shown}<figcaption>{text}</figcaption></figure>"
+        shown = f'<img alt="{text}" src="{source}">'
+    return f"<figure{kind}>{shown}<figcaption>{text}</figcaption></figure>"
 
 
 def details(summary: str, text: str) -> str:

@@ -39,7 +39,7 @@ def look_attention(
     except UserError:
         stage.pool.close()
         raise
-    path = path or run.new_path("looks", f"attention-{stage.steps:012d}-{start}", ".gif")
+    path = path or run.new_path("looks", f"attention-{stage.stem}-{start}", ".gif")
     note_of_the_screen([stage])
     show = Show([stage], start=start, length=length, greedy=greedy, script=script)
     pictures, weights, answers = [], [], list[tuple[str, Output]]()

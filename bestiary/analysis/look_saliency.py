@@ -59,7 +59,7 @@ def look_saliency(
     path = check_look(out, overwrite, length) if out is not None else None
     stage, script = open_scripted(run, replay, checkpoint=checkpoint, env=env, seed=seed)
     (lens,) = lenses([stage], method)
-    path = path or run.new_path("looks", f"saliency-{stage.steps:012d}-{start}", ".gif")
+    path = path or run.new_path("looks", f"saliency-{stage.stem}-{start}", ".gif")
     note_of_the_screen([stage])
     show = Show([stage], start=start, length=length, greedy=greedy, script=script)
     pictures, maps, answers = list[np.ndarray](), list[Maps](), list[tuple[str, Output]]()

@@ -46,7 +46,7 @@ def film(
         check_attends(stage.agent, run.path)
         note_of_the_screen([stage])
     if path is None:
-        path = run.new_path("movies", f"{stage.steps:012d}-{'greedy' if greedy else 'sampled'}", ".gif")
+        path = run.new_path("movies", f"{stage.stem}-{'greedy' if greedy else 'sampled'}", ".gif")
     show = Show([stage], length=length, greedy=greedy, script=script)
     pictures = [_attended(scene, stage) if attention else scene.shown for (scene,) in tracked(show, "filming", length)]
     write_movie(path, pictures, fps or show.fps)

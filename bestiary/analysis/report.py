@@ -5,6 +5,7 @@ saliency still, is drawn first, unless it is told not to."""
 
 import html
 import json
+import re
 import tempfile
 import time
 from collections.abc import Iterator
@@ -17,12 +18,14 @@ from bestiary.analysis.files import check_output
 from bestiary.analysis.look_saliency import look_saliency
 from bestiary.analysis.movie import film
 from bestiary.analysis.saliency import Method
+from bestiary.config import plain_name
 from bestiary.console import note, tracked
 from bestiary.errors import UserError
 from bestiary.runs.folder import Run
 from bestiary.runs.listing import COLUMNS, describe_run, find_runs
 from bestiary.webpage import details, document, image, picture, table
 
+MOVING = (".gif", ".mp4")
 LARGEST = 4 * 2**20  # bytes of a movie or picture on the page
 STEPS = 150  # of a movie that is made for it
 STILL = 100  # the step that a saliency still shows, where the game lasts that long
@@ -51,14 +54,17 @@ def report(folder: Path, out: Path, *, drawing: bool = True, trust_code: bool = 
 
 
 def draw_missing(run: Run) -> None:
-    """A movie and a saliency still of a run that has none; says so where one cannot be."""
+    """A movie and a saliency still of each task that has none; says so where one cannot be."""
     if not run.checkpoints:
         return
     try:
-        if not _newest(run, "movies", (".gif", ".mp4")):
-            film(run, length=STEPS)
-        if not _newest(run, "looks", (".png",), "saliency") and "image" in _spec(run):
-            _still(run)
+        movies, stills, envs = _newest(run, "movies", MOVING), _newest(run, "looks", (".png",)), run.config.envs
+        for env in envs:
+            task = f"-{plain_name(env)}" if len(envs) > 1 else ""
+            if task[1:] not in movies:
+                film(run, length=STEPS, env=env)
+            if f"saliency{task}" not in stills and "image" in _spec(run):
+                _still(run, env, task)
     except Exception as error:  # whatever is wrong with this run, among it a user's own parts: the others have a page
         note(f"{run.path}: not drawn: {(str(error) or type(error).__name__).splitlines()[0]}")
 
@@ -69,11 +75,11 @@ def _spec(run: Run) -> Any:
     return pool.observation_spec
 
 
-def _still(run: Run) -> None:
+def _still(run: Run, env: str, task: str) -> None:
     for start in (STILL, 0):
-        path = run.new_path("looks", f"saliency-{run.steps:012d}-{start}", ".png")
+        path = run.new_path("looks", f"saliency{task}-{run.steps:012d}-{start}", ".png")
         try:
-            look_saliency(run, out=path, start=start, length=1, method=Method(usual_density=3.0))
+            look_saliency(run, out=path, start=start, length=1, method=Method(usual_density=3.0), env=env)
             return
         except UserError:
             if not start:
@@ -121,13 +127,11 @@ def _curves(runs: list[Run]) -> Iterator[str]:
 
 def _run(run: Run) -> Iterator[str]:
     shown = []
-    if (movie := _newest(run, "movies", (".gif", ".mp4"))) is not None:
-        shown.append(_shown(movie, "playing", small=True))
-    kinds = {path.name.split("-")[0] for path in _folder(run, "looks").glob("*.*")}
-    for kind in sorted(kinds):
-        for suffixes in ((".png",), (".gif", ".mp4")):
-            if (found := _newest(run, "looks", suffixes, kind)) is not None:
-                shown.append(_shown(found, kind, small=kind in ("saliency",)))
+    shown += [_shown(movie, "playing", small=True) for movie in _newest(run, "movies", MOVING).values()]
+    stills, moving = _newest(run, "looks", (".png",)), _newest(run, "looks", MOVING)
+    for subject in sorted({*stills, *moving}):
+        kind = subject.split("-")[0]
+        shown += [_shown(found[subject], kind, kind == "saliency") for found in (stills, moving) if subject in found]
     if shown:
         yield f'<div class="pictures">{"".join(shown)}</div>'
     if evaluations := list(_evaluations(run)):
@@ -150,9 +154,12 @@ def _folder(run: Run, name: str) -> Path:
     return (Path("runs") / f"zoo-{run.name}" if run.shipped else run.path) / name
 
 
-def _newest(run: Run, folder: str, suffixes: tuple[str, ...], kind: str = "") -> Path | None:
-    found = [path for path in _folder(run, folder).glob(f"{kind}*") if path.suffix in suffixes]
-    return max(found, key=lambda path: path.stat().st_mtime) if found else None
+def _newest(run: Run, folder: str, suffixes: tuple[str, ...]) -> dict[str, Path]:
+    """The newest picture of each subject: the one of saliency-Pong-000001000000-100.png is saliency-Pong."""
+    found = [path for path in _folder(run, folder).glob("*.*") if path.suffix in suffixes]
+    by_age = sorted(found, key=lambda path: path.stat().st_mtime)
+    newest = {re.sub(r"-?\d{5,}.*", "", path.stem): path for path in by_age}
+    return dict(sorted(newest.items()))
 
 
 def _evaluations(run: Run) -> Iterator[list[str]]:

@@ -17,7 +17,7 @@ import numpy as np
 from bestiary.agents.agent import Agent
 from bestiary.analysis.paint import enlarge
 from bestiary.analysis.play import Moment, Player
-from bestiary.config import make_pool
+from bestiary.config import make_pool, plain_name
 from bestiary.console import note
 from bestiary.envs import canonical
 from bestiary.envs.mixture import shapes
@@ -43,6 +43,12 @@ class Stage:
     draws: int  # seed of the decisions
     about: dict[str, Any]  # which game it is, for protocols
     opening: Step | None = None  # what the game begins with, where that is not a reset
+
+    @property
+    def stem(self) -> str:
+        """How a file about this game is called: after the checkpoint and, where the run has several tasks, this one."""
+        envs = self.run.config.envs
+        return f"{plain_name(envs[self.task])}-{self.steps:012d}" if len(envs) > 1 else f"{self.steps:012d}"
 
     @property
     def shows_all(self) -> bool:

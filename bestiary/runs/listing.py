@@ -12,7 +12,7 @@ from bestiary.agents.critics import CRITICS
 from bestiary.agents.memories import MEMORIES
 from bestiary.agents.torsos import TORSOS
 from bestiary.algorithms import ALGORITHMS
-from bestiary.console import duration, interactive, short, stdout
+from bestiary.console import duration, interactive, plain_number, short, stdout
 from bestiary.envs import atari, procgen, toy
 from bestiary.envs.rewards import RewardedPool, Rewards
 from bestiary.envs.weightings import NAMED, fitting
@@ -99,7 +99,7 @@ def describe_run(path: Path) -> list[str]:
         str(config.get("seed", "")),
         short(metrics["step"][-1]) if have and state == "running" else short(steps),
         short(total),
-        " ".join("-" if value != value else f"{value:{'.2f' if len(returns) == 1 else '.3g'}}" for value in returns),
+        " ".join("-" if value != value else plain_number(value) for value in returns),
         duration(float(metrics["seconds"][-1])) if have else "",
         state,
     ]

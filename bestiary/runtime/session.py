@@ -12,7 +12,7 @@ import torch
 
 from bestiary.analysis.evaluate import Stopped
 from bestiary.config import Config
-from bestiary.console import note, warn
+from bestiary.console import note, plain_number, warn
 from bestiary.envs.pool import Pool
 from bestiary.errors import RunError
 from bestiary.rollout import Arrays, Episode
@@ -141,7 +141,7 @@ class Session:
         known = {
             name: [task.mean_return, *task.true_returns().values()] for name, task in self.tasks.items() if task.games
         }
-        words = {name: " true ".join(f"{mean:.4g}" for mean in means) for name, means in known.items()}
+        words = {name: " true ".join(plain_number(mean) for mean in means) for name, means in known.items()}
         return f"{games} games: " + ", ".join(f"{short_name(name)} {text}" for name, text in words.items())
 
     def _write_row(self) -> None:
@@ -259,7 +259,7 @@ class Session:
             self.validations.write(rows)
         except OSError as error:
             self._complain("rows of validation.csv are waiting", error)
-        note("validation: " + ", ".join(f"{short_name(row['task'])} {row['return']:.4g}" for row in rows))
+        note("validation: " + ", ".join(f"{short_name(row['task'])} {plain_number(row['return'])}" for row in rows))
         if score is not None and (self.best is None or score > self.best):
             before, self.best = self.best, score
             self.save()

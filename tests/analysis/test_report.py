@@ -14,6 +14,7 @@ import pytest
 
 import bestiary
 from bestiary.analysis.evaluate import evaluate
+from bestiary.analysis.movie import film
 from bestiary.analysis.report import report
 from bestiary.cli import run_command
 from bestiary.errors import UserError
@@ -92,6 +93,21 @@ def test_a_run_that_cannot_be_drawn_does_not_cost_the_page(tmp_path: Path, capsy
     assert "dark: not drawn: " in (said := capsys.readouterr().err)
     assert "no display" in said
     assert 'id="run-1"' in (tmp_path / "page.html").read_text()
+
+
+def test_every_task_of_a_run_is_seen_playing(capsys: pytest.CaptureFixture[str]) -> None:
+    """A movie and a still of each, under names that say whose they are; of a subject the newest is shown."""
+    small: dict[str, Any] = {"steps": 80, "num_envs": 4, "batch_size": 4, "runtime": "serial"}
+    run = bestiary.train("atari/Pong", "atari/Boxing", torso="shallow", run_dir="two", **small)
+    text = report(run.path, Path("page.html")).read_text()
+    assert text.count("<figcaption>playing") == text.count("<figcaption>what would change its mind") == 2
+    assert "playing (Pong-" in text
+    assert "playing (Boxing-" in text
+    assert "saliency-Boxing-" in text
+    film(run, env="atari/Pong", length=20)
+    again = report(run.path, Path("again.html")).read_text()
+    assert again.count("<figcaption>playing") == 2
+    assert "playing (Pong-000000000080-sampled-2)" in again
 
 
 @pytest.mark.parametrize("damage", [b"steps = \n", b"name = \xff\xfe", None])
