@@ -117,7 +117,9 @@ class Training:
     save_every: int = option(1_000_000, "steps between two checkpoints that are kept (0: only the newest are)", low=0)
     save_minutes: float = option(5.0, "minutes between two checkpoints that only the next ones replace", above=0)
     init_from: str | None = option(None, "a run whose weights to begin with")
-    keep: tuple[int, ...] = option((), "steps whose checkpoint is kept, too: 150M", low=1)
+    keep: tuple[int, ...] = option(
+        (), "steps whose checkpoint is kept, too: 150M; 0 is the one before any learning", low=0
+    )
     valid_every: int = option(
         0, "steps between two validations (0: none; 1M where one of the next two is given)", low=0
     )

@@ -18,6 +18,7 @@ from rich.progress import Progress
 from bestiary import __version__
 from bestiary.agents.agent import Agent, count_parameters, fully_connected
 from bestiary.analysis.evaluation import Evaluation, Part
+from bestiary.analysis.evaluation_curves import draw_checkpoints
 from bestiary.analysis.play import play
 from bestiary.config import Config, make_pool
 from bestiary.console import interactive, note, stderr, warn
@@ -134,6 +135,8 @@ def evaluate(
     }
     evaluation = Evaluation(protocol, parts)
     evaluation.save(path)
+    if len(chosen) > 1:
+        evaluation.figure = draw_checkpoints(parts, path.with_suffix(".png"))
     return evaluation
 
 

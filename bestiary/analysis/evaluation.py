@@ -74,6 +74,7 @@ class Evaluation:
     protocol: dict[str, Any]
     parts: list[Part]
     path: Path | None = None  # of the JSON file; the CSV is beside it
+    figure: Path | None = None  # where there are several checkpoints
 
     @property
     def statistics(self) -> Statistics:
@@ -154,7 +155,7 @@ class Evaluation:
         if len(self._splits()) > 1:
             stdout.print(self._summary())
         if self.path is not None:
-            note(f"written: {self.path} and .csv")
+            note(f"written: {self.path}, .csv and .png" if self.figure else f"written: {self.path} and .csv")
 
     def _one(self, title: str) -> Table:
         table = _table(title, "", "n", *COLUMNS)

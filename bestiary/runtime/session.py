@@ -329,6 +329,8 @@ class Session:
     def __enter__(self) -> "Session":
         self.interrupts.__enter__()
         self.progress.__enter__()
+        if 0 in self.config.training.keep and not self.run.checkpoints:
+            self.save()  # what it begins with
         return self
 
     def __exit__(

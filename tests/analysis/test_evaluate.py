@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import imageio.v3 as imageio
 import numpy as np
 import pytest
 
@@ -161,6 +162,8 @@ def test_every_checkpoint_in_one_table(mazes: Run) -> None:
         rows = list(csv.DictReader(file))
     assert {row["checkpoint"] for row in rows} == {"320", "640"}
     assert len(rows) == 8
+    assert result.figure == result.path.with_suffix(".png")
+    assert imageio.imread(result.figure).std() > 0
 
 
 def test_splits_of_every_checkpoint_are_kept_apart(mazes: Run) -> None:

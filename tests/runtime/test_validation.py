@@ -2,7 +2,9 @@
 
 import csv
 import os
+import shutil
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from bestiary.errors import UserError
 from bestiary.resolve import resolve
 from bestiary.rollout import Episode
 from bestiary.runs import checkpoints
+from bestiary.runs.folder import Run
 from bestiary.runtime.interrupts import Interrupted
 from bestiary.runtime.transfer import take_over
 from bestiary.runtime.validation import Validator, _score, check_validation, make_validator
@@ -67,6 +70,24 @@ def test_the_checkpoint_at_a_step_is_kept():
     run = bestiary.train("toy/catch", run_dir="r", steps=3_200, keep=(1_000, 1_900), save_minutes=1e-9, **SMALL)
     assert [c.steps for c in run.checkpoints][:2] == [1_120, 1_920]
     assert len(run.checkpoints) == 4  # and the two newest
+
+
+@pytest.mark.parametrize("runtime", ["serial", "local"])
+def test_what_a_run_began_with_can_be_kept(runtime):
+    """The weights are those of the agent that was given, and a run goes on from there as it did the first time."""
+    options: dict[str, Any] = {**SMALL, "runtime": runtime}
+    first = bestiary.train("toy/catch", run_dir="first", steps=1_600, **options)
+    run = bestiary.train("toy/catch", run_dir="r", steps=1_600, init_from="first", keep=(0,), **options)
+    assert [c.steps for c in run.checkpoints] == [0, 1_600]
+    for name, weights in first.agent(1_600).state_dict().items():
+        assert torch.equal(run.agent(0).state_dict()[name], weights), name
+    again = Path(shutil.copytree("r", "again", symlinks=True))
+    shutil.rmtree(again / "checkpoints" / f"{1_600:012d}")
+    went_on = bestiary.runtime.train.resume(Run(again))
+    assert [c.steps for c in went_on.checkpoints] == [0, 1_600]
+    if runtime == "serial":
+        for name, weights in run.agent(1_600).state_dict().items():
+            assert torch.equal(went_on.agent(1_600).state_dict()[name], weights), name
 
 
 def test_levels_and_modes_of_its_own(capsys):
