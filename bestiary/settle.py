@@ -74,7 +74,7 @@ def settle_max_lag(training: Training, algorithm: Algorithm) -> Training:
     """`--max-lag none`: 16; and on a cluster as much as lets all of its pools play at once, none of them faster than twice
     the slowest."""
     n, pools = training.pool_size, training.all_pools
-    if training.max_lag is not None or algorithm.problems(n, pools) or n == 0:
+    if training.max_lag is not None or n == 0 or algorithm.problems(n, pools):
         return training
     needed = 0
     if training.runtime == "cluster" and not algorithm.on_policy:
@@ -86,12 +86,14 @@ def settle_max_lag(training: Training, algorithm: Algorithm) -> Training:
 def settle_batch(algorithm: Any, options: Any, training: Training, tasks: int, fixed: bool) -> Any:
     """Of several tasks, an update has as many trajectories of each as it would have of one alone: else their gradients drown in
     each other's noise. Where the number of environments is `fixed`, the most that fit a pool."""
-    if not hasattr(options, "batch_size"):
+    if not isinstance(getattr(options, "batch_size", None), int) or not training.pool_size:
         return options
     larger = [dataclasses.replace(options, batch_size=each * tasks) for each in range(options.batch_size, 0, -1)]
 
     def fits(options: Any) -> bool:
-        return not construct(algorithm, options=options).problems(training.pool_size, training.all_pools)
+        made, n = construct(algorithm, options=options), training.pool_size
+        shareable = training.learners == 1 or _shareable(made, training.learners, n)
+        return shareable and not made.problems(n, training.all_pools)
 
     return next((each for each in larger if not fixed or fits(each)), options)
 

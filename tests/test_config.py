@@ -222,6 +222,8 @@ def test_batches_that_do_not_fit(batch, envs, best):
     [
         ({"num_envs": 9}, "--num-envs 9 does not divide into --pools 2"),
         ({"num_envs": 64, "pools": 4, "batch_size": 12}, "--batch-size 12 and 16 environments a pool"),
+        ({"num_envs": 1}, "--num-envs 1 does not divide into --pools 2"),
+        ({"env": "atari/{Pong,Boxing}", "num_envs": 1}, "--num-envs 1 does not divide into --pools 2"),
         ({"actor_threads": 3}, "--actor-threads 3: each needs a pool, and there are 2"),
         ({"num_envs": 64, "batch_size": 8, "max_lag": 2}, "--max-lag 2: one rollout brings 4 updates; at least 3"),
         ({"num_envs": 8, "batch_size": 16, "lag": 0}, "--lag 0: a batch is made of 4 rollouts; at least 3"),
@@ -469,6 +471,7 @@ def test_popart_goes_over_a_presets_critic_and_the_clip_goes_with_it(options, cr
         ({"env": "toy/catch"}, 4, 32),
         ({"env": "procgen/{maze,heist,miner}:easy"}, 12, 48),
         ({"env": "procgen/{maze,heist,miner}:easy", "batch_size": 3}, 3, 36),
+        ({"env": "procgen/{maze,heist,miner}:easy", "num_envs": 36, "cluster": "local", "learners": 2}, 6, 36),
         ({"env": "procgen/{maze,heist}:easy", "num_envs": 48}, 8, 48),
         ({"env": "procgen/{maze,heist}:easy", "num_envs": 12}, 6, 12),
         ({"env": "procgen/{maze,heist}:easy", "num_envs": 8, "runtime": "serial"}, 8, 8),

@@ -17,9 +17,10 @@ and the last layer with them, so that nothing that was learnt is lost:
 They begin as mu = 0 and sigma = 1. Moved from there by a beta of 3e-4, they would take thousands of updates to get to a game
 whose returns are in the hundreds, and meanwhile the network would have to give out hundreds itself, which ruins it. So (unless
 `debias` is off, which is how the papers write it) statistics are at first plain averages of all that was seen, the beginning
-counted as one: the t-th update of a task moves them by the larger of beta and 1 / (t + 1). And where a sigma grows by more than
-a quarter in an update, its errors were measured by a scale that did not fit: nothing is learnt from it, and there is no value
-worth preserving; the task's critic, which knew nothing, begins at the mean instead of at zero.
+counted as one: the t-th update of a task moves them by the larger of beta and 1 / (t + 1). And where, in one of a task's first
+hundred updates, sigma grows by more than a quarter or mu moves by more than a sigma, errors were measured by a scale that did
+not fit: nothing is learnt from that update, and there is no value worth preserving; the task's critic, which knew nothing,
+begins at the mean instead of at zero. Later such leaps are rewards that are rare, and those are to be learnt from.
 """
 
 from dataclasses import dataclass
@@ -30,7 +31,8 @@ from torch import Tensor
 
 from bestiary.options import option
 
-GROWTH = 1.25  # of a deviation in one update: with more, the update only moves the statistics
+GROWTH = 1.25  # of a deviation in one update: with more, one of a task's first updates only moves the statistics
+FIRST = 100  # updates
 
 
 @dataclass
@@ -128,14 +130,15 @@ class PopArt(nn.Linear):
 
     def fits(self, moments: Tensor) -> bool:
         """Whether the statistics are of the size of an update's targets, so that there is something to learn from them."""
-        return not bool((self._beginning(self._moved(moments)[2]) & (moments[:, 0] > 0)).any())
+        mu, _, sigma, _ = self._moved(moments)
+        return not bool((self._beginning(mu, sigma) & (moments[:, 0] > 0)).any())
 
     @torch.no_grad()
     def adapt(self, moments: Tensor) -> None:
         """Take in the targets of an update, and change the weights so that every value stays what it was; where statistics only
         begin to be right, that it is as far from the mean as it was, in deviations."""
         mu, nu, sigma, updates = self._moved(moments)
-        seen, known = moments[:, 0] > 0, ~self._beginning(sigma)
+        seen, known = moments[:, 0] > 0, ~self._beginning(mu, sigma)
         weight = self.weight.double() * (self.sigma / sigma).unsqueeze(1)
         bias = (self.sigma * self.bias.double() + self.mu - mu) / sigma
         statistics = ((self.mu, mu), (self.nu, nu), (self.sigma, sigma), (self.updates, updates))
@@ -143,9 +146,10 @@ class PopArt(nn.Linear):
         for old, new, rows in (*layer, *((*pair, seen) for pair in statistics)):
             old.copy_(torch.where(rows, new.to(old.dtype), old))  # a task without targets keeps every bit
 
-    def _beginning(self, sigma: Tensor) -> Tensor:
-        """Which of the deviations that would be next say that those so far are not to be measured by."""
-        return (sigma > GROWTH * self.sigma) & self.options.debias
+    def _beginning(self, mu: Tensor, sigma: Tensor) -> Tensor:
+        """Of which tasks the statistics that would be next say that those so far are not to be measured by."""
+        leaps = (sigma > GROWTH * self.sigma) | ((mu - self.mu).abs() > self.sigma)
+        return leaps & (self.updates < FIRST) & self.options.debias
 
     def _moved(self, moments: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """mu, nu, sigma and updates [K] of tasks that had the targets of an update; of others they mean nothing."""

@@ -114,6 +114,8 @@ class PPO:
             order = torch.randperm(whole.num_envs, generator=generator)
             for columns in order.chunk(o.minibatches):
                 metrics.append(update(whole.take(columns)))
+                if metrics[-1].get("unfit"):
+                    whole = self.prepare(think, rollouts)  # by the new scale
                 if o.target_kl is not None and metrics[-1]["kl"] > o.target_kl:
                     return metrics
         return metrics

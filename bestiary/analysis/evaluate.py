@@ -20,7 +20,7 @@ from bestiary.agents.agent import Agent, count_parameters, fully_connected
 from bestiary.analysis.evaluation import Evaluation, Part
 from bestiary.analysis.evaluation_curves import draw_checkpoints
 from bestiary.analysis.play import play
-from bestiary.config import Config, make_pool
+from bestiary.config import Config, make_pool, plain_name
 from bestiary.console import interactive, note, stderr, warn
 from bestiary.envs import canonical, lookup
 from bestiary.envs.mixture import check_alike, task_name
@@ -31,9 +31,10 @@ from bestiary.errors import RunError, UserError
 from bestiary.options import same_options
 from bestiary.rollout import Episode, Step
 from bestiary.runs import checkpoints
+from bestiary.runs.checkpoints import Checkpoint
 from bestiary.runs.folder import Run
 from bestiary.runs.recordings import record as recorded
-from bestiary.runtime.episodes import EpisodeCounter, short_name
+from bestiary.runtime.episodes import EpisodeCounter
 
 
 def evaluate(
@@ -73,71 +74,82 @@ def evaluate(
         if overlap(one, other):
             warn(f"--levels {one} and {other} have levels in common: as splits they are not independent")
     _check_envs(config, names)
-    if every_checkpoint:
-        chosen = run.checkpoints
-        if not chosen:
-            raise UserError(f"{run.path} has no checkpoint yet")
-    else:
-        chosen = [checkpoints.choose(run.path, checkpoint)]
+    chosen = _all_good(run) if every_checkpoint else [checkpoints.choose(run.path, checkpoint)]
     policy = "greedy" if greedy else "sampled"
-    stem = "all" if every_checkpoint else f"{chosen[0].steps:012d}"
-    path = run.new_path("evaluations", f"{stem}-{policy}-{max(games)}", ".json")  # before any work
-    parts, sizes = [], dict[str, int]()
-    for point in chosen:
-        agent = run.agent(point.steps)
+    stem = f"{'all' if every_checkpoint else f'{chosen[0].steps:012d}'}-{policy}-{max(games)}"
+    run.new_path("evaluations", stem, ".json")  # where it cannot be written, say so before any work
+
+    def protocol(parts: Sequence[Part], agent: Agent) -> dict[str, Any]:
         sizes = {"parameters": count_parameters(agent), "fully_connected": fully_connected(agent)}
-        for name in names:
-            for split, count in zip(splits, games, strict=True):
-                streams = np.random.SeedSequence([config.training.seed, 1, seed]).spawn(2)
-                pool = make_pool([name], split, min(num_envs, count), streams[0], rewards=config.rewards)
-                if record:
-                    pool = recorded(
-                        pool,
-                        run.new_path(
-                            "recordings", f"eval-{point.steps:012d}-{short_name(name).replace(':', '-')}", ".json"
-                        ),
-                        [name],
-                        split,
-                        streams[0],
-                        config.rewards,
-                        run=run.name,
-                        checkpoint_steps=point.steps,
-                        policy=policy,
-                    )
-                task = config.envs.index(name) if name in config.envs else 0
-                draws = int(streams[1].generate_state(1)[0])
-                played, unfinished = play_games(
-                    agent,
-                    pool,
-                    count,
-                    max_steps,
-                    greedy=greedy,
-                    seed=draws,
-                    task=task,
-                    carry=carry,
-                    dealt=not record,
-                )
-                own = getattr(split, "levels", None)
-                at = point.steps if every_checkpoint else None
-                parts.append(Part(task_name(name), played, at, own, roles.get((name, own), ""), unfinished))
-    protocol = {
-        "run": run.name,
-        "environment": list(names),
-        "trained_on": list(config.envs),
-        "environment_options": config.tables()["env"],
-        **({} if config.rewards.plain else {"rewards": asdict(config.rewards), **sizes}),
-        **({"levels": list(levels)} if levels else {}),
-        **({"checkpoints": [c.steps for c in chosen]} if every_checkpoint else {"checkpoint_steps": chosen[0].steps}),
-        "policy": policy,
-        **({"memory_carried_for": carry} if carry is not None else {}),
-        **_protocol(min(num_envs, max(games)), max(games), sum(part.given_up for part in parts), max_steps, seed),
-        "training_seed": config.training.seed,
-    }
-    evaluation = Evaluation(protocol, parts)
-    evaluation.save(path)
-    if len(chosen) > 1:
-        evaluation.figure = draw_checkpoints(parts, path.with_suffix(".png"))
+        points = list(dict.fromkeys(part.checkpoint for part in parts))
+        return {
+            "run": run.name,
+            "environment": list(names),
+            "trained_on": list(config.envs),
+            "environment_options": config.tables()["env"],
+            **({} if config.rewards.plain else {"rewards": asdict(config.rewards), **sizes}),
+            **({"levels": list(levels)} if levels else {}),
+            **({"checkpoints": points} if every_checkpoint else {"checkpoint_steps": chosen[0].steps}),
+            "policy": policy,
+            **({"memory_carried_for": carry} if carry is not None else {}),
+            **_protocol(min(num_envs, max(games)), max(games), sum(part.given_up for part in parts), max_steps, seed),
+            "training_seed": config.training.seed,
+        }
+
+    def play_part(agent: Agent, point: Checkpoint, name: str, split: Any, count: int) -> Part:
+        streams = np.random.SeedSequence([config.training.seed, 1, seed]).spawn(2)
+        pool = make_pool([name], split, min(num_envs, count), streams[0], rewards=config.rewards)
+        if record:
+            place = run.new_path("recordings", f"eval-{point.steps:012d}-{plain_name(name)}", ".json")
+            about: dict[str, Any] = {"run": run.name, "checkpoint_steps": point.steps, "policy": policy}
+            pool = recorded(pool, place, [name], split, streams[0], config.rewards, **about)
+        task = config.envs.index(name) if name in config.envs else 0
+        draws = int(streams[1].generate_state(1)[0])
+        how: dict[str, Any] = {"greedy": greedy, "seed": draws, "task": task, "carry": carry, "dealt": not record}
+        played, unfinished = play_games(agent, pool, count, max_steps, **how)
+        own, at = getattr(split, "levels", None), point.steps if every_checkpoint else None
+        return Part(task_name(name), played, at, own, roles.get((name, own), ""), unfinished)
+
+    evaluation, path = Evaluation({}, []), None
+    for point in chosen:
+        try:
+            agent = run.agent(point)
+        except UserError:
+            if point.path.is_dir() or not every_checkpoint:
+                raise
+            warn(f"{point.path} was there at first and is no more: it is left out")  # the training goes on
+            continue
+        for name, (split, count) in itertools.product(names, zip(splits, games, strict=True)):
+            try:
+                evaluation.parts.append(play_part(agent, point, name, split, count))
+            except RunError as error:
+                if not every_checkpoint:
+                    raise
+                warn(f"{name} at step {point.steps}: {error}: it is left out")
+        if evaluation.parts:
+            evaluation.protocol = protocol(evaluation.parts, agent)
+            path = path or run.new_path("evaluations", stem, ".json")
+            evaluation.save(path)  # also where there is more to come: what was played is not lost
+    if path is None:
+        raise RunError(f"{run.path}: no game ended at any checkpoint")
+    if len(evaluation.protocol.get("checkpoints", [])) > 1:
+        evaluation.figure = draw_checkpoints(evaluation.parts, path.with_suffix(".png"))
     return evaluation
+
+
+def _all_good(run: Run) -> list[Checkpoint]:
+    """All checkpoints but the damaged ones, of which it says so."""
+    good = []
+    for point in run.checkpoints:
+        if (problem := point.problem()) is None:
+            good.append(point)
+        else:
+            warn(f"{point.path} is damaged: {problem}: it is left out")
+    if not good:
+        raise UserError(
+            f"{run.path} has no {'good ' if run.checkpoints else ''}checkpoint{'' if run.checkpoints else ' yet'}"
+        )
+    return good
 
 
 def _check_recordable(names: Sequence[str], splits: Sequence[Any], games: Sequence[int]) -> None:

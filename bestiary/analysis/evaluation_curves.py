@@ -23,8 +23,8 @@ def draw_checkpoints(parts: Sequence[Part], path: Path) -> Path:
             axes.fill_between(x, low, high, color=drawn.get_color(), alpha=0.15, linewidth=0)
         finish(axes, task, "steps of the checkpoint", steps=True)
         axes.set_ylabel("return of a game")
-    if any(axes.get_legend_handles_labels()[1] for axes in panels):
-        panels[0].legend(frameon=False, fontsize="small")
+        if axes.get_legend_handles_labels()[1]:
+            axes.legend(frameon=False, fontsize="small")
     figure.tight_layout()
     figure.savefig(path)
     plt.close(figure)

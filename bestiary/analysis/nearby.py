@@ -36,18 +36,17 @@ class Windows:
     left: Tensor  # [K]
 
 
-class Nearby(nn.Module):
+class Nearby(nn.Sequential):
     """A stack of layers, for pictures of which all are like the first one but for a small window each."""
 
     def __init__(self, layers: nn.Sequential):
-        super().__init__()
-        self.layers = layers
+        super().__init__(*layers)
 
     def forward(self, pictures: Tensor) -> Tensor:
         if len(pictures) == 1:
-            return self.layers(pictures)
+            return super().forward(pictures)
         pictures = pictures.permute(0, 2, 3, 1).contiguous()
-        whole, windows, rest = pictures[0], changed(pictures), list(self.layers)  # whole: [H,W,C]
+        whole, windows, rest = pictures[0], changed(pictures), list(self)  # whole: [H,W,C]
         while rest and is_local(rest[0]) and windows.values[0].numel() < MOST * whole.numel():
             whole, windows = through(rest.pop(0), whole, windows)
         maps = filled(whole, windows).permute(0, 3, 1, 2)
@@ -69,10 +68,13 @@ def nearby(agent: Any) -> Any:
 
 
 def is_local(layer: nn.Module) -> bool:
-    """Whether `through` knows the layer."""
-    if isinstance(layer, nn.ReLU | Residual):
+    """Whether `through` knows the layer: just these kinds, since what is derived from one may compute something else."""
+    if any(part._forward_hooks or part._forward_pre_hooks for part in layer.modules()):
+        return False
+    kind = type(layer)
+    if kind in (nn.ReLU, Residual):
         return True
-    if not isinstance(layer, nn.Conv2d | nn.MaxPool2d) or isinstance(layer.padding, str):
+    if kind not in (nn.Conv2d, nn.MaxPool2d) or isinstance(layer.padding, str):
         return False
     if getattr(layer, "padding_mode", "zeros") != "zeros" or getattr(layer, "ceil_mode", False):
         return False

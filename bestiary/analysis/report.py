@@ -158,7 +158,7 @@ def _newest(run: Run, folder: str, suffixes: tuple[str, ...]) -> dict[str, Path]
     """The newest picture of each subject: the one of saliency-Pong-000001000000-100.png is saliency-Pong."""
     found = [path for path in _folder(run, folder).glob("*.*") if path.suffix in suffixes]
     by_age = sorted(found, key=lambda path: path.stat().st_mtime)
-    newest = {re.sub(r"-?\d{5,}.*", "", path.stem): path for path in by_age}
+    newest = {re.sub(r"-?\d{12}(-.*)?$", "", path.stem): path for path in by_age}
     return dict(sorted(newest.items()))
 
 

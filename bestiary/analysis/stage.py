@@ -47,8 +47,8 @@ class Stage:
     @property
     def stem(self) -> str:
         """How a file about this game is called: after the checkpoint and, where the run has several tasks, this one."""
-        envs = self.run.config.envs
-        return f"{plain_name(envs[self.task])}-{self.steps:012d}" if len(envs) > 1 else f"{self.steps:012d}"
+        several = len(self.run.config.envs) > 1
+        return f"{plain_name(self.pool.tasks[0])}-{self.steps:012d}" if several else f"{self.steps:012d}"
 
     @property
     def shows_all(self) -> bool:

@@ -101,12 +101,13 @@ class Run:
         """Steps of the newest checkpoint."""
         return self.checkpoints[-1].steps if self.checkpoints else 0
 
-    def agent(self, checkpoint: int | None = None) -> Agent:
-        """The trained agent at a checkpoint (the newest, or the nearest to so many steps), ready to act."""
+    def agent(self, checkpoint: int | Checkpoint | None = None) -> Agent:
+        """The trained agent at a checkpoint (the newest, or the nearest to so many steps, or just this one), ready to act."""
         pool = self.config.make_pool(1, 0)
         agent = self.config.make_agent(pool)
         pool.close()
-        load_weights(agent, checkpoints.choose(self.path, checkpoint))
+        chosen = checkpoint if isinstance(checkpoint, Checkpoint) else checkpoints.choose(self.path, checkpoint)
+        load_weights(agent, chosen)
         return agent
 
     def evaluate(self, episodes: int | None = None, **options: Any) -> Any:

@@ -17,6 +17,7 @@ from bestiary.envs import atari, procgen, toy
 from bestiary.envs.rewards import RewardedPool, Rewards
 from bestiary.envs.weightings import NAMED, fitting
 from bestiary.errors import UserError
+from bestiary.options import convert
 from bestiary.runs.checkpoints import checkpoints
 from bestiary.runs.folder import Run
 from bestiary.runs.tables import read_columns
@@ -86,10 +87,11 @@ def describe_run(path: Path) -> list[str]:
     """One run in words. Reads only text, so that a run of somebody else's code can be listed safely."""
     try:
         config = read_toml(path / "config.toml")
-    except UserError as error:
+        total = convert(config.get("steps", 0), int)
+    except (UserError, ValueError) as error:
         return [f"unreadable: {error}", "", "", "", "", "", ""]
     metrics, saved = read_columns(path / "metrics.csv"), checkpoints(path / "checkpoints")
-    steps, total = (saved[-1].steps if saved else 0), int(config.get("steps", 0))
+    steps = saved[-1].steps if saved else 0
     have = bool(metrics) and len(metrics["step"]) > 0
     returns = [column[-1] for name, column in metrics.items() if have and name.split("/")[-1] == "return"]
     state = "finished" if steps >= total else "running" if Run(path).being_written else "stopped"

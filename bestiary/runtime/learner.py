@@ -97,14 +97,18 @@ class Learner:
         finite, lr = all(map(math.isfinite, numbers)), self.learning_rate()
         lag = self.version - float(batch.version.float().mean())
         max_lag = self.version - int(batch.version.min())
-        if finite:
-            if found.moments is None or self.adaptive.fits(found.moments):
-                self._step(gradients, norm, lr)
-            if found.moments is not None:
-                self.adaptive.adapt(found.moments)
+        adapting = finite and found.moments is not None
+        unfit = adapting and not self.adaptive.fits(
+            found.moments
+        )  # by what its errors were measured: nothing is learnt
+        if finite and not unfit:
+            self._step(gradients, norm, lr)
+        if adapting:
+            self.adaptive.adapt(found.moments)
         self._count(finite)
         named = dict(zip([*sums, "grad_norm", *(f"grad_norm/{part}" for part in self.parts)], numbers, strict=True))
         named |= {name: named[name] / decisions for name in sums}
+        named |= {} if found.moments is None else {"unfit": float(unfit)}
         return {**named, "lr": lr, "lag": lag, "max_lag": max_lag}
 
     def gradients(self, batch: Rollout) -> Gradient:

@@ -112,13 +112,28 @@ def test_as_the_papers_write_it_every_update_is_learnt_from():
     assert critic.fits(moments_of(critic, [3e5] * 4, [0] * 4))
 
 
-def test_what_is_rare_is_learnt_from():
+@pytest.mark.parametrize("reward", [1.0, 10.0, 1000.0])
+@pytest.mark.parametrize("apart", [150, 1_600, 5_000])
+def test_what_is_rare_is_learnt_from(reward, apart):
     """A reward that comes once in a thousand updates is far beyond the deviation, and is no new beginning."""
     critic = make_popart(tasks=1)
-    for _ in range(5_000):
-        critic.adapt(moments_of(critic, [0.0] * 20, [0] * 20))
-    assert critic.sigma < 0.1
-    assert critic.fits(moments_of(critic, [0.0] * 17 + [1.0, 1.0, 1.0], [0] * 20))
+    none, some = (moments_of(critic, [0.0] * 17 + [r, r, r], [0] * 20) for r in (0.0, reward))
+    for _ in range(2):
+        for _ in range(apart):
+            critic.adapt(none)
+        assert critic.sigma < reward / 5
+        assert critic.fits(some)
+        critic.adapt(some)
+
+
+def test_a_mean_that_is_far_off_does_not_fit_either():
+    """Where deviations within batches are averaged, sigma says nothing about the mean."""
+    critic = make_popart(tasks=1, average="deviations")
+    far = moments_of(critic, [299.0, 301.0] * 10, [0] * 20)
+    assert not critic.fits(far)
+    for _ in range(30):
+        critic.adapt(far)
+    assert critic.fits(far)
 
 
 @pytest.mark.parametrize("average", ["moments", "deviations"])

@@ -192,6 +192,24 @@ def test_target_kl_ends_the_passes():
     assert len(learner.learn(rollouts)) == 6
 
 
+def test_advantages_are_measured_by_the_scale_that_popart_has_now():
+    """Its first updates move it; the ones after those do not go by what it was when the rollout was prepared."""
+    options = {"critic": "popart", "algo.reward_scale": 1000.0, "algo.reward": "none", "algo.normalize": False}
+    _, learner, rollouts = played(env="toy/catch", **options)
+    sizes: list[float] = []
+    update = learner.update
+
+    def watched(batch: Rollout) -> dict[str, float]:
+        sizes.append(float(batch.extras["advantage"].abs().mean()))
+        return update(batch)
+
+    found = learner.algorithm.learn(learner.agent, rollouts, watched, torch.Generator().manual_seed(0))
+    assert found[0]["unfit"] == 1
+    assert found[-1]["unfit"] == 0
+    assert sizes[0] > 50
+    assert max(size for size, before in zip(sizes[1:], found, strict=False) if not before["unfit"]) < 5
+
+
 def test_counts():
     algorithm = PPO(PPO.Options(rollout_length=128, sequence=8, minibatches=4, epochs=3))
     assert algorithm.rollouts(32, pools=2) == 32

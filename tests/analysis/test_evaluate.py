@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 import bestiary
-from bestiary.analysis.evaluate import _role, evaluate
+from bestiary.analysis.evaluate import _role, evaluate, play_games
 from bestiary.analysis.evaluation import Part, summarise
 from bestiary.cli import run_command
 from bestiary.errors import RunError, UserError
@@ -164,6 +165,44 @@ def test_every_checkpoint_in_one_table(mazes: Run) -> None:
     assert len(rows) == 8
     assert result.figure == result.path.with_suffix(".png")
     assert imageio.imread(result.figure).std() > 0
+
+
+def test_checkpoints_that_are_damaged_or_removed_meanwhile_are_left_out(
+    catch_runs: list[Run], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """None is played in another's place, and what was played before is on the disk."""
+    run = Run(Path(shutil.copytree(catch_runs[0].path, "r", symlinks=True)))
+    steps = [point.steps for point in run.checkpoints]
+    first, second, third = run.checkpoints[0], *run.checkpoints[-2:]
+    (third.path / "model.safetensors").write_bytes(b"cut off")
+
+    def disturbed(*args: Any, **options: Any) -> Any:
+        shutil.rmtree(second.path, ignore_errors=True)
+        return play_games(*args, **options)
+
+    monkeypatch.setattr("bestiary.analysis.evaluate.play_games", disturbed)
+    result = evaluate(run, episodes=2, num_envs=2, every_checkpoint=True)
+    assert [part.checkpoint for part in result.parts] == [s for s in steps if s not in (second.steps, third.steps)]
+    assert result.parts[0].checkpoint == first.steps
+    said = capsys.readouterr().err
+    assert f"{third.path} is damaged" in said
+    assert f"{second.path} was there at first and is no more" in said
+
+
+def test_what_was_played_before_an_interruption_is_kept(catch_runs: list[Run], monkeypatch: pytest.MonkeyPatch) -> None:
+    run, calls = catch_runs[1], []
+
+    def interrupted(*args: Any, **options: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return play_games(*args, **options)
+
+    monkeypatch.setattr("bestiary.analysis.evaluate.play_games", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(run, episodes=17, num_envs=2, every_checkpoint=True)
+    (path,) = (run.path / "evaluations").glob("all-sampled-17*.json")
+    assert json.loads(path.read_text())["protocol"]["checkpoints"] == [run.checkpoints[0].steps]
 
 
 def test_splits_of_every_checkpoint_are_kept_apart(mazes: Run) -> None:

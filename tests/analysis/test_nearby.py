@@ -14,6 +14,17 @@ from bestiary.analysis.nearby import Nearby, nearby
 from bestiary.analysis.saliency import Method, Saliency
 from bestiary.rollout import ActionSpec, ArraySpec, Inputs
 
+
+class Doubled(nn.Conv2d):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return 2 * super().forward(input)
+
+
+def hooked(layers: nn.Sequential) -> nn.Sequential:
+    layers[0].register_forward_hook(lambda layer, given, out: out + 1)
+    return layers
+
+
 STACKS: dict[str, Any] = {
     "shallow": lambda: Shallow({"image": ArraySpec((3, 50, 45), "uint8")}).convolutions,
     "resnet": lambda: ResNet({"image": ArraySpec((3, 50, 45), "uint8")}).convolutions,
@@ -28,6 +39,8 @@ STACKS: dict[str, Any] = {
     ),
     "strides beyond the kernel": lambda: nn.Sequential(nn.Conv2d(3, 4, 2, stride=3), nn.Conv2d(4, 4, 3)),
     "edges that are mirrored": lambda: nn.Sequential(nn.Conv2d(3, 4, 3, padding=1, padding_mode="reflect")),
+    "layers of somebody's own": lambda: nn.Sequential(nn.Conv2d(3, 4, 3), Doubled(4, 4, 3), nn.Conv2d(4, 4, 3)),
+    "layers with a hook": lambda: hooked(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU())),
 }
 
 
