@@ -40,10 +40,10 @@ from bestiary.resolve import layers, resolve
 from bestiary.runs.folder import Place, create_run
 from bestiary.runtime import local
 from bestiary.runtime.actor import Actor
+from bestiary.runtime.build import build, first_agent, make_layout, make_learner
 from bestiary.runtime.interrupts import Interrupted
 from bestiary.runtime.probe import choose_group_size
 from bestiary.runtime.session import Session
-from bestiary.runtime.train import build, first_agent, make_layout, make_learner
 
 PUBLISHED = {"num_envs": 64, "batch_size": 32}  # IMPALA's batches, which other code bases are measured with
 WAREHOUSE = {

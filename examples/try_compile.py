@@ -16,7 +16,7 @@ import torch
 import torch._inductor.config as inductor
 
 from bestiary.resolve import resolve
-from bestiary.runtime.train import build
+from bestiary.runtime.build import build
 
 torso = sys.argv[1] if len(sys.argv) > 1 else "shallow"
 GROUP = {"shallow": 4, "resnet": 2}[torso]

@@ -15,8 +15,8 @@ from bestiary.agents.torsos import TORSOS
 from bestiary.algorithms import ALGORITHMS
 from bestiary.errors import UserError
 from bestiary.resolve import resolve
+from bestiary.runtime.build import build
 from bestiary.runtime.serial import play
-from bestiary.runtime.train import build
 
 ENVS = (
     "warehouse",  # a vector, compiled

@@ -18,8 +18,8 @@ from bestiary.envs import make, toy
 from bestiary.options import options_of
 from bestiary.resolve import resolve
 from bestiary.rollout import ArraySpec, Inputs, episodes_of
+from bestiary.runtime.build import build
 from bestiary.runtime.serial import play
-from bestiary.runtime.train import build
 
 SIGNS, DELAY = 2, 3
 

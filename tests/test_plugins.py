@@ -10,7 +10,8 @@ from bestiary import plugins
 from bestiary.errors import UserError
 from bestiary.resolve import resolve
 from bestiary.runs.folder import Place, create_run, open_run
-from bestiary.runtime.train import build, start
+from bestiary.runtime.build import build
+from bestiary.runtime.train import start
 from bestiary.textconfig import read_toml
 
 GOOD = """

@@ -17,6 +17,7 @@ from typing import Any
 from bestiary.algorithms.algorithm import updates
 from bestiary.rollout import episodes_of
 from bestiary.runtime.answers import Answers, first_line, plain
+from bestiary.runtime.build import rollouts_in_flight
 from bestiary.runtime.bundle import Bundle
 from bestiary.runtime.crew import Crew, Hand, Seat
 from bestiary.runtime.exchange import Exchange
@@ -26,7 +27,6 @@ from bestiary.runtime.restarts import Restarts
 from bestiary.runtime.room import gpus_each
 from bestiary.runtime.session import Session
 from bestiary.runtime.students import Students
-from bestiary.runtime.train import rollouts_in_flight
 from bestiary.runtime.wire import unpack_state
 from bestiary.runtime.workers import Lesson, Played
 

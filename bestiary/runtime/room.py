@@ -7,9 +7,9 @@ from typing import Any
 from bestiary.config import Config, Training
 from bestiary.console import note, warn
 from bestiary.errors import RunError, UserError
+from bestiary.runtime.build import rollouts_in_flight
 from bestiary.runtime.bundle import unlike, versions
 from bestiary.runtime.ray import on_every_machine
-from bestiary.runtime.train import rollouts_in_flight
 
 FOUND_WITHIN = 120.0  # seconds that a process may take to have its place and be made
 

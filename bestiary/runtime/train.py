@@ -1,6 +1,5 @@
-"""From a config to a finished run: build the parts, train, and do what was asked for at the end."""
+"""From a config to a finished run: train it, and do what was asked for at the end."""
 
-import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -9,13 +8,11 @@ import numpy as np
 import torch
 
 from bestiary.agents.agent import Agent, count_parameters, fully_connected
-from bestiary.algorithms.algorithm import Algorithm, updates
 from bestiary.algorithms.clipping import complaints, fitting_scale
-from bestiary.config import Config, Training, group_key, make_pool
+from bestiary.config import Config, group_key, make_pool
 from bestiary.console import note, warn
-from bestiary.cores import cores
 from bestiary.envs.mixture import MixturePool
-from bestiary.envs.pool import Interface, Pool
+from bestiary.envs.pool import Pool
 from bestiary.envs.rewards import RewardedPool
 from bestiary.errors import UserError
 from bestiary.runs import checkpoints
@@ -25,17 +22,16 @@ from bestiary.runs.loggers import check_loggers
 from bestiary.runs.recordings import record
 from bestiary.runtime import local, serial
 from bestiary.runtime.actor import Actor
-from bestiary.runtime.devices import check_device, choose_device, placement
+from bestiary.runtime.build import afresh, build, first_agent, make_layout, make_learner
+from bestiary.runtime.devices import check_device
 from bestiary.runtime.episodes import return_name
 from bestiary.runtime.interrupts import Interrupted
 from bestiary.runtime.learner import Learner
-from bestiary.runtime.probe import choose_group_size, usual_group_size
+from bestiary.runtime.probe import choose_group_size
 from bestiary.runtime.session import Session, resume_note
 from bestiary.runtime.transfer import take_over
 from bestiary.runtime.validation import check_validation, make_validator
 from bestiary.textconfig import flatten
-
-ENOUGH = 2**27  # bytes of random play to get acquainted with
 
 
 def start(config: Config, place: Place = Place()) -> Run:
@@ -206,146 +202,16 @@ def _open(actor: Actor, checkpoint: Checkpoint | None, learner: Learner) -> None
     actor.load(checkpoint.actor(), learner.steps)
 
 
-def build(config: Config, at_step: int = 0) -> tuple[list[Actor], Learner]:
-    """The actors and the learner of a run, fresh; each random stream has its own seed, made from the run's.
-
-    A serial run has one actor, which acts with the learner's own agent; a local one has an actor a pool, with a copy each."""
-    training = config.training
-    torch.set_num_threads(1)
-    acting, learning = placement(training)
-    pools = make_pools(config, range(training.all_pools), at_step)
-    learner = make_learner(config, pools[0], first_agent(config, pools[0], at_step), learning)
-    copied = training.runtime == "local"
-    agents = [copy.deepcopy(learner.agent).to(acting) if copied else learner.agent for _ in pools]
-    return make_actors(config, pools, agents, range(len(pools)), acting, at_step), learner
-
-
-def make_pools(config: Config, which: range, at_step: int = 0, life: int = 0) -> list[Pool]:
-    """Some of the pools of a run. Environments that cannot go on where they were get other seeds where a run is resumed, and
-    in another `life` of theirs, lest episodes come twice."""
-    training = config.training
-    root = np.random.SeedSequence(training.seed).spawn(3)[0]
-
-    def make(root: np.random.SeedSequence) -> list[Pool]:
-        children = root.spawn(training.all_pools)
-        return [config.make_pool(training.pool_size, children[index]) for index in which]
-
-    if life:
-        return make(np.random.SeedSequence([training.seed, at_step, life]))
-    made = make(root)
-    if _afresh(config, at_step, made[0]):
-        for pool in made:
-            pool.close()
-        made = make(np.random.SeedSequence([training.seed, at_step]))
-    return made
-
-
-def make_actors(
-    config: Config,
-    pools: list[Pool],
-    agents: list[Agent],
-    which: range,
-    device: torch.device,
-    at_step: int = 0,
-    life: int = 0,
-) -> list[Actor]:
-    """An actor for each of some of the run's pools, with an agent each."""
-    training, length = config.training, config.make_algorithm().unroll_length
-    children = np.random.SeedSequence(training.seed).spawn(3)[1].spawn(training.all_pools)
-    seeds = [int(children[index].generate_state(1)[0]) + at_step + life for index in which]
-    made = zip(agents, pools, seeds, strict=True)
-    return [Actor(agent, pool, length, seed, device, training.precision) for agent, pool, seed in made]
-
-
-def first_agent(config: Config, pool: Pool, at_step: int = 0) -> Agent:
-    """The agent that a run in environments like a pool's begins with; of a resumed one, what takes the checkpoint's weights."""
-    weights = np.random.SeedSequence(config.training.seed).spawn(3)[2]
-    agent = config.make_agent(pool, seed=int(weights.generate_state(1)[0]))
-    if at_step == 0 and config.training.init_from is not None:
-        take_over(agent, pool, open_run(config.training.init_from))
-    elif at_step == 0:
-        acquaint(config, agent)
-    return agent
-
-
-def make_learner(config: Config, pool: Pool | Interface, agent: Agent, device: torch.device) -> Learner:
-    training = config.training
-    assert training.steps is not None
-    return Learner(
-        agent.to(device),
-        config.make_algorithm(),
-        training.steps,
-        training.group_size or usual_group_size(config, pool),
-        training.max_bad_updates,
-        device,
-        training.precision,
-        training.seed,
-    )
-
-
-def acquaint(config: Config, agent: Agent, decisions: int = 100) -> None:
-    """Show what random play looks like to the parts that ask for it, before the first weights are copied to anybody."""
-    asking: list[Any] = [module for module in agent.modules() if getattr(module, "curious", False)]
-    if not asking:
-        return
-    seed = np.random.SeedSequence([config.training.seed, 1])
-    num_envs = max(8, len(config.envs))
-    pool, rng, seen = config.make_pool(num_envs, seed), np.random.default_rng(seed), []
-    try:
-        step = pool.reset()
-        size = sum(x.nbytes for x in step.observation.values())
-        every = 1 + decisions * size // ENOUGH
-        for t in range(decisions):
-            pool.send(rng.integers(0, pool.action_spec.n, num_envs))
-            step = pool.recv()
-            if t % every == 0:
-                seen.append({kind: torch.from_numpy(x.copy()) for kind, x in step.observation.items()})
-    finally:
-        pool.close()
-    for module in asking:
-        module.acquaint({kind: torch.cat([step[kind] for step in seen]) for kind in seen[0]})
-
-
-def _afresh(config: Config, at_step: int, pool: Pool) -> bool:
-    """Whether environments begin anew where a run is resumed, with other seeds."""
-    return bool(at_step) and (config.training.runtime != "serial" or not pool.saveable)
-
-
 def _record(run: Run, config: Config, actors: list[Actor], at_step: int) -> None:
     """Have every pool's decisions written down; where environments go on, in the file that they began."""
-    afresh = _afresh(config, at_step, actors[0].pool)
+    anew = afresh(config, at_step, actors[0].pool)
     root = np.random.SeedSequence(config.training.seed).spawn(3)[0]
-    root = np.random.SeedSequence([config.training.seed, at_step]) if afresh else root
-    rows = 0 if afresh else at_step // config.training.num_envs
+    root = np.random.SeedSequence([config.training.seed, at_step]) if anew else root
+    rows = 0 if anew else at_step // config.training.num_envs
     for k, (actor, seed) in enumerate(zip(actors, root.spawn(len(actors)), strict=True)):
-        path = run.path / "recordings" / f"train-{at_step if afresh else 0:012d}-{k}.json"
+        path = run.path / "recordings" / f"train-{at_step if anew else 0:012d}-{k}.json"
         made = (list(config.envs), config.env_options, seed, config.rewards)
         actor.pool = record(actor.pool, path, *made, rows=rows, run=run.name, policy="training")
-
-
-def make_layout(config: Config) -> local.Layout:
-    """Who plays and who learns in a local run, and how far ahead."""
-    training, algorithm = config.training, config.make_algorithm()
-    on_policy = algorithm.on_policy  # then nobody learns while others play: play on all cores
-    return local.Layout(
-        threads=training.actor_threads or (min(cores(), training.pools) if on_policy else 1),
-        workers=training.workers or (cores() if choose_device(training.device).type == "cpu" else 1),
-        in_flight=rollouts_in_flight(algorithm, training),
-        fixed_lag=0 if on_policy else training.lag,
-    )
-
-
-def rollouts_in_flight(algorithm: Algorithm, training: Training) -> int:
-    """How many rollouts may be played or waiting at once, so that no decision is older than --max-lag updates.
-
-    Up to the last update made of it, a rollout's first decision sees the updates of all that is learnt from before it, and of
-    what is learnt from at once with it."""
-    num_envs, pools = training.pool_size, training.all_pools
-    joined, made = algorithm.rollouts(num_envs, pools), updates(algorithm, num_envs, pools)
-    if algorithm.on_policy:
-        return joined
-    assert training.max_lag is not None
-    return min((training.max_lag + 1) // made * joined, max(2, joined) + pools)
 
 
 def settle(run: Run) -> None:

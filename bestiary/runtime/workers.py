@@ -32,13 +32,13 @@ from bestiary.errors import RunError
 from bestiary.rollout import Episode, Inputs
 from bestiary.runtime.actor import Actor
 from bestiary.runtime.answers import first_line
+from bestiary.runtime.build import make_actors, make_learner, make_pools
 from bestiary.runtime.bundle import Bundle
 from bestiary.runtime.devices import autocast, choose_device
 from bestiary.runtime.learner import Gradient
 from bestiary.runtime.load import Clock
 from bestiary.runtime.local import settle_worker
 from bestiary.runtime.snapshots import Snapshot
-from bestiary.runtime.train import make_actors, make_learner, make_pools
 from bestiary.runtime.wire import arrays_of, pack, pack_state, share_of, tensors_of, unpack, unpack_state
 from bestiary.temporary import make_folder
 

@@ -16,9 +16,9 @@ from bestiary.agents.memories.fast_weights import SRWM, Delta, FakeSR, SRDelta, 
 from bestiary.analysis.play import play as play_on
 from bestiary.errors import UserError
 from bestiary.resolve import resolve
+from bestiary.runtime.build import build
 from bestiary.runtime.devices import check_device
 from bestiary.runtime.serial import play
-from bestiary.runtime.train import build
 
 pytestmark = pytest.mark.xdist_group("float64")  # compiled for the tests alone, and by one process
 D, T, B = 6, 7, 3

@@ -11,7 +11,7 @@ from bestiary.agents.torsos import MLP, TORSOS, Residual, ResNet, Shallow, suita
 from bestiary.errors import UserError
 from bestiary.resolve import resolve
 from bestiary.rollout import ActionSpec, ArraySpec
-from bestiary.runtime.train import build
+from bestiary.runtime.build import build
 
 ATARI = {"image": ArraySpec((4, 84, 84), "uint8")}
 SIX = ActionSpec(tuple("abcdef"))

@@ -15,8 +15,8 @@ from bestiary.algorithms.ppo import PPO
 from bestiary.errors import UserError
 from bestiary.resolve import resolve
 from bestiary.rollout import Rollout
+from bestiary.runtime.build import build
 from bestiary.runtime.serial import play
-from bestiary.runtime.train import build
 
 SMALL: dict[str, Any] = {
     "env": "toy/recall",

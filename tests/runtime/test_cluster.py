@@ -20,8 +20,8 @@ from bestiary.cli import run_command
 from bestiary.errors import RunError
 from bestiary.resolve import resolve
 from bestiary.runs.folder import Run
+from bestiary.runtime.build import build, rollouts_in_flight
 from bestiary.runtime.bundle import Bundle
-from bestiary.runtime.train import build, rollouts_in_flight
 from bestiary.runtime.wire import arrays_of, pack_state, share_of
 from bestiary.runtime.workers import Oracle, Student
 from tests.clusters import SMALL, WORLD, newest, train_while, wait_until

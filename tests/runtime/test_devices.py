@@ -8,11 +8,11 @@ import torch
 
 from bestiary.errors import UserError
 from bestiary.resolve import resolve
+from bestiary.runtime.build import build, make_layout
 from bestiary.runtime.devices import choose_device, placement
 from bestiary.runtime.learner import Learner
 from bestiary.runtime.probe import choose_group_size
 from bestiary.runtime.snapshots import Snapshot
-from bestiary.runtime.train import build, make_layout
 
 META = torch.device("meta")
 OPTIONS = {

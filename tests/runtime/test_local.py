@@ -20,11 +20,11 @@ from bestiary.resolve import resolve
 from bestiary.rollout import Rollout
 from bestiary.runtime import local
 from bestiary.runtime.actor import Actor
+from bestiary.runtime.build import build, rollouts_in_flight
 from bestiary.runtime.learner import Learner
 from bestiary.runtime.load import bound_by
 from bestiary.runtime.session import Session
 from bestiary.runtime.snapshots import Snapshot
-from bestiary.runtime.train import build, rollouts_in_flight
 
 LOCAL: dict[str, Any] = {"runtime": "local", "num_envs": 8, "batch_size": 4, "unroll_length": 5, "log_every": 100}
 

@@ -8,7 +8,7 @@ import torch
 
 from bestiary.resolve import resolve
 from bestiary.rollout import Rollout, concatenate
-from bestiary.runtime.train import build
+from bestiary.runtime.build import build
 from bestiary.runtime.wire import arrays_of, pack, pack_state, share_of, tensors_of, unpack, unpack_state
 
 
