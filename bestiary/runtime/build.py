@@ -22,18 +22,19 @@ from bestiary.runtime.transfer import take_over
 ENOUGH = 2**27  # bytes of random play to get acquainted with
 
 
-def build(config: Config, at_step: int = 0) -> tuple[list[Actor], Learner]:
-    """The actors and the learner of a run, fresh; each random stream has its own seed, made from the run's.
+def build(config: Config, at_step: int | None = None) -> tuple[list[Actor], Learner]:
+    """The actors and the learner of a new run, or of one that goes on at a step; each random stream has its own seed, made from
+    the run's.
 
     A serial run has one actor, which acts with the learner's own agent; a local one has an actor a pool, with a copy each."""
     training = config.training
     torch.set_num_threads(1)
     acting, learning = placement(training)
-    pools = make_pools(config, range(training.all_pools), at_step)
-    learner = make_learner(config, pools[0], first_agent(config, pools[0], at_step), learning)
+    pools = make_pools(config, range(training.all_pools), at_step or 0)
+    learner = make_learner(config, pools[0], first_agent(config, pools[0], new=at_step is None), learning)
     copied = training.runtime == "local"
     agents = [copy.deepcopy(learner.agent).to(acting) if copied else learner.agent for _ in pools]
-    return make_actors(config, pools, agents, range(len(pools)), acting, at_step), learner
+    return make_actors(config, pools, agents, range(len(pools)), acting, at_step or 0), learner
 
 
 def make_pools(config: Config, which: range, at_step: int = 0, life: int = 0) -> list[Pool]:
@@ -73,13 +74,13 @@ def make_actors(
     return [Actor(agent, pool, length, seed, device, training.precision) for agent, pool, seed in made]
 
 
-def first_agent(config: Config, pool: Pool, at_step: int = 0) -> Agent:
-    """The agent that a run in environments like a pool's begins with; of a resumed one, what takes the checkpoint's weights."""
+def first_agent(config: Config, pool: Pool, new: bool = True) -> Agent:
+    """The agent that a run in environments like a pool's begins with; where not `new`, what takes a checkpoint's weights."""
     weights = np.random.SeedSequence(config.training.seed).spawn(3)[2]
     agent = config.make_agent(pool, seed=int(weights.generate_state(1)[0]))
-    if at_step == 0 and config.training.init_from is not None:
+    if new and config.training.init_from is not None:
         take_over(agent, pool, open_run(config.training.init_from))
-    elif at_step == 0:
+    elif new:
         acquaint(config, agent)
     return agent
 

@@ -129,7 +129,7 @@ def _train(run: Run, config: Config, checkpoint: Checkpoint | None, ray: Any) ->
     training = config.training
     if ray is not None:
         return _train_on_cluster(run, config, checkpoint, ray)
-    actors, learner = build(config, checkpoint.steps if checkpoint else 0)
+    actors, learner = build(config, checkpoint.steps if checkpoint else None)
     if training.record:
         _record(run, config, actors, checkpoint.steps if checkpoint else 0)
     first, past = actors[0], _load(learner, checkpoint)
@@ -158,7 +158,7 @@ def _train_on_cluster(run: Run, config: Config, checkpoint: Checkpoint | None, r
         at_step = checkpoint.steps if checkpoint else 0
         pool = config.make_pool(1, 0)
         pool.close()
-        learner = make_learner(config, pool, first_agent(config, pool, at_step), torch.device("cpu"))
+        learner = make_learner(config, pool, first_agent(config, pool, new=checkpoint is None), torch.device("cpu"))
         past = _load(learner, checkpoint)
         try:
             with Session(run, config, learner, pool, dict, past, make_validator(config)) as session:
