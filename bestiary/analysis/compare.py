@@ -228,11 +228,12 @@ def labels(groups: list[str]) -> list[str]:
     while options and len(set(names)) < len(names):
         parts.append(options.pop(0))
         names = [_name(each, parts) for each in settings]
-    return names if all(names) else [" ".join(each["env"]) for each in settings]
+    return [name or " ".join(each["env"]) for name, each in zip(names, settings, strict=True)]
 
 
 def _name(settings: dict[str, Any], keys: list[str]) -> str:
-    shown = {key: settings[key] for key in keys if key in settings}
+    """What is not set is none, among the options of the run (a part that is not there has no options)."""
+    shown = {key: settings.get(key, "none") for key in keys if key in settings or "." not in key}
     words = {key: " ".join(map(str, v)) if isinstance(v, list) else v for key, v in shown.items()}
     return ", ".join(str(value) if key == "env" else f"{key} {value}" for key, value in words.items())
 

@@ -53,6 +53,15 @@ def test_files_and_table(catch_runs: list[Run], capsys: pytest.CaptureFixture[st
     compare(catch_runs, Path("curves.png"), axis="minutes", overwrite=True)
 
 
+def test_what_only_one_of_them_has_set_tells_them_apart() -> None:
+    """Every configuration has a name of its own: of two with the same one, one would be lost."""
+    base = {"env": ["atari/Pong"], "memory": "none"}
+    others = ({"init_from": "runs/a"}, {"init_from": "runs/b"}, {"memory": "lstm", "memory.size": 9})
+    found = labels([json.dumps({**base, **other}) for other in ({}, *others)])
+    assert found[:3] == [f"memory none, init_from {source}" for source in ("none", "runs/a", "runs/b")]
+    assert len(set(found)) == 4
+
+
 def test_labels_name_what_differs_environments_first() -> None:
     base = {"env": ["toy/catch"], "steps": 10, "memory": "lstm", "memory.hidden": 3, "algo.lr": 0.1}
     others = [{**base, "env": ["toy/chain"], "steps": 20}, {**base, "memory": "none"}, {**base, "memory.hidden": 4}]
