@@ -21,7 +21,7 @@ from bestiary.analysis.evaluation import Evaluation, Part
 from bestiary.analysis.evaluation_curves import draw_checkpoints
 from bestiary.analysis.play import play
 from bestiary.config import Config, make_pool, plain_name
-from bestiary.console import interactive, note, stderr, warn
+from bestiary.console import interactive, note, short, stderr, warn
 from bestiary.envs import canonical, lookup
 from bestiary.envs.mixture import check_alike, task_name
 from bestiary.envs.pool import Pool
@@ -106,8 +106,14 @@ def evaluate(
         task = config.envs.index(name) if name in config.envs else 0
         draws = int(streams[1].generate_state(1)[0])
         how: dict[str, Any] = {"greedy": greedy, "seed": draws, "task": task, "carry": carry, "dealt": not record}
-        played, unfinished = play_games(agent, pool, count, max_steps, **how)
         own, at = getattr(split, "levels", None), point.steps if every_checkpoint else None
+        which = [
+            task_name(name),
+            *([f"levels {own}"] if levels else []),
+            *([f"at {short(at)}"] if at is not None else []),
+        ]
+        doing = f"evaluating {' '.join(which)}" if len(chosen) * len(names) * len(splits) > 1 else "evaluating"
+        played, unfinished = play_games(agent, pool, count, max_steps, doing=doing, **how)
         return Part(task_name(name), played, at, own, roles.get((name, own), ""), unfinished)
 
     evaluation, path = Evaluation({}, []), None
