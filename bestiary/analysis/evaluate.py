@@ -152,9 +152,7 @@ def _all_good(run: Run) -> list[Checkpoint]:
         else:
             warn(f"{point.path} is damaged: {problem}: it is left out")
     if not good:
-        raise UserError(
-            f"{run.path} has no {'good ' if run.checkpoints else ''}checkpoint{'' if run.checkpoints else ' yet'}"
-        )
+        raise UserError(f"{run.path} has no {'checkpoint that is whole' if run.checkpoints else 'checkpoint yet'}")
     return good
 
 
