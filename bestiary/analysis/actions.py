@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from bestiary.analysis.evaluate import play_games
 from bestiary.analysis.figures import figure_path, pyplot
+from bestiary.analysis.games import play_games
 from bestiary.config import make_pool
 from bestiary.console import note, stdout
 from bestiary.envs.mixture import task_name

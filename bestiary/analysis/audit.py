@@ -23,7 +23,7 @@ from bestiary.agents.agent import Agent, count_parameters, fully_connected
 from bestiary.analysis.audit_curves import SURE, Finding, curves, options_varied
 from bestiary.analysis.audit_figures import draw
 from bestiary.analysis.distances import DISTANCES, over_time
-from bestiary.analysis.evaluate import count_games
+from bestiary.analysis.games import count_games
 from bestiary.analysis.play import Moment, moments
 from bestiary.config import Config, make_pool
 from bestiary.console import note, stdout

@@ -1,40 +1,30 @@
-"""How good is an agent? Whole games in pools of their own, with the whole protocol written down beside the result.
-
-Every environment plays the same number of games (or one more), and exactly those count: taking the first games to finish
-instead would favour short ones. Where games have levels, those are dealt out as environments ask for them, each equally often
-(none twice, where there are more levels than games), and every game that was dealt counts.
-"""
+"""How good is an agent? Whole games in pools of their own, with the whole protocol written down beside the result."""
 
 import itertools
-import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.progress import Progress
 
 from bestiary import __version__
 from bestiary.agents.agent import Agent, count_parameters, fully_connected
 from bestiary.analysis.evaluation import Evaluation, Part
 from bestiary.analysis.evaluation_curves import draw_checkpoints
-from bestiary.analysis.play import play
+from bestiary.analysis.games import count_games, play_games
 from bestiary.config import Config, make_pool, plain_name
-from bestiary.console import interactive, note, short, stderr, warn
+from bestiary.console import note, short, warn
 from bestiary.envs import canonical, lookup
 from bestiary.envs.mixture import check_alike, task_name
-from bestiary.envs.pool import Pool
 from bestiary.envs.procgen import overlap, parse_levels, with_levels, with_mode
-from bestiary.envs.rewards import bare
 from bestiary.errors import RunError, UserError
 from bestiary.options import same_options
-from bestiary.rollout import Episode, Step
+from bestiary.rollout import Episode
 from bestiary.runs import checkpoints
 from bestiary.runs.checkpoints import Checkpoint
 from bestiary.runs.folder import Run
 from bestiary.runs.recordings import record as recorded
-from bestiary.runtime.episodes import EpisodeCounter
 
 
 def evaluate(
@@ -63,59 +53,25 @@ def evaluate(
     for flag, words in (("--env", names), ("--levels", levels)):
         if twice := [word for word in words if words.count(word) > 1]:
             raise UserError(f"{flag} {twice[0]} is there {words.count(twice[0])} times")
-    carry = config.make_algorithm().unroll_length if carry == 0 else carry
-    splits = [with_levels(config.envs[0], config.env_options, split) for split in levels] or [config.env_options]
-    games = [episodes or (_usual_games(split.levels) if levels else 100) for split in splits]
+    options = [with_levels(config.envs[0], config.env_options, split) for split in levels] or [config.env_options]
+    splits = [(split, episodes or (_usual_games(split.levels) if levels else 100)) for split in options]
     if record:
-        _check_recordable(names, splits, games)
-    ranges = [split.levels for split in splits if hasattr(split, "levels")]
-    roles = {(name, range_): _role(config, name, range_) for name in names for range_ in ranges}
+        _check_recordable(names, splits)
+    roles = {
+        (name, range_): _role(config, name, range_) for name in names for range_ in map(_levels, options) if range_
+    }
     for one, other in itertools.combinations(levels, 2):
         if overlap(one, other):
             warn(f"--levels {one} and {other} have levels in common: as splits they are not independent")
     _check_envs(config, names)
     chosen = _all_good(run) if every_checkpoint else [checkpoints.choose(run.path, checkpoint)]
-    policy = "greedy" if greedy else "sampled"
-    stem = f"{'all' if every_checkpoint else f'{chosen[0].steps:012d}'}-{policy}-{max(games)}"
+    carry = config.make_algorithm().unroll_length if carry == 0 else carry
+    how = _How(greedy, seed, num_envs, max_steps, carry, record)
+    most = max(games for _, games in splits)
+    stem = f"{'all' if every_checkpoint else f'{chosen[0].steps:012d}'}-{how.policy}-{most}"
     run.new_path("evaluations", stem, ".json")  # where it cannot be written, say so before any work
 
-    def protocol(parts: Sequence[Part], agent: Agent) -> dict[str, Any]:
-        sizes = {"parameters": count_parameters(agent), "fully_connected": fully_connected(agent)}
-        points = list(dict.fromkeys(part.checkpoint for part in parts))
-        return {
-            "run": run.name,
-            "environment": list(names),
-            "trained_on": list(config.envs),
-            "environment_options": config.tables()["env"],
-            **({} if config.rewards.plain else {"rewards": asdict(config.rewards), **sizes}),
-            **({"levels": list(levels)} if levels else {}),
-            **({"checkpoints": points} if every_checkpoint else {"checkpoint_steps": chosen[0].steps}),
-            "policy": policy,
-            **({"memory_carried_for": carry} if carry is not None else {}),
-            **_protocol(min(num_envs, max(games)), max(games), sum(part.given_up for part in parts), max_steps, seed),
-            "training_seed": config.training.seed,
-        }
-
-    def play_part(agent: Agent, point: Checkpoint, name: str, split: Any, count: int) -> Part:
-        streams = np.random.SeedSequence([config.training.seed, 1, seed]).spawn(2)
-        pool = make_pool([name], split, min(num_envs, count), streams[0], rewards=config.rewards)
-        if record:
-            place = run.new_path("recordings", f"eval-{point.steps:012d}-{plain_name(name)}", ".json")
-            about: dict[str, Any] = {"run": run.name, "checkpoint_steps": point.steps, "policy": policy}
-            pool = recorded(pool, place, [name], split, streams[0], config.rewards, **about)
-        task = config.envs.index(name) if name in config.envs else 0
-        draws = int(streams[1].generate_state(1)[0])
-        how: dict[str, Any] = {"greedy": greedy, "seed": draws, "task": task, "carry": carry, "dealt": not record}
-        own, at = getattr(split, "levels", None), point.steps if every_checkpoint else None
-        which = [
-            task_name(name),
-            *([f"levels {own}"] if levels else []),
-            *([f"at {short(at)}"] if at is not None else []),
-        ]
-        doing = f"evaluating {' '.join(which)}" if len(chosen) * len(names) * len(splits) > 1 else "evaluating"
-        played, unfinished = play_games(agent, pool, count, max_steps, doing=doing, **how)
-        return Part(task_name(name), played, at, own, roles.get((name, own), ""), unfinished)
-
+    several = len(chosen) * len(names) * len(splits) > 1
     evaluation, path = Evaluation({}, []), None
     for point in chosen:
         try:
@@ -125,22 +81,99 @@ def evaluate(
                 raise
             warn(f"{point.path} was there at first and is no more: it is left out")  # the training goes on
             continue
-        for name, (split, count) in itertools.product(names, zip(splits, games, strict=True)):
+        at = point.steps if every_checkpoint else None
+        for name, (split, games) in itertools.product(names, splits):
+            which = [f"levels {_levels(split)}"] if levels else []
+            which += [f"at {short(point.steps)}"] if every_checkpoint else []
+            doing = " ".join(["evaluating", *([task_name(name), *which] if several else [])])
             try:
-                evaluation.parts.append(play_part(agent, point, name, split, count))
+                played, missing = how.play(run, point, agent, name, split, games, doing)
             except RunError as error:
                 if not every_checkpoint:
                     raise
                 warn(f"{name} at step {point.steps}: {error}: it is left out")
+                continue
+            role = roles.get((name, _levels(split) or ""), "")
+            evaluation.parts.append(Part(task_name(name), played, at, _levels(split), role, missing))
         if evaluation.parts:
-            evaluation.protocol = protocol(evaluation.parts, agent)
+            which_steps = (
+                {"checkpoints": evaluation.checkpoints} if every_checkpoint else {"checkpoint_steps": point.steps}
+            )
+            missing = sum(part.given_up for part in evaluation.parts)
+            evaluation.protocol = {
+                **_about(run, agent, names, levels),
+                **which_steps,
+                "policy": how.policy,
+                **({"memory_carried_for": carry} if carry is not None else {}),
+                **_protocol(min(num_envs, most), most, missing, max_steps, seed),
+                "training_seed": config.training.seed,
+            }
             path = path or run.new_path("evaluations", stem, ".json")
             evaluation.save(path)  # also where there is more to come: what was played is not lost
     if path is None:
         raise RunError(f"{run.path}: no game ended at any checkpoint")
-    if len(evaluation.protocol.get("checkpoints", [])) > 1:
+    if len(evaluation.checkpoints) > 1:
         evaluation.figure = draw_checkpoints(evaluation.parts, path.with_suffix(".png"))
     return evaluation
+
+
+@dataclass(frozen=True)
+class _How:
+    """How games are played, whatever the checkpoint, the task and the levels."""
+
+    greedy: bool
+    seed: int
+    num_envs: int
+    max_steps: int
+    carry: int | None
+    record: bool
+
+    @property
+    def policy(self) -> str:
+        return "greedy" if self.greedy else "sampled"
+
+    def play(
+        self, run: Run, point: Checkpoint, agent: Agent, name: str, split: Any, games: int, doing: str
+    ) -> tuple[list[Episode], int]:
+        """So many games of one task with the options `split`, by the agent of a checkpoint; and how many are missing."""
+        config = run.config
+        streams = np.random.SeedSequence([config.training.seed, 1, self.seed]).spawn(2)
+        pool = make_pool([name], split, min(self.num_envs, games), streams[0], rewards=config.rewards)
+        if self.record:
+            place = run.new_path("recordings", f"eval-{point.steps:012d}-{plain_name(name)}", ".json")
+            about: dict[str, Any] = {"run": run.name, "checkpoint_steps": point.steps, "policy": self.policy}
+            pool = recorded(pool, place, [name], split, streams[0], config.rewards, **about)
+        return play_games(
+            agent,
+            pool,
+            games,
+            self.max_steps,
+            greedy=self.greedy,
+            seed=int(streams[1].generate_state(1)[0]),
+            task=config.envs.index(name) if name in config.envs else 0,
+            carry=self.carry,
+            doing=doing,
+            dealt=not self.record,
+        )
+
+
+def _levels(options: Any) -> str | None:
+    """The range of levels that an environment's options name, where it has levels."""
+    return getattr(options, "levels", None)
+
+
+def _about(run: Run, agent: Agent, names: Sequence[str], levels: Sequence[str]) -> dict[str, Any]:
+    """The part of a protocol that says what was played, by whom."""
+    config = run.config
+    sizes = {"parameters": count_parameters(agent), "fully_connected": fully_connected(agent)}
+    return {
+        "run": run.name,
+        "environment": list(names),
+        "trained_on": list(config.envs),
+        "environment_options": config.tables()["env"],
+        **({} if config.rewards.plain else {"rewards": asdict(config.rewards), **sizes}),
+        **({"levels": list(levels)} if levels else {}),
+    }
 
 
 def _all_good(run: Run) -> list[Checkpoint]:
@@ -156,10 +189,10 @@ def _all_good(run: Run) -> list[Checkpoint]:
     return good
 
 
-def _check_recordable(names: Sequence[str], splits: Sequence[Any], games: Sequence[int]) -> None:
+def _check_recordable(names: Sequence[str], splits: Sequence[tuple[Any, int]]) -> None:
     """Where levels are dealt out, what a row plays next depends on the others: no game can be replayed alone. So while games
     are recorded chance picks levels, and what was to be even is refused."""
-    for split, count in zip(splits, games, strict=True):
+    for split, count in splits:
         if hasattr(split, "levels") and hasattr(lookup(names[0]).options, "levels"):
             first, last = parse_levels(split.levels)
             if last - first <= count:
@@ -258,92 +291,3 @@ def _protocol(num_envs: int, episodes: int, unfinished: int, max_steps: int, see
         "interval": "95 % bootstrap of the mean, 2000 resamples",
         "bestiary": __version__,
     }
-
-
-def play_games(
-    agent: Agent,
-    pool: Pool,
-    episodes: int,
-    max_steps: int,
-    *,
-    greedy: bool,
-    seed: int,
-    task: int = 0,
-    carry: int | None = None,
-    doing: str = "evaluating",
-    stop: Callable[[], bool] = lambda: False,
-    dealt: bool = True,
-) -> tuple[list[Episode], int]:
-    """The episodes of so many whole games of a pool of one task, the agent's how-manyeth `task` says; and how many games
-    are missing. Levels are `dealt` out equally often, else by chance. Closes the pool. Raises Stopped where `stop` says so."""
-    moments = play(agent, pool, greedy=greedy, seed=seed, task=task, carry=carry)
-    return count_games((step for step, _ in moments), pool, episodes, max_steps, doing, stop, dealt)
-
-
-class Stopped(Exception):
-    """Games were cut off because somebody asked for it."""
-
-
-def count_games(
-    steps: Iterator[Step],
-    pool: Pool,
-    episodes: int,
-    max_steps: int,
-    doing: str = "evaluating",
-    stop: Callable[[], bool] = lambda: False,
-    dealt: bool = True,
-) -> tuple[list[Episode], int]:
-    """The episodes of so many whole games among the steps of a pool, whoever plays; and how many games are missing."""
-    n = pool.num_envs
-    levels: Any = found if hasattr(found := bare(pool), "owe") else None  # ProcGen's
-    by_level = levels is not None and dealt
-    if by_level:
-        levels.owe(episodes)
-    quota = np.full(n, episodes // n) + (np.arange(n) < episodes % n)  # games that environment i owes
-    counter = EpisodeCounter(n, pool.tasks, pool.measures_spec)
-    played, given_up = np.zeros(n, np.int64), 0
-    lives: list[list[Episode]] = [[] for _ in range(n)]  # of the running games: they count once the game does
-    result: list[Episode] = []
-    try:
-        next(steps)
-        with Progress(console=stderr, disable=not interactive(), transient=True) as progress:
-            bar, age, said = progress.add_task(doing, total=episodes), np.zeros(n, np.int64), time.monotonic()
-            while True:
-                owing = levels.counts.copy() if levels and by_level else played < quota
-                more = np.full(n, bool(levels.owed)) if levels and by_level else owing
-                waiting = more & (age >= max_steps) & (age < 2 * max_steps)  # for the end of a game that was given up
-                owing &= age < max_steps  # else whatever comes of the game does not count
-                if not (owing | waiting).any():
-                    break
-                if stop():
-                    raise Stopped
-                level = levels.level.copy() if levels else None
-                step = next(steps)
-                age = np.where(step.game_over, 0, age + 1)  # of the running game
-                for episode in counter.add(step, 0):
-                    if owing[episode.env]:
-                        if level is not None:
-                            episode.measures["level"] = float(level[episode.env])
-                        lives[episode.env].append(episode)
-                        if episode.game_over:
-                            result += lives[episode.env]
-                            lives[episode.env] = []
-                            played[episode.env] += 1
-                endless = owing & (age >= max_steps)
-                given_up += int(endless.sum())
-                quota[endless] -= 1
-                for row in np.flatnonzero(endless):
-                    lives[row] = []
-                progress.update(bar, completed=int(played.sum()))
-                if not interactive() and time.monotonic() - said > 10:
-                    said = time.monotonic()
-                    note(f"{doing}: {played.sum()} of {episodes} games")
-    finally:
-        pool.close()
-    missing = episodes - int(played.sum())
-    if missing:
-        others = f"; {missing - given_up} more were not begun, behind one of those" if missing > given_up else ""
-        warn(f"{given_up} of {episodes} games had not ended after {max_steps} steps and do not count{others}")
-    if missing == episodes:
-        raise RunError(f"no game ended within {max_steps} steps (--max-steps)")
-    return sorted(result, key=lambda e: e.env), missing

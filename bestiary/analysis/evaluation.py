@@ -77,6 +77,11 @@ class Evaluation:
     figure: Path | None = None  # where there are several checkpoints
 
     @property
+    def checkpoints(self) -> list[int]:
+        """Those that were played, where it is said of each part."""
+        return list(dict.fromkeys(part.checkpoint for part in self.parts if part.checkpoint is not None))
+
+    @property
     def statistics(self) -> Statistics:
         """Of all games, where there is one part; each part has its own."""
         if len(self.parts) > 1:

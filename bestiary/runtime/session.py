@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from bestiary.analysis.evaluate import Stopped
+from bestiary.analysis.games import Stopped
 from bestiary.config import Config
 from bestiary.console import note, plain_number, warn
 from bestiary.envs.pool import Pool

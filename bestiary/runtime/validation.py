@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from bestiary.agents.agent import Agent
-from bestiary.analysis.evaluate import play_games
 from bestiary.analysis.evaluation import Part
+from bestiary.analysis.games import play_games
 from bestiary.config import Config, make_pool
 from bestiary.console import note, warn
 from bestiary.envs.mixture import task_name

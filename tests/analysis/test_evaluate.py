@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 import bestiary
-from bestiary.analysis.evaluate import _role, evaluate, play_games
+from bestiary.analysis.evaluate import _role, evaluate
 from bestiary.analysis.evaluation import Part, summarise
+from bestiary.analysis.games import play_games
 from bestiary.cli import run_command
 from bestiary.errors import RunError, UserError
 from bestiary.rollout import Episode
