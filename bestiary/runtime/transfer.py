@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from bestiary.agents.agent import Agent
-from bestiary.agents.critics import Shared
+from bestiary.agents.critics import PopArt, Shared
 from bestiary.envs.pool import Pool
 from bestiary.errors import UserError
 from bestiary.runs import checkpoints
@@ -58,6 +58,8 @@ def take_over(agent: Agent, pool: Pool, source: Run) -> str:
             )
         raise UserError(f"--init-from {source.path}: its agent is another one than this: {problems[0]}")
     agent.load_state_dict(mine)
+    if isinstance(critics[0], PopArt):
+        critics[0].updates.zero_()  # returns may be of another size here, and only beginners look out for that
     words = [f"{head} begins afresh for {', '.join(keys)}" for head, keys in fresh.items()]
     pairs = zip(known["policy"], wanted["policy"], strict=False)
     renamed = [(there, here) for there, here in pairs if there != here and getattr(agent, "sees_action", False)]
