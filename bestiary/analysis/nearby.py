@@ -58,7 +58,11 @@ class Nearby(nn.Sequential):
 def nearby(agent: Any) -> Any:
     """An agent that computes the same; where it has convolutions, those of pictures that are nearly the first one quickly."""
     torso = getattr(agent, "torso", None)
-    if not isinstance(torso, Convolutional) or not isinstance(torso.convolutions, nn.Sequential):
+    if (
+        not isinstance(torso, Convolutional)
+        or type(torso.convolutions) is not nn.Sequential
+        or hooked(torso.convolutions)
+    ):
         return agent
     if next(torso.parameters()).device.type != "cpu":
         return agent
@@ -67,12 +71,18 @@ def nearby(agent: Any) -> Any:
     return agent
 
 
+def hooked(layer: nn.Module) -> bool:
+    return bool(layer._forward_hooks or layer._forward_pre_hooks)
+
+
 def is_local(layer: nn.Module) -> bool:
     """Whether `through` knows the layer: just these kinds, since what is derived from one may compute something else."""
-    if any(part._forward_hooks or part._forward_pre_hooks for part in layer.modules()):
-        return False
     kind = type(layer)
-    if kind in (nn.ReLU, Residual):
+    if hooked(layer):
+        return False
+    if isinstance(layer, Residual):
+        return kind is Residual and is_local(layer.first) and is_local(layer.second)
+    if kind is nn.ReLU:
         return True
     if kind not in (nn.Conv2d, nn.MaxPool2d) or isinstance(layer.padding, str):
         return False

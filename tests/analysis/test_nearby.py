@@ -8,7 +8,7 @@ import torch
 import torch.nn as nn
 
 from bestiary.agents.agent import BasicAgent
-from bestiary.agents.torsos import ResNet, Shallow
+from bestiary.agents.torsos import Residual, ResNet, Shallow
 from bestiary.analysis import nearby as module
 from bestiary.analysis.nearby import Nearby, nearby
 from bestiary.analysis.saliency import Method, Saliency
@@ -23,6 +23,19 @@ class Doubled(nn.Conv2d):
 def hooked(layers: nn.Sequential) -> nn.Sequential:
     layers[0].register_forward_hook(lambda layer, given, out: out + 1)
     return layers
+
+
+class Negative(nn.Sequential):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return -super().forward(input)
+
+
+def residual(**parts: nn.Module) -> nn.Sequential:
+    """A block some of whose convolutions are others."""
+    block = Residual(4)
+    for name, part in parts.items():
+        setattr(block, name, part)
+    return nn.Sequential(nn.Conv2d(3, 4, 3), block, nn.Conv2d(4, 4, 3))
 
 
 STACKS: dict[str, Any] = {
@@ -41,6 +54,9 @@ STACKS: dict[str, Any] = {
     "edges that are mirrored": lambda: nn.Sequential(nn.Conv2d(3, 4, 3, padding=1, padding_mode="reflect")),
     "layers of somebody's own": lambda: nn.Sequential(nn.Conv2d(3, 4, 3), Doubled(4, 4, 3), nn.Conv2d(4, 4, 3)),
     "layers with a hook": lambda: hooked(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU())),
+    "blocks of somebody's own": lambda: residual(first=Doubled(4, 4, 3, padding=1)),
+    "blocks with mirrored edges": lambda: residual(second=nn.Conv2d(4, 4, 3, padding=1, padding_mode="reflect")),
+    "a layer of a block with a hook": lambda: residual(first=hooked(nn.Sequential(nn.Conv2d(4, 4, 3, padding=1)))[0]),
 }
 
 
@@ -112,5 +128,16 @@ def test_saliency_is_the_same(torso: Any, mode: str, monkeypatch: pytest.MonkeyP
 
 
 def test_agents_without_such_convolutions_are_left_alone() -> None:
-    agent = nn.Linear(2, 2)
+    agent: nn.Module = nn.Linear(2, 2)
     assert nearby(agent) is agent
+
+
+@pytest.mark.parametrize("what", ["as it is", "a stack of somebody's own", "a stack with a hook"])
+def test_stacks_that_compute_something_else_are_left_alone(what: str) -> None:
+    agent = BasicAgent({"image": ArraySpec((3, 50, 45), "uint8")}, ActionSpec(("a", "b")), torso=Shallow)
+    stack = agent.torso.convolutions
+    if what == "a stack of somebody's own":
+        agent.torso.convolutions = Negative(*stack)
+    elif what == "a stack with a hook":
+        stack.register_forward_hook(lambda layer, given, out: out + 1)
+    assert (nearby(agent) is agent) == (what != "as it is")
