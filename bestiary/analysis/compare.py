@@ -58,7 +58,7 @@ class Group:
 
 
 def final_return(run: Run, task: str | None = None, column: str = GAME) -> float:
-    """Mean return over the games of the last tenth of a run's training."""
+    """Mean return over the games of the last tenth of a run's training, up to the end of the last of them."""
     steps, returns = games_of(run, task, column)
     return float(returns[steps >= 0.9 * steps.max()].mean())
 
