@@ -85,7 +85,7 @@ def look_actions(
     chosen = [checkpoints.choose(run.path, steps) for run, steps in zip(runs, at or [None] * len(runs), strict=True)]
     counted = []
     for run, label, point in zip(runs, labels(runs), chosen, strict=True):
-        agent = run.agent(point.steps)
+        agent = run.agent(point)
         for task, name in enumerate(run.config.envs):
             streams = np.random.SeedSequence([run.config.training.seed, 1, seed]).spawn(2)
             pool = make_pool(

@@ -33,6 +33,7 @@ from bestiary.envs.weightings import canonical
 from bestiary.errors import UserError
 from bestiary.rollout import Inputs, Step
 from bestiary.runs import checkpoints
+from bestiary.runs.checkpoints import Checkpoint
 from bestiary.runs.folder import Run
 from bestiary.textconfig import flatten
 
@@ -67,16 +68,15 @@ def audit(
         if paths.count(path) > 1:
             raise UserError(f"{run.path} is there {paths.count(path)} times; it would count as runs of other seeds")
     judge = _Judge(trusted, true_reward, episodes, greedy, seed, num_envs, max_steps)
-    chosen = [(run, c.steps) for run in runs for c in _points(run, every_checkpoint)]
+    chosen = [(run, point) for run in runs for point in _points(run, every_checkpoint)]
     for run in runs:
         judge.check(run)
     out.mkdir(parents=True, exist_ok=True)
     findings = []
-    for run, steps in chosen:
-        findings.append(judge.find(run, steps))
-        note(
-            f"{run.path} at {steps}: trained {findings[-1].trained.mean():.4g}, true {findings[-1].true['true'].mean():.4g}"
-        )
+    for run, point in chosen:
+        found = judge.find(run, point)
+        note(f"{run.path} at {point.steps}: trained {found.trained.mean():.4g}, true {found.true['true'].mean():.4g}")
+        findings.append(found)
     protocol = {
         "trusted": trusted.name if trusted else None,
         "episodes": episodes,
@@ -95,7 +95,7 @@ def audit(
     return findings
 
 
-def _points(run: Run, every: bool) -> list[Any]:
+def _points(run: Run, every: bool) -> list[Checkpoint]:
     if every and not run.checkpoints:
         raise UserError(f"{run.path} has no checkpoint yet")
     return run.checkpoints if every else [checkpoints.choose(run.path)]
@@ -138,8 +138,8 @@ class _Judge:
         finally:
             made.close()
 
-    def find(self, run: Run, steps: int) -> Finding:
-        agent = run.agent(steps)
+    def find(self, run: Run, point: Checkpoint) -> Finding:
+        agent = run.agent(point)
         trusted = self.trusted.agent() if self.trusted is not None else None
         streams = np.random.SeedSequence([run.config.training.seed, 5, self.seed]).spawn(2)
         pool = self.pool(run, min(self.num_envs, self.episodes), streams[0])
@@ -164,7 +164,7 @@ class _Judge:
             for how, value in over_time(np.concatenate(values)).items()
         }
         lengths = np.array([e.game_length for e in games])
-        about = str(run.path), environment(run.config), rewards, settings, steps
+        about = str(run.path), environment(run.config), rewards, settings, point.steps
         sizes = count_parameters(agent), fully_connected(agent)
         return Finding(*about, *sizes, returns.pop("trained"), returns, lengths, correlations, distances)
 

@@ -26,6 +26,8 @@ from bestiary.runs.checkpoints import Checkpoint
 from bestiary.runs.folder import Run
 from bestiary.runs.recordings import record as recorded
 
+GONE = "{} was there at first and is no more: it is left out"  # where a training goes on meanwhile
+
 
 def evaluate(
     run: Run,
@@ -72,14 +74,15 @@ def evaluate(
     run.new_path("evaluations", stem, ".json")  # where it cannot be written, say so before any work
 
     several = len(chosen) * len(names) * len(splits) > 1
-    evaluation, path = Evaluation({}, []), None
-    for point in chosen:
+    evaluation, path, left_out = Evaluation({}, []), None, list[str]()
+    for k, point in enumerate(chosen, start=1):
         try:
             agent = run.agent(point)
         except UserError:
             if point.path.is_dir() or not every_checkpoint:
                 raise
-            warn(f"{point.path} was there at first and is no more: it is left out")  # the training goes on
+            warn(GONE.format(point.path))
+            left_out.append(f"step {point.steps}")
             continue
         at = point.steps if every_checkpoint else None
         for name, (split, games) in itertools.product(names, splits):
@@ -92,6 +95,7 @@ def evaluate(
                 if not every_checkpoint:
                     raise
                 warn(f"{name} at step {point.steps}: {error}: it is left out")
+                left_out.append(f"{name} at step {point.steps}")
                 continue
             role = roles.get((name, _levels(split) or ""), "")
             evaluation.parts.append(Part(task_name(name), played, at, _levels(split), role, missing))
@@ -100,15 +104,20 @@ def evaluate(
                 {"checkpoints": evaluation.checkpoints} if every_checkpoint else {"checkpoint_steps": point.steps}
             )
             missing = sum(part.given_up for part in evaluation.parts)
+            not_played = [*left_out, *(f"step {other.steps}" for other in chosen[k:])]
             evaluation.protocol = {
                 **_about(run, agent, names, levels),
                 **which_steps,
+                **({"not_played": not_played} if not_played else {}),
                 "policy": how.policy,
                 **({"memory_carried_for": carry} if carry is not None else {}),
                 **_protocol(min(num_envs, most), most, missing, max_steps, seed),
                 "training_seed": config.training.seed,
             }
-            path = path or run.new_path("evaluations", stem, ".json")
+            if path is None:
+                path = run.new_path("evaluations", stem, ".json")
+                if k < len(chosen):
+                    note(f"{path} is written after each of {len(chosen)} checkpoints")
             evaluation.save(path)  # also where there is more to come: what was played is not lost
     if path is None:
         raise RunError(f"{run.path}: no game ended at any checkpoint")
@@ -182,8 +191,10 @@ def _all_good(run: Run) -> list[Checkpoint]:
     for point in run.checkpoints:
         if (problem := point.problem()) is None:
             good.append(point)
-        else:
+        elif point.path.is_dir():
             warn(f"{point.path} is damaged: {problem}: it is left out")
+        else:
+            warn(GONE.format(point.path))
     if not good:
         raise UserError(f"{run.path} has no {'checkpoint that is whole' if run.checkpoints else 'checkpoint yet'}")
     return good

@@ -53,7 +53,7 @@ def export(
     if path is not None and path.exists() and not overwrite:
         raise UserError(f"--out {out} exists; choose another name or add --overwrite")
     path = path or run.new_path("rollouts", f"{chosen.steps:012d}-{'greedy' if greedy else 'sampled'}", ".npz")
-    agent = run.agent(chosen.steps)
+    agent = run.agent(chosen)
     streams = np.random.SeedSequence([config.training.seed, 4, seed]).spawn(2)
     rewards = Rewards(config.rewards.trained, config.rewards.true or "reward=1")
     pool = make_pool([config.envs[task]], config.env_options, rollouts, streams[0], rewards=rewards)

@@ -9,6 +9,7 @@ import re
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -57,16 +58,25 @@ def draw_missing(run: Run) -> None:
     """A movie and a saliency still of each task that has none; says so where one cannot be."""
     if not run.checkpoints:
         return
-    try:
-        movies, stills, envs = _newest(run, "movies", MOVING), _newest(run, "looks", (".png",)), run.config.envs
+    movies, stills = _newest(run, "movies", MOVING), _newest(run, "looks", (".png",))
+    with _forgiving(str(run.path)):
+        envs, seen = run.config.envs, _spec(run)
         for env in envs:
             task = f"-{plain_name(env)}" if len(envs) > 1 else ""
-            if task[1:] not in movies:
-                film(run, length=STEPS, env=env)
-            if f"saliency{task}" not in stills and "image" in _spec(run):
-                _still(run, env, task)
-    except Exception as error:  # whatever is wrong with this run, among it a user's own parts: the others have a page
-        note(f"{run.path}: not drawn: {(str(error) or type(error).__name__).splitlines()[0]}")
+            with _forgiving(f"{run.path}{f', {env}' if task else ''}"):
+                if task[1:] not in movies:
+                    film(run, length=STEPS, env=env)
+                if f"saliency{task}" not in stills and "image" in seen:
+                    _still(run, env, task)
+
+
+@contextmanager
+def _forgiving(what: str) -> Iterator[None]:
+    """Whatever is wrong with it, among it a user's own parts: the others have their pictures."""
+    try:
+        yield
+    except Exception as error:
+        note(f"{what}: not drawn: {(str(error) or type(error).__name__).splitlines()[0]}")
 
 
 def _spec(run: Run) -> Any:

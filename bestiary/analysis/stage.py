@@ -84,7 +84,7 @@ def open_stage(
     another run would have played there with the same seed."""
     config, task = run.config, which_task(run, env)
     chosen = checkpoints.choose(run.path, checkpoint)
-    agent = run.agent(chosen.steps)
+    agent = run.agent(chosen)
     streams = np.random.SeedSequence([(like or run).config.training.seed, 2, seed]).spawn(2)
     about = {"environment_options": config.tables()["env"], "seed": seed}
     pool = make_pool([config.envs[task]], config.env_options, 1, streams[0], render=True, rewards=config.rewards)
@@ -127,7 +127,7 @@ def open_replay(run: Run, recording: Recording, game: Game, checkpoint: int | No
         "recording": str(recording.path),
         "recorded_game": {"env": game.env, "first": game.first, "length": game.length},  # its row in the CSV
     }
-    return Stage(run, run.agent(chosen.steps), pool, task, chosen.steps, 0, about, opening)
+    return Stage(run, run.agent(chosen), pool, task, chosen.steps, 0, about, opening)
 
 
 def open_scripted(

@@ -185,6 +185,7 @@ def test_checkpoints_that_are_damaged_or_removed_meanwhile_are_left_out(
     result = evaluate(run, episodes=2, num_envs=2, every_checkpoint=True)
     assert [part.checkpoint for part in result.parts] == [s for s in steps if s not in (second.steps, third.steps)]
     assert result.parts[0].checkpoint == first.steps
+    assert result.protocol["not_played"] == [f"step {second.steps}"]  # what was damaged never was to be played
     said = capsys.readouterr().err
     assert f"{third.path} is damaged" in said
     assert f"{second.path} was there at first and is no more" in said
@@ -203,7 +204,9 @@ def test_what_was_played_before_an_interruption_is_kept(catch_runs: list[Run], m
     with pytest.raises(KeyboardInterrupt):
         evaluate(run, episodes=17, num_envs=2, every_checkpoint=True)
     (path,) = (run.path / "evaluations").glob("all-sampled-17*.json")
-    assert json.loads(path.read_text())["protocol"]["checkpoints"] == [run.checkpoints[0].steps]
+    protocol, (first, *others) = json.loads(path.read_text())["protocol"], (point.steps for point in run.checkpoints)
+    assert protocol["checkpoints"] == [first]
+    assert protocol["not_played"] == [f"step {steps}" for steps in others]
 
 
 def test_splits_of_every_checkpoint_are_kept_apart(mazes: Run) -> None:
