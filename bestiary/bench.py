@@ -300,14 +300,16 @@ def _whole(config: Config, seconds: float) -> dict[str, float]:
             marks: list[tuple[float, int]] = []  # at the ends of updates: a slow net makes few of them
 
             def clock() -> None:
-                time.sleep(seconds / 3)
-                stop, last = time.perf_counter() + seconds, learner.steps
-                while (time.perf_counter() < stop or len(marks) < 2) and not session.done:
+                last, warm = 0, float("inf")
+                while not session.done:
                     time.sleep(0.002)
+                    now = time.perf_counter()
                     if learner.steps != last:
-                        last = learner.steps
-                        marks.append((time.perf_counter(), last))
-                session.enough = True
+                        last, warm = learner.steps, min(warm, now + seconds / 3)  # emulators take a while to start
+                        if now > warm:
+                            marks.append((now, last))
+                    if now > warm + seconds and len(marks) > 1:
+                        session.enough = True
 
             threading.Thread(target=clock, daemon=True).start()
             try:
