@@ -42,6 +42,7 @@ from bestiary.runtime import local
 from bestiary.runtime.actor import Actor
 from bestiary.runtime.build import build, first_agent, make_layout, make_learner
 from bestiary.runtime.interrupts import Interrupted
+from bestiary.runtime.learner import Learner
 from bestiary.runtime.probe import choose_group_size
 from bestiary.runtime.session import Session
 
@@ -291,27 +292,40 @@ def learn_piece(config: Config, group_size: int, stack: ExitStack) -> Piece:
     return f"groups of {group_size}", go
 
 
+Mark = tuple[float, float, int]  # at the end of an update: the time, CPU seconds of this process, steps learnt from
+
+
+def _mark_updates(session: Session, learner: Learner, seconds: float) -> list[Mark]:
+    """A list that grows with every update (emulators and processes take a while until the first). The session is over after a
+    warm-up of a third of the seconds, these seconds, and at least two updates in them: a slow net makes few."""
+    marks: list[Mark] = []
+
+    def clock() -> None:
+        last = 0
+        while not session.done:
+            time.sleep(0.002)
+            now = time.perf_counter()
+            if learner.steps != last:
+                last = learner.steps
+                marks.append((now, time.process_time() - time.thread_time(), last))  # without this clock
+            if marks and now > marks[0][0] + 4 / 3 * seconds and len(_warm(marks, seconds)) > 1:
+                session.enough = True
+
+    threading.Thread(target=clock, daemon=True).start()
+    return marks
+
+
+def _warm(marks: list[Mark], seconds: float) -> list[Mark]:
+    return [mark for mark in marks if mark[0] > marks[0][0] + seconds / 3]
+
+
 def _whole(config: Config, seconds: float) -> dict[str, float]:
     """The local runtime as it trains, rows, episodes and all, after a warm-up."""
     with tempfile.TemporaryDirectory() as folder:
         run, _ = create_run(config, Place(run_dir=str(Path(folder) / "run")))
         actors, learner = build(config)
         with Session(run, config, learner, actors[0].pool, dict) as session:
-            marks: list[tuple[float, int]] = []  # at the ends of updates: a slow net makes few of them
-
-            def clock() -> None:
-                last, warm = 0, float("inf")
-                while not session.done:
-                    time.sleep(0.002)
-                    now = time.perf_counter()
-                    if learner.steps != last:
-                        last, warm = learner.steps, min(warm, now + seconds / 3)  # emulators take a while to start
-                        if now > warm:
-                            marks.append((now, last))
-                    if now > warm + seconds and len(marks) > 1:
-                        session.enough = True
-
-            threading.Thread(target=clock, daemon=True).start()
+            marks = _mark_updates(session, learner, seconds)
             try:
                 local.train(actors, learner, session, make_layout(config))
             finally:
@@ -320,7 +334,7 @@ def _whole(config: Config, seconds: float) -> dict[str, float]:
                     actor.pool.close()
         if session.interrupts.received is not None:
             raise Interrupted(session.interrupts.received)
-        (start, before), (end, after) = marks[0], marks[-1]
+        (start, _, before), *_, (end, _, after) = _warm(marks, seconds)
         lag = max(run.metrics["max_lag"], default=float("nan"))
     return {"whole": (after - before) / (end - start), "max_lag": float(lag), "memory_mib": _resident_mib()}
 
@@ -341,28 +355,14 @@ def _whole_on_ray(name: str, alone: Config, seconds: float) -> dict[str, float]:
         pool.close()
         learner = make_learner(config, pool, first_agent(config, pool), torch.device("cpu"))
         with Session(run, config, learner, pool, dict) as session:
-            marks: list[tuple[float, float, int]] = []  # at the ends of updates
-
-            def clock() -> None:
-                last, warm = 0, float("inf")
-                while not session.done:
-                    time.sleep(0.002)
-                    now = time.perf_counter()
-                    if learner.steps != last:
-                        last, warm = learner.steps, min(warm, now + seconds / 3)
-                        marks.append((now, time.process_time() - time.thread_time(), last))  # without this clock
-                    if now > warm + seconds:
-                        session.enough = True
-
-            threading.Thread(target=clock, daemon=True).start()
+            marks = _mark_updates(session, learner, seconds)
             try:
                 cluster.train(ray, Bundle.of(config, pool), learner, session, Restarts(0), 0)
             finally:
                 session.enough = True
         if session.interrupts.received is not None:
             raise Interrupted(session.interrupts.received)
-    warm = [mark for mark in marks if mark[0] > marks[0][0] + seconds / 3]
-    (start, used, before), (end, used_then, after) = warm[0], warm[-1]
+    (start, used, before), *_, (end, used_then, after) = _warm(marks, seconds)
     rollouts = (after - before) / (config.make_algorithm().unroll_length * config.training.pool_size)
     return {
         "cluster": (after - before) / (end - start),
