@@ -19,8 +19,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from bestiary.cores import cores
 from bestiary.envs import riverraid
+from bestiary.envs.emulators import Emulators
 from bestiary.envs.observations import Flicker, FrameStack, Noise
 from bestiary.envs.pool import check_actions, first_step, spawn_seeds
 from bestiary.envs.weightings import SCALAR, Component
@@ -175,9 +175,26 @@ class AtariPool:
         self.flicker = Flicker(options.flicker, options.flicker_mode, self.seeds)
 
     @cached_property
-    def env(self) -> Any:
+    def env(self) -> Emulators:
         """The emulators. They take most of a second to make, and what a pool shows and takes is known without them."""
-        return _make_envpool(self.game, self.num_envs, self.seeds, self.options, self.renders)
+        options, random = self.options, self.options.noop_mode == "random"
+        return Emulators(
+            f"{self.game}-v5",
+            self.seeds,
+            self.renders,
+            stack_num=1,
+            frame_skip=options.frame_skip,
+            img_height=options.frame_size[0],
+            img_width=options.frame_size[1],
+            gray_scale=options.gray,
+            full_action_space=options.full_actions,
+            repeat_action_probability=options.sticky,
+            noop_max=options.noops if random else 1,
+            use_fire_reset=options.fire and random,  # fixed no-ops come before FIRE, and from here
+            max_episode_steps=2**30,  # decisions are counted here: EnvPool would count the steps nobody decided too
+            episodic_life=False,
+            reward_clip=False,
+        )
 
     def watch(self) -> None:
         """From the next reset on, measure what rewards are made of, too."""
@@ -210,7 +227,7 @@ class AtariPool:
         self._send(self.pressed, self.ids)
 
     def recv(self) -> Step:
-        frame, reward, _, _, info = self.env.recv()
+        frame, reward, _, info = self.env.recv()
         self.age += 1
         over = info["terminated"].astype(bool)
         lost = (info["lives"] < self.lives) & ~over
@@ -269,19 +286,19 @@ class AtariPool:
             self.actions = np.concatenate([self.actions, np.zeros_like(self.actions)], axis=1)
         self.actions[ids, self.played[ids]] = actions
         self.played[ids] += 1
-        self.env.send(actions.astype(np.int32), ids.astype(np.int32))
+        self.env.send(actions, ids)
 
     def _press_fire(self, rows: np.ndarray, frame: np.ndarray, reward: np.ndarray, over: np.ndarray, info: Any) -> None:
         """One step of FIRE for the rows that lost a life, merged into the step that lost it."""
         self._send(np.full(len(rows), self.fire), rows)
-        frame[rows], more, _, _, after = self.env.recv()
+        frame[rows], more, _, after = self.env.recv()
         reward[rows] += more
         over[rows] = after["terminated"].astype(bool)
         info["lives"][rows], info["ram"][rows] = after["lives"], after["ram"]
 
     def _start_games(self, rows: np.ndarray) -> tuple[np.ndarray, Any]:
         """A new game for some rows: their first frames, and what is known of them."""
-        frame, info = self.env.reset(rows.astype(np.int32))
+        frame, info = self.env.reset(rows)
         self.games[rows] += 1
         self.age[rows] = self.played[rows] = self.idle[rows] = 0
         opening = [self.noop] * self.fixed_noops
@@ -290,7 +307,7 @@ class AtariPool:
         for action in opening:
             lives = info["lives"]
             self._send(np.full(len(rows), action), rows)
-            frame, _, _, _, info = self.env.recv()
+            frame, _, _, info = self.env.recv()
             if info["terminated"].any() or (info["lives"] < lives).any():
                 raise RunError(
                     f"{self.tasks[0]}: a life was lost during {self.options.noops} no-ops; use fewer --noops"
@@ -307,13 +324,13 @@ class AtariPool:
                 return
             halted = info["ram"][waiting, riverraid.WAITING] == riverraid.HALTED
             self._send(np.where(halted, self.action_spec.names.index("FIRE"), self.noop), rows[waiting])
-            frame[waiting], _, _, _, after = self.env.recv()
+            frame[waiting], _, _, after = self.env.recv()
             info["lives"][waiting], info["ram"][waiting] = after["lives"], after["ram"]
             waiting = waiting[after["ram"][:, riverraid.WAITING] != 0]
         raise RunError(f"{self.tasks[0]}: the plane could not be made to fly (--force-start)")
 
     def render(self) -> list[np.ndarray]:
-        return [self.env.render(env_ids=np.array([i]))[0] for i in self.ids]
+        return self.env.render()
 
     def save(self) -> Arrays:
         if not self.saveable:
@@ -334,7 +351,7 @@ class AtariPool:
         }
 
     def load(self, state: Arrays) -> None:
-        self.env.reset()
+        self.env.reset(self.ids)
         for game in range(1, int(state["games"].max())):  # each start draws its no-ops from the environment's stream
             self.env.reset(self.ids[state["games"] > game])
         starts = np.concatenate([[0], np.cumsum(state["played"])[:-1]])
@@ -351,31 +368,6 @@ class AtariPool:
     def close(self) -> None:
         if "env" in vars(self):
             self.env.close()
-
-
-def _make_envpool(game: str, num_envs: int, seeds: list[int], options: AtariPool.Options, render: bool) -> Any:
-    import envpool
-
-    return envpool.make(
-        f"{game}-v5",
-        env_type="gymnasium",
-        num_envs=num_envs,
-        num_threads=min(num_envs, cores()),
-        seed=seeds,
-        stack_num=1,
-        frame_skip=options.frame_skip,
-        img_height=options.frame_size[0],
-        img_width=options.frame_size[1],
-        gray_scale=options.gray,
-        full_action_space=options.full_actions,
-        repeat_action_probability=options.sticky,
-        noop_max=options.noops if options.noop_mode == "random" else 1,
-        use_fire_reset=options.fire and options.noop_mode == "random",  # fixed no-ops come before FIRE, and from here
-        max_episode_steps=2**30,  # decisions are counted here: EnvPool would count the steps nobody decided too
-        episodic_life=False,
-        reward_clip=False,
-        **({"render_mode": "rgb_array"} if render else {}),
-    )
 
 
 def check_game(game: str) -> None:

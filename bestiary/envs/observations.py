@@ -70,20 +70,20 @@ class FrameStack:
 
     def push(self, frame: np.ndarray, first: np.ndarray) -> np.ndarray:
         """Add frame [N,C,H,W]; rows of `first` [N] begin anew."""
-        newest = np.moveaxis(frame, 1, -1)  # [N,H,W,C]
+        newest = frame.transpose(0, 2, 3, 1)  # [N,H,W,C]
         if self.frames is None or self.depth == 1:
             self.frames = np.tile(newest, self.depth)
         else:
             self.frames = self._shifted(self.frames, newest)
             if first.any():
                 self.frames[first] = np.tile(newest[first], self.depth)
-        return np.moveaxis(self.frames, -1, 1)
+        return self.frames.transpose(0, 3, 1, 2)
 
     def peek(self, rows: np.ndarray, frame: np.ndarray) -> np.ndarray:
         """The stacks of some rows as they would be with one more frame [M,C,H,W], leaving all as it is."""
         if self.frames is None or self.depth == 1:
             return frame
-        return np.moveaxis(self._shifted(self.frames[rows], np.moveaxis(frame, 1, -1)), -1, 1)
+        return self._shifted(self.frames[rows], frame.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)
 
     def _shifted(self, frames: np.ndarray, newest: np.ndarray) -> np.ndarray:
         channels = newest.shape[-1]

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from bestiary.cores import cores
+from bestiary.envs.emulators import Emulators
 from bestiary.envs.pool import check_actions, first_step, spawn_seeds
 from bestiary.errors import UserError
 from bestiary.options import option, suggest
@@ -153,32 +153,27 @@ class ProcgenPool:
         if mode == "exploration" and options.levels != "all":
             raise UserError(f"procgen/{name}: exploration is one level; leave --levels out")
         load_qt()
-        import envpool
-
         self.ids = np.arange(num_envs, dtype=np.int32)
-        self.env = envpool.make(
+        self.env = Emulators(
             f"{game.capitalize()}{mode.capitalize()}-v0",
-            env_type="gymnasium",
-            num_envs=num_envs,
-            num_threads=min(num_envs, cores()),
-            seed=spawn_seeds(seed, num_envs),
+            spawn_seeds(seed, num_envs),
+            render,
             start_level=start,
             num_levels=0 if options.levels == "all" else stop - start,
             use_backgrounds=options.backgrounds,
             use_monochrome_assets=options.monochrome,
             center_agent=options.centered,
-            **({"render_mode": "rgb_array"} if render else {}),
         )
 
     def reset(self) -> Step:
         return first_step({"image": self._start(self.ids)}, {})
 
     def send(self, actions: np.ndarray) -> None:
-        self.env.send(check_actions(actions, self.action_spec, self.num_envs).astype(np.int32), self.ids)
+        self.env.send(check_actions(actions, self.action_spec, self.num_envs), self.ids)
 
     def recv(self) -> Step:
-        image, reward, terminated, truncated, _ = self.env.recv()
-        done = terminated | truncated  # a time limit of the game's own looks like any other end, and counts as one
+        # a time limit of the game's own looks like any other end, and counts as one
+        image, reward, done, _ = self.env.recv()
         if done.any():
             rows = self.ids[done]
             image[rows] = self._start(rows)
@@ -228,7 +223,7 @@ class ProcgenPool:
         return paid
 
     def render(self) -> list[np.ndarray]:
-        return [self.env.render(env_ids=np.array([i]))[0] for i in self.ids]
+        return self.env.render()
 
     def save(self) -> Arrays:
         return {}
