@@ -9,11 +9,9 @@
 The very Actor and Learner of `serial` do the work; here is only who runs when.
 """
 
-import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -49,7 +47,7 @@ def train(actors: list[Actor], learner: Learner, session: Session, layout: Layou
     load = Load([thread.clock for thread in crew])
     for actor in actors:
         actor.version = -1  # so that whatever the learner begins with, it takes
-    with ThreadPoolExecutor(layout.workers, "gradients", initializer=settle_worker) as gradients:
+    with ThreadPoolExecutor(layout.workers, "gradients", torch.set_num_threads, (1,)) as gradients:
         learner.map = gradients.map
         try:
             for thread in crew:
@@ -118,11 +116,3 @@ class ActorThread(threading.Thread):
                 actor.version = snapshot.version
             actor.act()
         return True
-
-
-def settle_worker() -> None:
-    """A gradient worker runs its operations alone, and lets actors go first when both want a core."""
-    torch.set_num_threads(1)
-    with suppress(OSError, AttributeError):
-        mine = threading.get_native_id()
-        os.setpriority(os.PRIO_PROCESS, mine, min(19, os.getpriority(os.PRIO_PROCESS, mine) + 5))

@@ -37,7 +37,6 @@ from bestiary.runtime.bundle import Bundle
 from bestiary.runtime.devices import autocast, choose_device
 from bestiary.runtime.learner import Gradient
 from bestiary.runtime.load import Clock
-from bestiary.runtime.local import settle_worker
 from bestiary.runtime.snapshots import Snapshot
 from bestiary.runtime.wire import arrays_of, pack, pack_state, share_of, tensors_of, unpack, unpack_state
 from bestiary.temporary import make_folder
@@ -184,7 +183,7 @@ class Student:
         device = choose_device(training.device) if gpu else CPU
         self.learner = make_learner(config, bundle.interface, config.make_agent(bundle.interface), device)
         workers = training.workers or (max(1, cores() // neighbours) if device.type == "cpu" else 1)
-        self.gradients = ThreadPoolExecutor(workers, "gradients", initializer=settle_worker)
+        self.gradients = ThreadPoolExecutor(workers, "gradients", torch.set_num_threads, (1,))
         self.learner.map = self.gradients.map
         self.since = time.monotonic()
         if training.learners > 1:

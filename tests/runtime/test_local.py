@@ -45,7 +45,7 @@ def test_gradients_from_worker_threads_are_the_serial_ones_bit_for_bit(env: str,
     actor.pool.close()
     found = learner.gradients(rollout)
     alone, sums = found.parameters, found.sums
-    with ThreadPoolExecutor(3, initializer=local.settle_worker) as workers:
+    with ThreadPoolExecutor(3, initializer=torch.set_num_threads, initargs=(1,)) as workers:
         learner.map = workers.map
         for _ in range(3):
             found = learner.gradients(rollout)
