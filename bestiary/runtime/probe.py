@@ -1,9 +1,9 @@
 """A short look at the machine before a local run: how many trajectories at once a gradient worker learns fastest from.
 
 Small groups stay in a core's cache, large ones waste less time between operations; which is better depends on the net and on
-the machine. The answer is kept in a file of the user's cache, so that a machine is asked once for each kind of agent
-(`bestiary doctor` says where that file is), and in the run's config.toml. Serial runs and runs of a fixed lag promise the same
-bytes every time: they are never probed.
+the machine. A look so short is easily a tenth off: the usual size stands unless another is clearly better. The answer is kept
+in a file of the user's cache, so that a machine is asked once for each kind of agent (`bestiary doctor` says where that file
+is), and in the run's config.toml. Serial runs and runs of a fixed lag promise the same bytes every time: they are never probed.
 """
 
 import hashlib
@@ -25,12 +25,12 @@ from bestiary.runtime.devices import learns_on
 from bestiary.runtime.learner import Learner
 
 SECONDS = 0.1  # of learning at each size, each time
-TIMES = 2  # that all sizes are gone through: a moment in which the machine was busy must not decide
+TIMES = 3  # that all sizes are gone through: a moment in which the machine was busy must not decide
 LONG = 1.0  # seconds a batch; larger ones are not tried
 WORSE = (
     0.9  # with less than this share of the best rate so far, two sizes after it, the search ends: it only gets worse
 )
-NEARLY = 0.8  # of the best rate is enough for large pictures: in training, others want their share of the cache
+CLEARLY = 1.15  # times as fast as the usual size is what another must be to be taken instead
 
 
 def usual_group_size(config: Config, pool: Pool | Interface) -> int:
@@ -55,8 +55,7 @@ def choose_group_size(config: Config, pool: Pool) -> int:
     known = read_cache(path)
     if key not in known:
         rates = probe(config, pool)
-        enough = max(rates.values()) * (NEARLY if _large(pool.observation_spec) else 1)
-        known[key] = min(size for size, rate in rates.items() if rate >= enough)
+        known[key] = _choose(rates, usual_group_size(config, pool))
         note(
             "probe: groups of "
             + ", ".join(f"{size}: {rate:,.0f}" for size, rate in rates.items())
@@ -64,6 +63,13 @@ def choose_group_size(config: Config, pool: Pool) -> int:
         )
         _write(path, {**read_cache(path), key: known[key]})  # others may have written meanwhile
     return known[key]
+
+
+def _choose(rates: dict[int, float], usual: int) -> int:
+    """The usual size, or the largest below it that was tried; the fastest, where that is clearly faster."""
+    usual = max((size for size in rates if size <= usual), default=min(rates))
+    best = max(rates, key=rates.__getitem__)
+    return best if rates[best] > CLEARLY * rates[usual] else usual
 
 
 def probe(config: Config, pool: Pool) -> dict[int, float]:
@@ -119,13 +125,13 @@ def cache_file() -> Path:
 
 
 def _key(config: Config, pool: Pool) -> str:
-    """What the answer depends on: machine, torch, parts and shapes."""
+    """What the answer depends on: machine, torch, parts and shapes, and how it was chosen."""
     training, algorithm = config.training, config.make_algorithm()
     batch_size = algorithm.batch_size(training.pool_size, training.all_pools)
     parts = {kind: config.tables()[kind] for kind in config.parts if kind != "algo"}
     shapes = {kind: [list(spec.shape), spec.dtype] for kind, spec in pool.observation_spec.items()}
     about = [parts, shapes, pool.action_spec.n, algorithm.unroll_length, batch_size, training.precision]
-    machine = [_processor(), cores(), training.workers, torch.__version__, config.parts["algo"].name]
+    machine = [_processor(), cores(), training.workers, torch.__version__, config.parts["algo"].name, CLEARLY]
     return hashlib.sha256(json.dumps([about, machine, config.plugin_hashes], sort_keys=True).encode()).hexdigest()[:16]
 
 

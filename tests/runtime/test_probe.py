@@ -39,6 +39,21 @@ def test_measures_every_size_up_to_the_batch_or_until_it_gets_worse():
     assert all(rate > 0 for rate in rates.values())
 
 
+@pytest.mark.parametrize(
+    ("rates", "usual", "size"),
+    [
+        ({1: 10.0, 2: 30.0, 4: 20.0}, 4, 2),  # clearly better
+        ({1: 85.0, 2: 105.0, 4: 100.0, 8: 110.0}, 4, 4),  # as good as the others, as far as such a short look can tell
+        ({1: 50.0, 2: 80.0, 4: 100.0, 8: 130.0}, 4, 8),
+        ({1: 10.0, 2: 11.0}, 4, 2),  # the batch has no more
+        ({1: 10.0, 2: 20.0, 4: 40.0, 8: 80.0, 16: 160.0}, 32, 16),
+        ({1: 10.0}, 4, 1),
+    ],
+)
+def test_the_usual_size_stands_unless_another_is_clearly_better(rates, usual, size):
+    assert probe._choose(rates, usual) == size
+
+
 def test_the_best_is_chosen_and_remembered(monkeypatch, capsys):
     monkeypatch.setattr(probe, "probe", lambda *_: {1: 10.0, 2: 30.0, 4: 20.0})
     assert choose() == 2
