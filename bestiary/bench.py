@@ -11,10 +11,7 @@ reported; what configurations are to each other is the median of what they were 
 """
 
 import json
-import os
 import statistics
-import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -32,19 +29,15 @@ from bestiary.bench_memories import bench_memories
 from bestiary.bench_memories import show as show_memories
 from bestiary.bench_saliency import bench_saliency
 from bestiary.bench_saliency import show as show_saliency
+from bestiary.bench_whole import Whole, measure_on_ray
 from bestiary.config import Config
 from bestiary.console import note, stdout
 from bestiary.cores import cores
 from bestiary.envs.pool import Pool
 from bestiary.resolve import layers, resolve
-from bestiary.runs.folder import Place, create_run
-from bestiary.runtime import local
 from bestiary.runtime.actor import Actor
-from bestiary.runtime.build import build, first_agent, make_layout, make_learner
-from bestiary.runtime.interrupts import Interrupted
-from bestiary.runtime.learner import Learner
+from bestiary.runtime.build import build
 from bestiary.runtime.probe import choose_group_size
-from bestiary.runtime.session import Session
 
 PUBLISHED = {"num_envs": 64, "batch_size": 32}  # IMPALA's batches, which other code bases are measured with
 WAREHOUSE = {
@@ -157,15 +150,17 @@ class _Training:
             "learn": [partial(learn_piece, self.config, g) for g in _group_sizes(self.config)],
         }
         self.pieces = {piece: _best(made, seconds)(stack) for piece, made in candidates.items()}
+        self.whole = Whole(self.config, stack)
+        self.whole.measure(seconds)  # its warm-up
 
     def measure(self, seconds: float, cluster: bool, first: list[dict[str, float]]) -> dict[str, float]:
         """A turn: the pieces, then the whole. `first` are the turns of the configuration to compare with, maybe this one."""
         row = {piece: _rate(function, seconds) for piece, (_, function) in self.pieces.items()}
         row["bound"] = 1 / (1 / row["env"] + 1 / row["inference"] + 1 / row["learn"])
-        row |= _whole(self.config, 3 * seconds)
+        row |= self.whole.measure(3 * seconds)
         row["ratio"] = row["whole"] / row["bound"]
         if cluster:
-            row |= _whole_on_ray(self.name, self.config, 3 * seconds)
+            row |= measure_on_ray(_on_ray(self.name, self.config), 3 * seconds)
             row["cluster_ratio"] = row["cluster"] / row["whole"]
         self.rows.append(row)
         row["of_first"] = row["whole"] / first[-1]["whole"]
@@ -176,6 +171,12 @@ class _Training:
         medians = {key: statistics.median(row[key] for row in self.rows) for key in self.rows[0]}
         layout = {piece: label for piece, (label, _) in self.pieces.items()}
         return Result(config=self.name, **medians, layout=layout, repeats=self.rows)
+
+
+def _on_ray(name: str, alone: Config) -> Config:
+    """The same training with as many environments, played by an actor a core."""
+    options = {"cluster": "local", "actors": CORES, "num_envs": alone.training.num_envs // CORES}
+    return configured(name, **options, group_size=alone.training.group_size)
 
 
 _SIZES = (8, 16, 32, 64, 128)  # of pools and of batches, to find the fastest of
@@ -290,93 +291,6 @@ def learn_piece(config: Config, group_size: int, stack: ExitStack) -> Piece:
         return sum(rollout.decisions for rollout in rollouts)
 
     return f"groups of {group_size}", go
-
-
-Mark = tuple[float, float, int]  # at the end of an update: the time, CPU seconds of this process, steps learnt from
-
-
-def _mark_updates(session: Session, learner: Learner, seconds: float) -> list[Mark]:
-    """A list that grows with every update (emulators and processes take a while until the first). The session is over after a
-    warm-up of a third of the seconds, these seconds, and at least two updates in them: a slow net makes few."""
-    marks: list[Mark] = []
-
-    def clock() -> None:
-        last = 0
-        while not session.done:
-            time.sleep(0.002)
-            now = time.perf_counter()
-            if learner.steps != last:
-                last = learner.steps
-                marks.append((now, time.process_time() - time.thread_time(), last))  # without this clock
-            if marks and now > marks[0][0] + 4 / 3 * seconds and len(_warm(marks, seconds)) > 1:
-                session.enough = True
-
-    threading.Thread(target=clock, daemon=True).start()
-    return marks
-
-
-def _warm(marks: list[Mark], seconds: float) -> list[Mark]:
-    return [mark for mark in marks if mark[0] > marks[0][0] + seconds / 3]
-
-
-def _whole(config: Config, seconds: float) -> dict[str, float]:
-    """The local runtime as it trains, rows, episodes and all, after a warm-up."""
-    with tempfile.TemporaryDirectory() as folder:
-        run, _ = create_run(config, Place(run_dir=str(Path(folder) / "run")))
-        actors, learner = build(config)
-        with Session(run, config, learner, actors[0].pool, dict) as session:
-            marks = _mark_updates(session, learner, seconds)
-            try:
-                local.train(actors, learner, session, make_layout(config))
-            finally:
-                session.enough = True
-                for actor in actors:
-                    actor.pool.close()
-        if session.interrupts.received is not None:
-            raise Interrupted(session.interrupts.received)
-        (start, _, before), *_, (end, _, after) = _warm(marks, seconds)
-        lag = max(run.metrics["max_lag"], default=float("nan"))
-    return {"whole": (after - before) / (end - start), "max_lag": float(lag), "memory_mib": _resident_mib()}
-
-
-def _whole_on_ray(name: str, alone: Config, seconds: float) -> dict[str, float]:
-    """The same training with as many environments, played by an actor a core of a Ray of its own."""
-    from bestiary.runtime import cluster
-    from bestiary.runtime.bundle import Bundle
-    from bestiary.runtime.ray import connected
-    from bestiary.runtime.restarts import Restarts
-
-    options = {"cluster": "local", "actors": CORES, "num_envs": alone.training.num_envs // CORES}
-    config = configured(name, **options, group_size=alone.training.group_size)
-    began = time.perf_counter()
-    with tempfile.TemporaryDirectory() as folder, connected("local") as ray:
-        run, _ = create_run(config, Place(run_dir=str(Path(folder) / "run")))
-        pool = config.make_pool(1, 0)
-        pool.close()
-        learner = make_learner(config, pool, first_agent(config, pool), torch.device("cpu"))
-        with Session(run, config, learner, pool, dict) as session:
-            marks = _mark_updates(session, learner, seconds)
-            try:
-                cluster.train(ray, Bundle.of(config, pool), learner, session, Restarts(0), 0)
-            finally:
-                session.enough = True
-        if session.interrupts.received is not None:
-            raise Interrupted(session.interrupts.received)
-    (start, used, before), *_, (end, used_then, after) = _warm(marks, seconds)
-    rollouts = (after - before) / (config.make_algorithm().unroll_length * config.training.pool_size)
-    return {
-        "cluster": (after - before) / (end - start),
-        "cluster_start": marks[0][0] - began,
-        "driver_ms": 1000 * (used_then - used) / rollouts,
-    }
-
-
-def _resident_mib() -> float:
-    try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-        return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
-    except OSError:
-        return float("nan")
 
 
 def _show(results: list[Result]) -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import statistics
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -38,7 +39,7 @@ def test_a_piece_is_measured_at_its_fastest_layout(monkeypatch: pytest.MonkeyPat
         return lambda _: (name, lambda: rates[name])
 
     chosen = bench._best([candidate(name) for name in rates], 0.03)
-    with bench.ExitStack() as stack:
+    with ExitStack() as stack:
         assert chosen(stack)[0] == "fast"
 
 
@@ -47,12 +48,17 @@ def test_several_configurations_are_measured_in_turn(
 ) -> None:
     order = []
 
-    def whole(config: Config, seconds: float) -> dict[str, float]:
-        order.append(config.envs[0])
-        rate = {"toy/catch": 200.0, "warehouse": 100.0}[config.envs[0]] * len(order)  # a machine that gets faster
-        return {"whole": rate, "max_lag": 0.0, "memory_mib": 1.0}
+    class Whole:
+        def __init__(self, config: Config, stack: ExitStack):
+            self.env = config.envs[0]
 
-    monkeypatch.setattr(bench, "_whole", whole)
+        def measure(self, seconds: float) -> dict[str, float]:
+            if seconds > 0.01:  # not its warm-up
+                order.append(self.env)
+            rate = {"toy/catch": 200.0, "warehouse": 100.0}[self.env] * len(order)  # a machine that gets faster
+            return {"whole": rate, "max_lag": 0.0, "memory_mib": 1.0}
+
+    monkeypatch.setattr(bench, "Whole", Whole)
     monkeypatch.setitem(bench.CONFIGS, "other", {**bench.CONFIGS["toy"], "env": "warehouse"})
     first, second = bench.bench(["toy", "other"], repeats=2, seconds=0.01)
     assert order == ["toy/catch", "warehouse"] * 2

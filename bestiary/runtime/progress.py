@@ -10,11 +10,12 @@ from bestiary.console import duration, interactive, note, short, stderr
 class TrainingProgress:
     def __init__(self, total: int, label: str, seconds_between_lines: float = 10.0):
         self.total, self.label, self.seconds_between_lines = total, label, seconds_between_lines
+        self.shown = True  # False where nobody follows it
         self.last_line = 0.0
         self.bar: Progress | None = None
 
     def __enter__(self) -> "TrainingProgress":
-        if interactive():
+        if self.shown and interactive():
             columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[info]}"))
             self.bar = Progress(*columns, console=stderr)
             self.task = self.bar.add_task(self.label, total=self.total, info="")
@@ -22,6 +23,8 @@ class TrainingProgress:
         return self
 
     def show(self, steps: int, sps: float, earned: str, bound: str = "", *, force: bool = False) -> None:
+        if not self.shown:
+            return
         left = duration((self.total - steps) / sps) if sps > 0 else "?"
         limit = f" · bound by {bound}" if bound else ""
         text = f"{short(steps)} of {short(self.total)} steps · {sps:,.0f} steps/s · {earned}{limit} · {left} left"
