@@ -79,7 +79,7 @@ class Result:
     whole: float
     ratio: float
     max_lag: float
-    memory_mib: float
+    memory_mib: float  # of the process, with all configurations that are measured
     of_first: float  # the whole, of that of the first configuration in the same turn
     env_of_first: float  # and the environments alone
     layout: dict[str, Any]

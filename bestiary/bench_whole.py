@@ -17,6 +17,7 @@ import torch
 
 from bestiary.config import Config
 from bestiary.envs.pool import Pool
+from bestiary.errors import RunError
 from bestiary.rollout import Step
 from bestiary.runs.folder import Place, create_run
 from bestiary.runtime import local
@@ -50,30 +51,34 @@ class Whole:
 
     def measure(self, seconds: float) -> dict[str, float]:
         """Let it go on for so long, and to the end of at least one update."""
+        if self.failure is not None:
+            raise self.failure
         began, (_, before) = time.perf_counter(), self.mark
         self.until = began + seconds
         self.halted.clear()
         self.going.set()
         self._await()
         end, after = self.mark
-        lag = max(self.run.metrics.get("max_lag", ()), default=float("nan"))
+        metrics = self.run.metrics
+        lag = max(metrics["max_lag"][metrics["step"] > before], default=float("nan")) if metrics else float("nan")
         return {"whole": (after - before) / (end - began), "max_lag": float(lag), "memory_mib": _resident_mib()}
 
     def _await(self) -> None:
-        """Until it has halted, and what it had asked emulators for is done as well."""
+        """Until it has halted, and what it had asked emulators for is done as well (or two seconds have passed)."""
         self.halted.wait()
         if self.failure is not None:
             raise self.failure
-        busy = True
-        while busy:
+        for _ in range(100):
             used = time.process_time()
             time.sleep(0.02)
-            busy = time.process_time() - used > 0.002
+            if time.process_time() - used < 0.002:
+                return
 
     def _train(self) -> None:
         try:
             with self.session:
                 local.train(self.actors, self.learner, self.session, make_layout(self.config))
+            self.failure = RunError("the training that was measured is over")
         except BaseException as failure:
             self.failure = failure
         finally:
@@ -92,8 +97,9 @@ class Whole:
 
     def _end(self) -> None:
         self.session.enough = True
-        self.going.set()
-        self.thread.join()
+        while self.thread.is_alive():
+            self.going.set()  # more than once: it may be about to halt
+            self.thread.join(timeout=0.1)
         for actor in self.actors:
             actor.pool.close()
 

@@ -224,7 +224,7 @@ def _bench(argv: list[str]) -> None:
     about = f"{', '.join(sorted(CONFIGS))}; {KERNELS}: what each memory costs; {SALIENCY}: against the published way"
     parser.add_argument("--config", nargs="+", choices=names, metavar="NAME", help=about)
     parser.add_argument("--repeats", metavar="INT", default="5", help="how often everything is measured (default 5)")
-    parser.add_argument("--seconds", metavar="INT", default="5", help="for each piece; the whole gets 4x (default 5)")
+    parser.add_argument("--seconds", metavar="INT", default="5", help="for each piece; the whole gets 3x (default 5)")
     parser.add_argument("--json", metavar="FILE", help="also write the results here, one object a configuration")
     parser.add_argument("--cluster", action="store_true", help="also the whole on a Ray of its own, an actor a core")
     parser.add_argument(

@@ -10,13 +10,15 @@ import statistics
 import sys
 from contextlib import ExitStack
 
-from bestiary.bench import configured
+from bestiary.bench import CONFIGS, configured
 from bestiary.bench_whole import Whole
 
 ROUNDS, SECONDS = 6, 5.0
 
 
 def main(name: str = "atari-shallow", *given: str) -> None:
+    if name not in CONFIGS:
+        sys.exit(f"{name}: there is {', '.join(CONFIGS)}")
     sizes = [int(size) for size in given] or [4, 1, 2, 8]
     speeds = {size: list[float]() for size in sizes}
     with ExitStack() as stack:

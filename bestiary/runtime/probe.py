@@ -28,9 +28,8 @@ SECONDS = 0.1  # of learning at each size, each time
 TIMES = 3  # that all sizes are gone through: a moment in which the machine was busy must not decide
 LONG = 1.0  # seconds a batch; larger ones are not tried
 WORSE = (
-    0.9  # with less than this share of the best rate so far, two sizes after it, the search ends: it only gets worse
+    0.9  # of the best rate is less than such a look can be wrong about: the search ends there, two sizes after the best
 )
-CLEARLY = 1.15  # times as fast as the usual size is what another must be to be taken instead
 
 
 def usual_group_size(config: Config, pool: Pool | Interface) -> int:
@@ -66,10 +65,10 @@ def choose_group_size(config: Config, pool: Pool) -> int:
 
 
 def _choose(rates: dict[int, float], usual: int) -> int:
-    """The usual size, or the largest below it that was tried; the fastest, where that is clearly faster."""
+    """The usual size, or the largest below it that was tried, unless it is clearly worse than the best."""
     usual = max((size for size in rates if size <= usual), default=min(rates))
     best = max(rates, key=rates.__getitem__)
-    return best if rates[best] > CLEARLY * rates[usual] else usual
+    return best if rates[usual] < WORSE * rates[best] else usual
 
 
 def probe(config: Config, pool: Pool) -> dict[int, float]:
@@ -131,7 +130,7 @@ def _key(config: Config, pool: Pool) -> str:
     parts = {kind: config.tables()[kind] for kind in config.parts if kind != "algo"}
     shapes = {kind: [list(spec.shape), spec.dtype] for kind, spec in pool.observation_spec.items()}
     about = [parts, shapes, pool.action_spec.n, algorithm.unroll_length, batch_size, training.precision]
-    machine = [_processor(), cores(), training.workers, torch.__version__, config.parts["algo"].name, CLEARLY]
+    machine = [_processor(), cores(), training.workers, torch.__version__, config.parts["algo"].name, WORSE]
     return hashlib.sha256(json.dumps([about, machine, config.plugin_hashes], sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -47,6 +47,7 @@ def test_measures_every_size_up_to_the_batch_or_until_it_gets_worse():
         ({1: 50.0, 2: 80.0, 4: 100.0, 8: 130.0}, 4, 8),
         ({1: 10.0, 2: 11.0}, 4, 2),  # the batch has no more
         ({1: 10.0, 2: 20.0, 4: 40.0, 8: 80.0, 16: 160.0}, 32, 16),
+        ({1: 90.0, 2: 100.0, 4: 97.0, 8: 88.0}, 32, 2),  # where the search ended because it got worse
         ({1: 10.0}, 4, 1),
     ],
 )
