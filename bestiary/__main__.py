@@ -1,3 +1,5 @@
-from bestiary.cli import main
+"""`python -m bestiary` is the same as the command `bestiary`."""
+
+from bestiary.cli.main import main
 
 main()

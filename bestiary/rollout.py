@@ -1,23 +1,26 @@
-"""The records that travel along the data's way: Step, Episode, Rollout, and the Inputs an agent sees.
+"""The data classes that environments, actors and learners exchange: Step, Episode, Inputs and Rollout.
 
-One alignment, explained once. The decision at time t is made on entry t and leads to entry t+1:
+Alignment: the action at time t is chosen from the observation of entry t and leads to entry t+1.
 
     entry        0          1          2     ...     T
-    observation  o0         o1         o2            oT      what the agent sees
-    reward       r0         r1         r2            rT      what the decision before brought
-    done         d0         d1         d2            dT      the decision before ended the episode: o is a new one's first
-    last_action  a-1        a0         a1            aT-1    the decision before
-    action       a0         a1         a2     ...            the decision made here (last_action, shifted by one)
-    log_prob     of a0      of a1      of a2
-    bootstrap    b0         b1         b2                    value of the observation that a truncated episode ended on
+    observation  o0         o1         o2            oT      input of the agent
+    reward       r0         r1         r2            rT      result of the previous action
+    done         d0         d1         d2            dT      whether the previous action ended an episode; if so, the
+                                                             observation is the first one of the next episode
+    last_action  a-1        a0         a1            aT-1    the previous action
+    action       a0         a1         a2     ...            the action chosen at this entry: last_action of the next
+    log_prob     l0         l1         l2                    log-probability of this action
+    bootstrap    b0         b1         b2                    if this action led to a time limit: value of the final
+                                                             observation of the episode; else 0
 
-So a rollout of T decisions has T+1 entries, its last entry is the next rollout's first, and reward, done and truncated
-at t+1 follow the decision at t. Nothing is zeroed in storage; the agent masks last reward and last action by `~done`.
+A rollout of T steps therefore has T+1 entries, and its last entry is also the first entry of the next rollout. Reward,
+done and truncated of entry t+1 are results of the action at t. A rollout stores rewards and actions unchanged. In
+entries with `done`, the agent replaces the last reward and the last action in its inputs by zero.
 
-Shapes, everywhere: T time, B batch, N environments, A actions, H hidden.
+Letters of shapes in the whole package: T time, B batch, N environments, A actions, K tasks, H hidden units.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol
 
@@ -31,13 +34,16 @@ Tensors = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class ArraySpec:
-    """Shape and type of one kind of observation, without the batch axis: images are uint8 [C,H,W], vectors float32 [D]."""
+    """Shape and type of an observation or a measure, without the batch axis.
+
+    Images are uint8 with the shape [C,H,W]. Vectors of D numbers are float32 with the shape [D].
+    """
 
     shape: tuple[int, ...]
     dtype: str
-    sets: tuple[
-        tuple[str, tuple[int, ...]], ...
-    ] = ()  # of a vector: names for some of its entries; the first is the d-set
+    # Named index lists of a vector observation, as pairs (name, indices). The IAM agent passes to its memory only the
+    # elements of the vector that one of these lists selects (by default the first list).
+    sets: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
 
 ObservationSpec = dict[str, ArraySpec]
@@ -45,48 +51,54 @@ ObservationSpec = dict[str, ArraySpec]
 
 @dataclass(frozen=True)
 class ActionSpec:
-    """A set of discrete actions, by name."""
+    """The names of the discrete actions."""
 
     names: tuple[str, ...]
 
     @property
     def n(self) -> int:
+        """The number of actions."""
         return len(self.names)
 
 
 @dataclass
 class Step:
-    """What one step of a pool brings; row i is always environment i."""
+    """The result of one step of a vector environment. Row i always belongs to environment i."""
 
-    observation: Arrays  # [N,...] what to act on now; opens the new episode where done
+    # [N,...] by name of the observation. In rows with `done`, the first observation of the new episode.
+    observation: Arrays
     reward: np.ndarray  # [N] float32
-    done: np.ndarray  # [N] bool: learning's episode ended (a life, where a lost life ends one)
-    truncated: np.ndarray  # [N] bool: and it was a time limit that ended it, not the game
+    done: np.ndarray  # [N] bool: the episode ended (game over, time limit or, with --episodic-life, a lost life)
+    truncated: np.ndarray  # [N] bool: a time limit ended the episode
     game_over: np.ndarray  # [N] bool: the whole game ended
-    task: np.ndarray  # [N] int64
-    measures: Arrays = field(default_factory=dict)  # [N] or [N,...] by name: score, ram, ...
-    final: Arrays = field(default_factory=dict)  # last observations of the truncated rows, in row order
+    task: np.ndarray  # [N] int64: index of the task
+    # [N] or [N,...] by name: numbers that the environment reports in addition to the reward, for example the score.
+    measures: Arrays = field(default_factory=dict)
+    # By name of the observation: the final observation of each truncated episode. There are no rows for the others.
+    final: Arrays = field(default_factory=dict)
 
 
 @dataclass
 class Episode:
-    """A finished episode of learning's; where a lost life ends one, `game_over` marks the game's last."""
+    """A finished episode. With --episodic-life, a game has several episodes, and `game_over` marks the last one."""
 
-    step: int  # when it ended: of the rollout it travels with; of the run, once that is learnt from
+    # The step at which the episode ended. An actor counts it from the start of the rollout. Later, `collect_episodes`
+    # and the training session add the number of all steps before this rollout.
+    step: int
     task: str
-    ret: float
+    episode_return: float
     length: int
-    game_return: float  # of the whole game so far; the game's where game_over
-    game_length: int
+    game_return: float  # return from the start of the game to the end of this episode
+    game_length: int  # number of steps from the start of the game to the end of this episode
     game_over: bool
-    env: int
-    measures: dict[str, float]  # sums over the episode
-    game_measures: dict[str, float] = field(default_factory=dict)  # and over the whole game so far
+    env: int  # index of the environment among all environments of the run
+    measures: dict[str, float]  # sum of each measure over the episode
+    game_measures: dict[str, float] = field(default_factory=dict)  # sums since the start of the game
 
 
 @dataclass
 class Inputs:
-    """What an agent sees, [T,B] in front."""
+    """The inputs of an agent. The first two axes of all tensors are [T,B]."""
 
     observation: Tensors
     reward: Tensor
@@ -95,21 +107,22 @@ class Inputs:
     task: Tensor
 
     def __getitem__(self, entries: slice) -> "Inputs":
-        """Some of the entries in time."""
+        """Return a slice along the time axis."""
         observation = {kind: x[entries] for kind, x in self.observation.items()}
-        rest = (self.reward, self.done, self.last_action, self.task)
-        return Inputs(observation, *(x[entries] for x in rest))
+        others = (self.reward, self.done, self.last_action, self.task)
+        return Inputs(observation, *(x[entries] for x in others))
 
     def to(self, device: torch.device) -> "Inputs":
+        """Return the inputs on a device. If they are already there, return the object itself."""
         if self.reward.device == device:
             return self
         observation = {kind: x.to(device, non_blocking=True) for kind, x in self.observation.items()}
-        rest = (self.reward, self.done, self.last_action, self.task)
-        return Inputs(observation, *(x.to(device, non_blocking=True) for x in rest))
+        others = (self.reward, self.done, self.last_action, self.task)
+        return Inputs(observation, *(x.to(device, non_blocking=True) for x in others))
 
     @classmethod
-    def of(cls, step: Step, last_action: np.ndarray) -> "Inputs":
-        """One step of a pool as inputs [1,N]."""
+    def from_step(cls, step: Step, last_action: np.ndarray) -> "Inputs":
+        """Return one step of a vector environment as inputs [1,N]. The tensors share memory with the step."""
         return cls(
             {kind: torch.from_numpy(array)[None] for kind, array in step.observation.items()},
             torch.from_numpy(step.reward)[None],
@@ -121,22 +134,22 @@ class Inputs:
 
 @dataclass
 class Rollout:
-    """T decisions of N environments, as the actor saw and made them."""
+    """T steps of N environments, collected by an actor. The docstring of this module explains the entries."""
 
     observation: Tensors  # [T+1,N,...]
-    reward: Tensor  # [T+1,N] float32, raw
+    reward: Tensor  # [T+1,N] float32, before reward scaling and clipping
     done: Tensor  # [T+1,N] bool
     truncated: Tensor  # [T+1,N] bool
     task: Tensor  # [T+1,N] int64
     last_action: Tensor  # [T+1,N] int64
     measures: Tensors  # [T+1,N,...]
-    log_prob: Tensor  # [T,N] of the actor
-    value: Tensor  # [T,N] of the actor
-    bootstrap: Tensor  # [T,N]
-    version: Tensor  # [T,N] int64: of the weights that decided
-    state: tuple[Tensor, ...]  # [N,...] memory before entry 0
-    extras: Tensors = field(default_factory=dict)  # [T,N] by name: what an algorithm adds to learn from
-    episodes: list[Episode] = field(default_factory=list)
+    log_prob: Tensor  # [T,N] log-probability of the chosen action under the policy that chose it
+    value: Tensor  # [T,N] value that the actor estimated
+    bootstrap: Tensor  # [T,N] if the action led to a time limit, value of the final observation; else 0
+    version: Tensor  # [T,N] int64: version of the weights that chose the action
+    state: tuple[Tensor, ...]  # [N,...] recurrent state before entry 0
+    extras: Tensors = field(default_factory=dict)  # [T,N,...] by name: tensors that an algorithm adds, e.g. targets
+    episodes: list[Episode] = field(default_factory=list)  # episodes that ended in this rollout
 
     @classmethod
     def empty(
@@ -144,28 +157,32 @@ class Rollout:
         length: int,
         num_envs: int,
         spec: ObservationSpec,
-        measures: dict[str, ArraySpec],
+        measures: Mapping[str, ArraySpec],
         state: tuple[Tensor, ...],
         pinned: bool = False,
     ) -> "Rollout":
-        """`pinned` memory is copied to a GPU while the CPU goes on."""
+        """Allocate a rollout of `length` steps.
+
+        If `pinned` is True, the observations are in pinned memory, from which a GPU can copy them asynchronously.
+        """
         t, n = length, num_envs
 
-        def entries(spec: ArraySpec) -> Tensor:
+        def allocate(spec: ArraySpec) -> Tensor:
             shape, dtype = spec.shape, getattr(torch, spec.dtype)
             if len(shape) != 3:
                 return torch.empty((t + 1, n, *shape), dtype=dtype, pin_memory=pinned)
+            # Images have the shape [C,H,W] but are stored in the order H,W,C, because convolutions are fastest then.
             channels_last = torch.empty((t + 1, n, *shape[1:], shape[0]), dtype=dtype, pin_memory=pinned)
-            return channels_last.permute(0, 1, 4, 2, 3)  # images [C,H,W], in the memory order that convolutions like
+            return channels_last.permute(0, 1, 4, 2, 3)
 
         return cls(
-            observation={name: entries(s) for name, s in spec.items()},
+            observation={name: allocate(s) for name, s in spec.items()},
             reward=torch.zeros(t + 1, n),
             done=torch.zeros(t + 1, n, dtype=torch.bool),
             truncated=torch.zeros(t + 1, n, dtype=torch.bool),
             task=torch.zeros(t + 1, n, dtype=torch.int64),
             last_action=torch.zeros(t + 1, n, dtype=torch.int64),
-            measures={name: entries(s) for name, s in measures.items()},
+            measures={name: allocate(s) for name, s in measures.items()},
             log_prob=torch.zeros(t, n),
             value=torch.zeros(t, n),
             bootstrap=torch.zeros(t, n),
@@ -175,25 +192,30 @@ class Rollout:
 
     @property
     def length(self) -> int:
+        """The number of steps per environment, T."""
         return self.log_prob.shape[0]
 
     @property
     def num_envs(self) -> int:
+        """The number of environments, N."""
         return self.log_prob.shape[1]
 
     @property
-    def decisions(self) -> int:
+    def num_steps(self) -> int:
+        """The number of steps, summed over all environments: T * N."""
         return self.length * self.num_envs
 
     @property
     def action(self) -> Tensor:
-        """[T,N]: the decision at t is what entry t+1 knows as its last action."""
+        """The actions [T,N]. The action chosen at entry t is stored as the last action of entry t+1."""
         return self.last_action[1:]
 
     def inputs(self) -> Inputs:
+        """Return the inputs of the agent, [T+1,N]."""
         return Inputs(self.observation, self.reward, self.done, self.last_action, self.task)
 
     def set_entry(self, t: int, step: Step, last_action: np.ndarray) -> None:
+        """Copy a step, and the action that led to it, into entry t."""
         for name, array in step.observation.items():
             self.observation[name][t] = torch.from_numpy(array)
         for name, array in step.measures.items():
@@ -205,47 +227,60 @@ class Rollout:
         self.last_action[t] = torch.from_numpy(last_action)
 
     def to(self, device: torch.device) -> "Rollout":
-        """The rollout on a device; itself where it is there already."""
+        """Return the rollout on a device. If it is already there, return the object itself."""
         if self.reward.device == device:
             return self
-        return self._map(*[lambda x: x.to(device, non_blocking=True)] * 2)
 
-    def columns(self, start: int, stop: int) -> "Rollout":
-        """Environments start..stop as a rollout of their own: views, no copies."""
+        def move(x: Tensor) -> Tensor:
+            return x.to(device, non_blocking=True)
+
+        return self._map(move, move)
+
+    def env_slice(self, start: int, stop: int) -> "Rollout":
+        """Return a rollout with only the environments start to stop-1. It shares memory with this rollout."""
         return self._map(lambda x: x[:, start:stop], lambda s: s[start:stop])
 
-    def take(self, columns: Tensor) -> "Rollout":
-        """Some of the trajectories, copied, in the order asked for."""
-        return self._map(lambda x: x.index_select(1, columns.to(x.device)), lambda s: s[columns.to(s.device)])
+    def select(self, envs: Tensor) -> "Rollout":
+        """Return a new rollout with only the environments whose indices are in `envs`, in this order.
+
+        The data is copied.
+        """
+        return self._map(lambda x: x.index_select(1, envs.to(x.device)), lambda s: s[envs.to(s.device)])
 
     def with_extras(self, **extras: Tensor) -> "Rollout":
+        """Return the rollout with additional tensors [T,N] in `extras`."""
         return replace(self, extras={**self.extras, **extras})
 
-    def groups(self, size: int) -> Iterator["Rollout"]:
-        """The rollout in groups of at most `size` whole trajectories, always in the same order."""
-        for start in range(0, self.num_envs, size):
-            yield self.columns(start, min(start + size, self.num_envs))
+    def split(self, size: int) -> Iterator["Rollout"]:
+        """Split the rollout into rollouts of at most `size` environments, and yield them in order.
 
-    def _map(self, entries: Callable[[Tensor], Tensor], state: Callable[[Tensor], Tensor]) -> "Rollout":
+        They share memory with this rollout.
+        """
+        for start in range(0, self.num_envs, size):
+            yield self.env_slice(start, min(start + size, self.num_envs))
+
+    def _map(self, map_entries: Callable[[Tensor], Tensor], map_state: Callable[[Tensor], Tensor]) -> "Rollout":
+        """Return a rollout with `map_entries` applied to all tensors [T,N,...] and `map_state` to the state [N,...]."""
+
         def convert(name: str, value: Any) -> Any:
             if name == "state":
-                return tuple(state(s) for s in value)
+                return tuple(map_state(s) for s in value)
             if name == "episodes":
                 return value
-            return {k: entries(v) for k, v in value.items()} if isinstance(value, dict) else entries(value)
+            return {k: map_entries(v) for k, v in value.items()} if isinstance(value, dict) else map_entries(value)
 
         return Rollout(**{f.name: convert(f.name, getattr(self, f.name)) for f in fields(self)})
 
 
 def concatenate(rollouts: Sequence[Rollout]) -> Rollout:
-    """Several rollouts of equal length side by side as one."""
+    """Concatenate rollouts of equal length along the environment axis and return the result."""
     if len(rollouts) == 1:
         return rollouts[0]
 
     def join(name: str) -> Any:
         values = [getattr(r, name) for r in rollouts]
         if name == "state":
-            return tuple(torch.cat(parts) for parts in zip(*values, strict=True))
+            return tuple(torch.cat(tensors) for tensors in zip(*values, strict=True))
         if name == "episodes":
             return [episode for value in values for episode in value]
         if isinstance(values[0], dict):
@@ -255,21 +290,25 @@ def concatenate(rollouts: Sequence[Rollout]) -> Rollout:
     return Rollout(**{f.name: join(f.name) for f in fields(Rollout)})
 
 
-class Episodic(Protocol):
-    """A rollout, or what is known of one that is elsewhere."""
+class HasEpisodes(Protocol):
+    """A rollout, or a report about a rollout that is in another process."""
 
     episodes: list[Episode]
 
     @property
-    def decisions(self) -> int: ...
+    def num_steps(self) -> int: ...
 
 
-def episodes_of(rollouts: Sequence[Episodic]) -> list[Episode]:
-    """The episodes of rollouts that were played one after the other, each with its step counted from the first's start."""
-    found, before = [], 0
+def collect_episodes(rollouts: Sequence[HasEpisodes]) -> list[Episode]:
+    """Return the episodes of consecutive rollouts in one list.
+
+    `Episode.step` is changed in place: afterwards it is counted from the start of the first rollout.
+    """
+    episodes = []
+    steps_before = 0
     for rollout in rollouts:
         for episode in rollout.episodes:
-            episode.step += before
-            found.append(episode)
-        before += rollout.decisions
-    return found
+            episode.step += steps_before
+            episodes.append(episode)
+        steps_before += rollout.num_steps
+    return episodes

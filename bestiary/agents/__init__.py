@@ -1,9 +1,12 @@
-"""Agents: what acts. Whole recipes by name; each is composed of the parts that it names."""
+"""Agents: neural networks that map observations to policies and values.
+
+An agent consists of a torso, a memory, a policy head and a critic.
+"""
 
 import torch.nn as nn
 
 from bestiary.agents.agent import BasicAgent
-from bestiary.agents.attention import AttentionAgent
-from bestiary.agents.influence import InfluenceAgent
+from bestiary.agents.attention_agent import AttentionAgent
+from bestiary.agents.iam import IAMAgent
 
-AGENTS: dict[str, type[nn.Module]] = {"basic": BasicAgent, "iam": InfluenceAgent, "aaa": AttentionAgent}
+AGENTS: dict[str, type[nn.Module]] = {"basic": BasicAgent, "iam": IAMAgent, "aaa": AttentionAgent}

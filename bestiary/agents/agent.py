@@ -1,11 +1,12 @@
-"""The agent: torso -> memory -> policy and critic.
+"""The interface of agents, and the basic agent: torso -> memory -> policy head and critic.
 
-    output, state = agent(inputs, state)       # inputs [T,B], state before entry 0 -> output [T,B], state after entry T-1
     state = agent.initial_state(B)
+    output, state = agent(inputs, state)    # inputs [T,B], state before entry 0 -> output [T,B], state after entry T-1
 
-The actor calls it with T=1, the learner with a whole rollout; both are the same mathematics, because the memory handles the
-resets inside a sequence. `inputs.done[t]` marks the first entry of an episode: last reward and last action belong to the
-episode before and are masked there.
+An actor calls the agent with T = 1, a learner with a whole rollout. Both get the same outputs, because the memory also
+resets its state inside a sequence, at the start of each episode. `inputs.done[t]` marks the first entry of an episode.
+The last reward and the last action of such an entry belong to the previous episode, so the agent replaces them by
+zeros.
 """
 
 import math
@@ -18,40 +19,42 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
 
-from bestiary.agents.critics import Shared, Worth
-from bestiary.agents.heads import Categorical
-from bestiary.agents.memories import NoMemory
+from bestiary.agents.critics import SharedCritic, ValueEstimate
+from bestiary.agents.defaults import AgentDefaults
+from bestiary.agents.distributions import Categorical
+from bestiary.agents.memories.base import NoMemory, State
 from bestiary.agents.torsos import Shallow
-from bestiary.options import option
 from bestiary.rollout import ActionSpec, Inputs, ObservationSpec
-
-State = tuple[Tensor, ...]
+from bestiary.utils.options import option
 
 
 @dataclass
 class Output:
-    distribution: Categorical  # over actions, [T,B]
-    value: Tensor  # [T,B], in the units of the rewards
-    extras: dict[str, Tensor] = field(default_factory=dict)  # what a lens may want to see
-    scaled: Worth | None = None  # the value as the network gives it, where a critic normalises it
-    measures: dict[str, Tensor] = field(
-        default_factory=dict
-    )  # means that are worth logging, of parts that watch themselves
+    """The output of an agent for inputs [T,B]."""
+
+    distribution: Categorical  # [T,B], the policy
+    value: Tensor  # [T,B], the values in units of the rewards
+    extras: dict[str, Tensor] = field(default_factory=dict)  # outputs for interpretability tools, for example attention
+    estimate: ValueEstimate | None = None  # the output of the critic; None: the critic does not normalise values
+    metrics: dict[str, Tensor] = field(default_factory=dict)  # scalars to be logged: means over the batch
 
     @property
-    def worth(self) -> Worth:
-        """The value, to learn from."""
-        return Worth(self.value) if self.scaled is None else self.scaled
+    def value_estimate(self) -> ValueEstimate:
+        """The value estimate that losses use."""
+        return ValueEstimate(self.value) if self.estimate is None else self.estimate
 
 
 class Agent(Protocol):
-    """What actors, learners and lenses need of an agent; any `nn.Module` with these two is one."""
+    """Interface of agents. Any `nn.Module` with `forward` and `initial_state` is an agent.
+
+    Attributes with defaults are in `defaults.AgentDefaults`.
+    """
 
     def __call__(self, inputs: Inputs, state: State) -> tuple[Output, State]: ...
 
     def initial_state(self, batch_size: int) -> State: ...
 
-    # of every nn.Module:
+    # The following are methods of nn.Module.
     def parameters(self) -> Iterator[nn.Parameter]: ...
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
     def to(self, device: torch.device) -> "Agent": ...
@@ -61,22 +64,22 @@ class Agent(Protocol):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> Any: ...
 
 
-class BasicAgent(nn.Module):
-    """Any torso, then any memory, then a linear policy and any critic."""
+class BasicAgent(nn.Module, AgentDefaults):
+    """Agent that consists of any torso, any memory, a linear policy head and any critic."""
 
-    parts: ClassVar[tuple[str, ...]] = ("torso", "memory", "critic")  # what this recipe is composed of
+    components: ClassVar[tuple[str, ...]] = ("torso", "memory", "critic")
 
     @dataclass(frozen=True)
     class Options:
-        inputs: str = option(
+        extra_inputs: str = option(
             "auto",
-            "what memory and heads see besides the torso's features: the last reward, clamped to [-1,1], the last action "
-            "(auto: as the torso's published net)",
+            "further inputs of the memory: last reward (clamped to [-1,1]), last action (auto: both; with --torso "
+            "resnet only the reward, as in TorchBeast)",
             choices=("auto", "reward+action", "reward", "action", "none"),
         )
         init: str = option(
             "orthogonal",
-            "first weights of torso and heads: orthogonal, a nearly uniform policy; or as PyTorch draws them",
+            "initialisation of torso and heads (orthogonal: the policy starts nearly uniform; torch: as in PyTorch)",
             choices=("orthogonal", "torch"),
         )
 
@@ -88,82 +91,115 @@ class BasicAgent(nn.Module):
         *,
         torso: Callable[[ObservationSpec], Any] = Shallow,
         memory: Callable[[int], Any] = NoMemory,
-        critic: Callable[[int], Any] = Shared,
+        critic: Callable[[int], Any] = SharedCritic,
     ):
-        """`torso`, `memory` and `critic` are constructors, their own options already in them."""
+        """Build the agent. `torso`, `memory` and `critic` are constructors that already have their options."""
         super().__init__()
         self.torso = torso(observation)
-        chosen = getattr(self.torso, "inputs", ("reward", "action")) if options.inputs == "auto" else options.inputs
-        self.num_actions, self.sees_reward, self.sees_action = action.n, "reward" in chosen, "action" in chosen
-        features = self.torso.output_size + int(self.sees_reward) + (action.n if self.sees_action else 0)
-        self.memory = memory(features)
+        extra_inputs: Any = options.extra_inputs
+        if extra_inputs == "auto":
+            extra_inputs = self.torso.extra_inputs
+        self.num_actions = action.n
+        self.uses_last_reward = "reward" in extra_inputs
+        self.uses_last_action = "action" in extra_inputs
+        num_features = self.torso.output_size + int(self.uses_last_reward)
+        num_features += action.n if self.uses_last_action else 0
+        self.memory = memory(num_features)
         self.policy = nn.Linear(self.memory.output_size, action.n)
         self.critic = critic(self.memory.output_size)
         if options.init == "orthogonal":
-            orthogonal(self.torso, gain=math.sqrt(2))
-            orthogonal(self.policy, gain=0.01)
-            orthogonal(self.critic, gain=1.0)
+            init_orthogonal(self.torso, gain=math.sqrt(2))
+            init_orthogonal(self.policy, gain=0.01)
+            init_orthogonal(self.critic, gain=1.0)
 
     def initial_state(self, batch_size: int) -> State:
         return self.memory.initial_state(batch_size)
 
     def forward(self, inputs: Inputs, state: State) -> tuple[Output, State]:
         T, B = inputs.done.shape
-        x = self.torso({kind: merge(array) for kind, array in inputs.observation.items()})  # [T*B,F]
+        x = self.torso({kind: flatten_time(array) for kind, array in inputs.observation.items()})  # [T*B,F]
         features = [x.view(T, B, -1)]
-        going_on = (~inputs.done).unsqueeze(-1)  # [T,B,1]
-        if self.sees_reward:
-            features.append(inputs.reward.clamp(-1, 1).unsqueeze(-1) * going_on)
-        if self.sees_action:
-            features.append(F.one_hot(inputs.last_action, self.num_actions) * going_on)
+        features += last_step_features(inputs, self.uses_last_reward, self.num_actions if self.uses_last_action else 0)
         x = torch.cat(features, dim=-1) if len(features) > 1 else features[0]
-        x, state, measures = remember(self.memory, x, inputs.done, state)
-        output = decide(self.policy, self.critic, x, inputs.task)
-        output.measures = measures
-        return output, tuple(map(whole, state))
+        x, state, metrics = run_memory(self.memory, x, inputs.done, state)
+        output = apply_heads(self.policy, self.critic, x, inputs.task)
+        output.metrics = metrics
+        return output, tuple(map(to_float32, state))
 
 
-def remember(memory: Any, x: Tensor, done: Tensor, state: State) -> tuple[Tensor, State, dict[str, Tensor]]:
-    """What a memory makes of x [T,B,D]; and, where it learns, what it has to tell of itself."""
-    if torch.is_grad_enabled() and hasattr(memory, "watch"):
-        return memory.watch(x, done, state)
+def last_step_features(inputs: Inputs, use_reward: bool, num_actions: int) -> list[Tensor]:
+    """Return a list of two features: the last reward [T,B,1], clamped to [-1,1], and the one-hot last action [T,B,A].
+
+    Both are zero at the first entry of an episode. The reward is omitted unless `use_reward` is True. The action is
+    omitted if `num_actions` is 0.
+    """
+    same_episode = (~inputs.done).unsqueeze(-1)  # [T,B,1]
+    features = []
+    if use_reward:
+        features.append(inputs.reward.clamp(-1, 1).unsqueeze(-1) * same_episode)
+    if num_actions:
+        features.append(F.one_hot(inputs.last_action, num_actions) * same_episode)
+    return features
+
+
+def run_memory(memory: Any, x: Tensor, done: Tensor, state: State) -> tuple[Tensor, State, dict[str, Tensor]]:
+    """Run a memory over its inputs x [T,B,D]. Return its outputs, the new state and its metrics.
+
+    The metrics are empty if gradients are disabled.
+    """
+    if torch.is_grad_enabled():
+        return memory.forward_with_metrics(x, done, state)
     return *memory(x, done, state), {}
 
 
-def decide(policy: nn.Module, critic: nn.Module, x: Tensor, task: Tensor, **extras: Tensor) -> Output:
-    """What policy and critic make of features x [T,B,F]."""
-    worth = critic(x, task)
-    worth.normalised = whole(worth.normalised)
-    return Output(Categorical(whole(policy(x))), worth.value, extras, worth)
+def apply_heads(policy: nn.Module, critic: nn.Module, x: Tensor, task: Tensor, **extras: Tensor) -> Output:
+    """Apply the policy head and the critic to the features x [T,B,F], and return the output of the agent."""
+    estimate = critic(x, task)
+    estimate.normalised = to_float32(estimate.normalised)
+    return Output(Categorical(to_float32(policy(x))), estimate.value, extras, estimate)
 
 
-def orthogonal(module: nn.Module, gain: float) -> None:
-    """Weights that keep the size of what passes through (the gain makes up for ReLUs), biases zero."""
-    for part in module.modules():
-        if isinstance(part, nn.Linear | nn.Conv2d):
-            weight = torch.empty(part.weight.shape)  # in plain memory order, whatever the layer's own
-            part.weight.data.copy_(nn.init.orthogonal_(weight, gain))
-            if part.bias is not None:
-                nn.init.zeros_(part.bias)
+def init_orthogonal(module: nn.Module, gain: float) -> None:
+    """Initialise all linear and convolutional layers with orthogonal weights and zero biases.
+
+    Orthogonal weights preserve the scale of activations. A gain of sqrt(2) compensates for a ReLU after the layer.
+    """
+    for layer in module.modules():
+        if isinstance(layer, nn.Linear | nn.Conv2d):
+            # The weights are drawn in a contiguous tensor, so they do not depend on the memory format of the layer.
+            weight = torch.empty(layer.weight.shape)
+            layer.weight.data.copy_(nn.init.orthogonal_(weight, gain))
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)
 
 
-def merge(x: Tensor) -> Tensor:
-    """[T,B,...] -> [T*B,...]; images [T,B,C,H,W] get, or keep, their channels last in memory."""
+def flatten_time(x: Tensor) -> Tensor:
+    """Merge the axes for time and batch: [T,B,...] -> [T*B,...]. The memory format of images is channels-last."""
     if x.dim() != 5:
         return x.flatten(0, 1)
     return x.permute(0, 1, 3, 4, 2).flatten(0, 1).permute(0, 3, 1, 2)
 
 
-def whole(x: Tensor) -> Tensor:
-    """What leaves the network is never in half precision, whatever it computed in."""
+def to_float32(x: Tensor) -> Tensor:
+    """Convert a half-precision tensor (an output under autocast) to float32. Return other tensors unchanged."""
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 
 def count_parameters(module: nn.Module | Agent) -> int:
+    """Return the number of parameters."""
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-def fully_connected(agent: Agent) -> int:
-    """Parameters of the torso's fully connected layers: what width and depth change, and what published sizes count."""
-    layers = getattr(getattr(agent, "torso", None), "layers", None)
+def count_fc_parameters(agent: Agent) -> int:
+    """Return the number of parameters in the torso's fully connected layers. Pan et al. (2022) report this number.
+
+    Return 0 if the agent has no torso or the torso has no such layers.
+    """
+    torso = find_child(agent, "torso")
+    layers = find_child(torso, "layers") if torso is not None else None
     return count_parameters(layers) if layers is not None else 0
+
+
+def find_child(module: nn.Module | Agent, name: str) -> Any:
+    """Return the direct submodule with this name, or None if there is none."""
+    return dict(module.named_children()).get(name)

@@ -1,115 +1,148 @@
-"""Critics: what a situation is worth. `critic(x [T,B,F], task [T,B]) -> Worth`.
+"""Critics: value heads. `critic(x, task)` maps features x [T,B,F] and task indices [T,B] to a ValueEstimate.
 
     shared      one value for all tasks
-    per-task    a value for each task, in the units of its rewards
-    popart      a value for each task, in units that follow the task's returns (below)
+    per-task    one value per task, in units of the task's rewards
+    popart      one value per task, normalised by running statistics of the task's value targets
 
-PopArt (van Hasselt et al. 2016, Hessel et al. 2019). Tasks whose returns differ in scale would drown each other's gradients. So
-the network's output n for a task is normalised: it is worth sigma n + mu, with mu and sigma the mean and deviation of what
-the value should have been so far. Once an update they move,
+PopArt (van Hasselt et al. 2016, Hessel et al. 2019). If the returns of tasks differ in scale, the gradients of one task
+dominate the gradients of the other tasks. With PopArt, the network therefore outputs a normalised value n for each
+task. The value is sigma n + mu, where mu and sigma are the running mean and standard deviation of the task's value
+targets v. Each update changes these statistics with the step size beta,
 
     mu' = (1 - beta) mu + beta E[v]      nu' = (1 - beta) nu + beta E[v^2]      sigma' = sqrt(nu' - mu'^2)
 
-and the last layer with them, so that nothing that was learnt is lost:
+and changes weights w and bias b of the last layer so that all values stay the same:
 
     w' = w sigma / sigma'                b' = (sigma b + mu - mu') / sigma'
 
-They begin as mu = 0 and sigma = 1. Moved from there by a beta of 3e-4, they would take thousands of updates to get to a game
-whose returns are in the hundreds, and meanwhile the network would have to give out hundreds itself, which ruins it. So (unless
-`debias` is off, which is how the papers write it) statistics are at first plain averages of all that was seen, the beginning
-counted as one: the t-th update of a task moves them by the larger of beta and 1 / (t + 1). And where, in one of a task's first
-hundred updates, sigma grows by more than a quarter or mu moves by more than a sigma, errors were measured by a scale that did
-not fit: nothing is learnt from that update, and there is no value worth preserving; the task's critic, which knew nothing,
-begins at the mean instead of at zero. Later such leaps are rewards that are rare, and those are to be learnt from.
+Debiasing (option `debias`, on by default; not part of the papers). The statistics start at mu = 0 and sigma = 1. With
+beta = 3e-4 they need thousands of updates to reach the scale of a game whose returns are in the hundreds. Until then
+the network would have to output values in the hundreds, which ruins its weights. Therefore:
+
+1. The statistics of a task do not change before its first reward that is not zero. Until then its targets are only
+   values of the untrained network, and sigma would shrink towards 0.
+2. In the t-th update with a reward of the task, the step size is max(beta, 1 / (t + 1)). The statistics are thus at
+   first arithmetic means over these updates, where the initial values count as one update. In updates without a reward
+   of the task the step size is beta, as in the papers. If rewards are rare, sigma stays near the scale of the rewards.
+3. In the first 100 of these updates, sigma may grow by at most 25 % and mu may move by at most sigma. If an update
+   exceeds this, its errors were computed on the wrong scale (`accepts` returns False). The learner then updates the
+   statistics first, and computes the gradient again with them. The last layer of this task is not rescaled, so that the
+   untrained values of the task move to the new mean.
+4. At any time, errors of normalised values and normalised advantages are bounded by MAX_ERROR. Otherwise they could be
+   arbitrarily large after a time without rewards, or if rewards suddenly grow.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
 import torch.nn as nn
 from torch import Tensor
 
-from bestiary.options import option
+from bestiary.agents.defaults import CriticDefaults
+from bestiary.utils.options import option
 
-GROWTH = 1.25  # of a deviation in one update: with more, one of a task's first updates only moves the statistics
-FIRST = 100  # updates
+MAX_SIGMA_GROWTH = 1.25  # in its first WARMUP_UPDATES updates, the sigma of a task may grow by at most this factor
+WARMUP_UPDATES = 100
+MAX_ERROR = 10.0  # bound of normalised errors and advantages
 
 
 @dataclass
-class Worth:
-    """Values [T,B] as the network gives them, `normalised`, and what makes them values in the units of the rewards."""
+class ValueEstimate:
+    """The normalised values that a critic outputs, and the statistics that convert them to units of the rewards.
 
-    normalised: Tensor  # [T,B], with a gradient
-    mean: Tensor | float = 0.0  # [T,B], of the task
-    deviation: Tensor | float = 1.0  # [T,B]
+    If the critic does not normalise, `mu` and `sigma` are floats, and the normalised values are the values.
+    """
+
+    normalised: Tensor  # [T,B], with gradient
+    mu: Tensor | float = 0.0  # [T,B], mean of the value targets of the entry's task
+    sigma: Tensor | float = 1.0  # [T,B], standard deviation of the value targets of the entry's task
+    max_error: float = math.inf  # bound of normalised errors and advantages
 
     @property
     def value(self) -> Tensor:
-        """[T,B] in the units of the rewards."""
-        if isinstance(self.mean, float):
+        """The values [T,B] in units of the rewards. They have a gradient only if the critic does not normalise."""
+        if isinstance(self.mu, float):
             return self.normalised
-        return self.normalised.detach() * self.deviation + self.mean
+        return self.normalised.detach() * self.sigma + self.mu
 
     def normalise(self, values: Tensor) -> Tensor:
-        """Values in the units of the rewards, as the network should give them."""
-        return values if isinstance(self.mean, float) else (values - self.mean) / self.deviation
+        """Convert values in units of the rewards to normalised values, at most `max_error` away from `normalised`."""
+        if isinstance(self.mu, float):
+            return values
+        own = self.normalised.detach()
+        return torch.clamp((values - self.mu) / self.sigma, own - self.max_error, own + self.max_error)
 
-    def scale(self, differences: Tensor) -> Tensor:
-        """Differences of such values, in the network's units."""
-        return differences if isinstance(self.deviation, float) else differences / self.deviation
+    def normalise_difference(self, differences: Tensor) -> Tensor:
+        """Convert differences of values, for example advantages, to differences of normalised values."""
+        if isinstance(self.sigma, float):
+            return differences
+        return (differences / self.sigma).clamp(-self.max_error, self.max_error)
 
-    def __getitem__(self, entries: slice | int) -> "Worth":
-        def some(x: Tensor | float) -> Tensor | float:
+    def __getitem__(self, entries: slice | int) -> "ValueEstimate":
+        """Return the estimates of some entries of the time axis."""
+
+        def select(x: Tensor | float) -> Tensor | float:
             return x[entries] if isinstance(x, Tensor) else x
 
-        return Worth(self.normalised[entries], some(self.mean), some(self.deviation))
+        return ValueEstimate(self.normalised[entries], select(self.mu), select(self.sigma), self.max_error)
 
 
-class Shared(nn.Linear):
-    """One value, whatever the task."""
+class SharedCritic(nn.Linear, CriticDefaults):
+    """One value for all tasks."""
 
     def __init__(self, input_size: int, tasks: int = 1):
         super().__init__(input_size, 1)
 
-    def forward(self, x: Tensor, task: Tensor) -> Worth:  # type: ignore[override]
-        return Worth(super().forward(x).squeeze(-1))
+    def forward(self, x: Tensor, task: Tensor) -> ValueEstimate:  # type: ignore[override]
+        return ValueEstimate(super().forward(x).squeeze(-1))
 
 
-class PerTask(nn.Linear):
-    """A value for each task, none of them normalised."""
+class PerTaskCritic(nn.Linear, CriticDefaults):
+    """One value per task, in units of the rewards."""
 
     def __init__(self, input_size: int, tasks: int = 1):
         super().__init__(input_size, tasks)
 
-    def forward(self, x: Tensor, task: Tensor) -> Worth:  # type: ignore[override]
-        return Worth(_own(super().forward(x), task))
+    def forward(self, x: Tensor, task: Tensor) -> ValueEstimate:  # type: ignore[override]
+        return ValueEstimate(_select_task(super().forward(x), task))
 
 
-class PopArt(nn.Linear):
-    """A value for each task, normalised by the mean and deviation of its targets. The statistics are the checkpoint's, too."""
+class PopArt(nn.Linear, CriticDefaults):
+    """One value per task, normalised by the mean and standard deviation of the task's value targets.
 
-    mu: Tensor
-    nu: Tensor
-    sigma: Tensor
-    updates: Tensor
+    The statistics are buffers and are saved in checkpoints.
+    """
+
+    mu: Tensor  # [K]
+    nu: Tensor  # [K], mean of the squared value targets
+    sigma: Tensor  # [K]
+    updates: Tensor  # [K], number of updates with a reward of the task that was not zero
 
     @dataclass(frozen=True)
     class Options:
-        beta: float = option(3e-4, "share of the newest targets in the statistics, once an update", above=0, high=1)
+        beta: float = option(3e-4, "step size of the running mean and standard deviation, per update", above=0, high=1)
         average: str = option(
             "moments",
-            "what is averaged: first and second moments; or mean and deviation within an update's batch, as one fork did",
+            "how the running standard deviation is computed (moments: from running means of the value targets and of "
+            "their squares, as in the paper; deviations: running mean of the standard deviations of the batches)",
             choices=("moments", "deviations"),
         )
         debias: bool = option(
-            True, "begin with plain averages, and learn nothing from targets that are far beyond them"
+            True,
+            "start the statistics of a task with its first reward, and as arithmetic means; update them before the "
+            "network if they do not fit the targets yet; bound normalised errors (off: as in the papers)",
         )
-        low: float = option(1e-4, "least deviation", above=0)
-        high: float = option(1e6, "greatest deviation", above=0)
+        min_sigma: float = option(1e-4, "lower bound of the standard deviation", above=0)
+        max_sigma: float = option(1e6, "upper bound of the standard deviation", above=0)
 
         def __post_init__(self) -> None:
-            if self.low > self.high:
-                raise ValueError(f"--critic.low {self.low:g} is above --critic.high {self.high:g}")
+            if self.min_sigma > self.max_sigma:
+                raise ValueError(
+                    f"--critic.min-sigma {self.min_sigma:g} is above --critic.max-sigma {self.max_sigma:g}"
+                )
+
+    keeps_statistics = True
 
     def __init__(self, input_size: int, tasks: int = 1, options: Options = Options()):
         super().__init__(input_size, tasks)
@@ -117,61 +150,91 @@ class PopArt(nn.Linear):
         self.register_buffer("mu", torch.zeros(tasks, dtype=torch.float64))
         self.register_buffer("nu", torch.ones(tasks, dtype=torch.float64))
         self.register_buffer("sigma", torch.ones(tasks, dtype=torch.float64))
-        self.register_buffer("updates", torch.zeros(tasks, dtype=torch.float64))  # that had targets of the task
+        self.register_buffer("updates", torch.zeros(tasks, dtype=torch.float64))
 
-    def forward(self, x: Tensor, task: Tensor) -> Worth:  # type: ignore[override]
-        return Worth(_own(super().forward(x), task), self.mu[task].float(), self.sigma[task].float())
+    def forward(self, x: Tensor, task: Tensor) -> ValueEstimate:  # type: ignore[override]
+        normalised = _select_task(super().forward(x), task)
+        max_error = MAX_ERROR if self.options.debias else math.inf
+        return ValueEstimate(normalised, self.mu[task].float(), self.sigma[task].float(), max_error)
 
-    def moments(self, targets: Tensor, task: Tensor) -> Tensor:
-        """[K,3] of targets [T,B]: for each task how many, their sum, the sum of their squares. Those of groups add up."""
+    def target_moments(self, targets: Tensor, task: Tensor, rewards: Tensor | None = None) -> Tensor:
+        """Return four numbers about the value targets of each task, float64 [K,4].
+
+        They are the number of targets, their sum, the sum of their squares, and the number of rewards that are not
+        zero. Without `rewards`, the latter is the number of targets that are not zero. All arguments are [T,B]. The
+        result for a batch is the sum of the results for its micro-batches.
+        """
         flat = targets.detach().double().flatten()
-        columns = torch.stack([torch.ones_like(flat), flat, flat.square()], dim=1)
-        return columns.new_zeros(self.out_features, 3).index_add_(0, task.flatten(), columns)
+        nonzero = (targets if rewards is None else rewards).detach().flatten() != 0
+        columns = torch.stack([torch.ones_like(flat), flat, flat.square(), nonzero.double()], dim=1)
+        return columns.new_zeros(self.out_features, 4).index_add_(0, task.flatten(), columns)
 
-    def fits(self, moments: Tensor) -> bool:
-        """Whether the statistics are of the size of an update's targets, so that there is something to learn from them."""
-        mu, _, sigma, _ = self._moved(moments)
-        return not bool((self._beginning(mu, sigma) & (moments[:, 0] > 0)).any())
+    def accepts(self, moments: Tensor) -> bool:
+        """Return True if the statistics fit these targets: those of no task would change too much.
+
+        `moments` is the result of `target_moments`.
+        """
+        mu, _, sigma, _ = self._next_statistics(moments)
+        return not bool((self._wrong_scale(mu, sigma) & (moments[:, 0] > 0)).any())
 
     @torch.no_grad()
-    def adapt(self, moments: Tensor) -> None:
-        """Take in the targets of an update, and change the weights so that every value stays what it was; where statistics only
-        begin to be right, that it is as far from the mean as it was, in deviations."""
-        mu, nu, sigma, updates = self._moved(moments)
-        seen, known = moments[:, 0] > 0, ~self._beginning(mu, sigma)
+    def update_statistics(self, moments: Tensor) -> None:
+        """Update the statistics with `moments`, the result of `target_moments`, and rescale the last layer.
+
+        The rescaling preserves the unnormalised values, with one exception: if the statistics of a task change too much
+        (`_wrong_scale`), its normalised values stay the same instead. A task without targets does not change.
+        """
+        mu, nu, sigma, updates = self._next_statistics(moments)
+        has_targets = moments[:, 0] > 0
+        rescale = has_targets & ~self._wrong_scale(mu, sigma)
         weight = self.weight.double() * (self.sigma / sigma).unsqueeze(1)
         bias = (self.sigma * self.bias.double() + self.mu - mu) / sigma
-        statistics = ((self.mu, mu), (self.nu, nu), (self.sigma, sigma), (self.updates, updates))
-        layer = ((self.weight, weight, (seen & known).unsqueeze(1)), (self.bias, bias, seen & known))
-        for old, new, rows in (*layer, *((*pair, seen) for pair in statistics)):
-            old.copy_(torch.where(rows, new.to(old.dtype), old))  # a task without targets keeps every bit
+        changes = (
+            (self.weight, weight, rescale.unsqueeze(1)),
+            (self.bias, bias, rescale),
+            (self.mu, mu, has_targets),
+            (self.nu, nu, has_targets),
+            (self.sigma, sigma, has_targets),
+            (self.updates, updates, has_targets),
+        )
+        for old, new, rows in changes:
+            old.copy_(torch.where(rows, new.to(old.dtype), old))
 
-    def _beginning(self, mu: Tensor, sigma: Tensor) -> Tensor:
-        """Of which tasks the statistics that would be next say that those so far are not to be measured by."""
-        leaps = (sigma > GROWTH * self.sigma) | ((mu - self.mu).abs() > self.sigma)
-        return leaps & (self.updates < FIRST) & self.options.debias
+    def _wrong_scale(self, next_mu: Tensor, next_sigma: Tensor) -> Tensor:
+        """Return, as bool [K], for which tasks an update would change mu or sigma too much.
 
-    def _moved(self, moments: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """mu, nu, sigma and updates [K] of tasks that had the targets of an update; of others they mean nothing."""
-        o, (count, total, squares) = self.options, moments.unbind(1)
-        mean, second = total / count.clamp(min=1), squares / count.clamp(min=1)
-        updates = self.updates + 1
-        beta = (1 / (updates + 1)).clamp(min=o.beta) if o.debias else torch.full_like(updates, o.beta)
-        mu, nu = self.mu.lerp(mean, beta), self.nu.lerp(second, beta)
+        Always False if the option `debias` is off or if the task has had WARMUP_UPDATES updates with a reward.
+        """
+        jumps = (next_sigma > MAX_SIGMA_GROWTH * self.sigma) | ((next_mu - self.mu).abs() > self.sigma)
+        return jumps & (self.updates < WARMUP_UPDATES) & self.options.debias
+
+    def _next_statistics(self, moments: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return mu, nu, sigma and updates [K] after an update. They are meaningless for tasks without targets."""
+        o = self.options
+        count, total, squares, num_rewards = moments.unbind(1)
+        mean = total / count.clamp(min=1)
+        second = squares / count.clamp(min=1)
+        updates = self.updates + (num_rewards > 0)
+        beta = torch.full_like(mean, o.beta)
+        if o.debias:
+            beta = torch.where(num_rewards > 0, (1 / (updates + 1)).clamp(min=o.beta), beta)
+            beta = torch.where(updates > 0, beta, 0.0)
+        mu = self.mu.lerp(mean, beta)
+        nu = self.nu.lerp(second, beta)
         if o.average == "moments":
-            sigma = _deviation(mu, nu).clamp(o.low, o.high)
+            sigma = _standard_deviation(mu, nu).clamp(o.min_sigma, o.max_sigma)
         else:
-            sigma = self.sigma.lerp(_deviation(mean, second).clamp(o.low, o.high), beta)
+            sigma = self.sigma.lerp(_standard_deviation(mean, second).clamp(o.min_sigma, o.max_sigma), beta)
         return mu, nu, sigma, updates
 
 
-def _deviation(mean: Tensor, second: Tensor) -> Tensor:
-    return (second - mean.square()).clamp(min=0).sqrt()
+def _standard_deviation(mean: Tensor, second_moment: Tensor) -> Tensor:
+    return (second_moment - mean.square()).clamp(min=0).sqrt()
 
 
-def _own(values: Tensor, task: Tensor) -> Tensor:
-    """Of values [T,B,K], those of each entry's own task [T,B]."""
+def _select_task(values: Tensor, task: Tensor) -> Tensor:
+    """Return the value of each entry's task, [T,B], from the values of all tasks [T,B,K] and the task indices [T,B]."""
     return values.gather(-1, task.unsqueeze(-1)).squeeze(-1)
 
 
-CRITICS: dict[str, type[nn.Module]] = {"shared": Shared, "per-task": PerTask, "popart": PopArt}
+CRITICS: dict[str, type[nn.Module]] = {"shared": SharedCritic, "per-task": PerTaskCritic, "popart": PopArt}

@@ -1,9 +1,12 @@
-"""Torsos: from one observation to one feature vector. `torso(observation[B,...]) -> [B, output_size]`.
+"""Torsos: networks that turn one observation into one feature vector, [B,...] -> [B,output_size].
 
-The two convolutional torsos need an `image`, and read all other observations beside it; `mlp` reads everything. After its
-convolutions each has `depth` fully connected layers of `width` units.
+The two convolutional torsos, `shallow` and `resnet`, need an `image`; they append all other observations to the
+flattened feature map. The torso `mlp` accepts any observations. Each torso ends with `depth` fully connected layers of
+`width` units.
 
-A torso that is `curious` is shown some random play before the training (`acquaint`), and keeps what it took from it in buffers.
+A torso computes its features in two stages. `encode` returns the feature map of the convolutions, or the inputs of
+`mlp`; `project` applies the fully connected layers. If `needs_calibration` is True, `calibrate` is called before
+training with observations of a random policy, and stores their statistics in buffers.
 """
 
 from collections.abc import Sequence
@@ -14,13 +17,16 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
 
-from bestiary.errors import UserError
-from bestiary.options import option
+from bestiary.agents.defaults import TorsoDefaults
 from bestiary.rollout import ObservationSpec, Tensors
+from bestiary.utils.errors import UserError
+from bestiary.utils.options import option
+
+SUBTRACT_MEAN_HELP = "subtract the mean image of a random policy, measured before training"
 
 
-def fully_connected(inputs: int, widths: Sequence[int]) -> nn.Sequential:
-    """A layer of each width, a ReLU after each."""
+def mlp_layers(inputs: int, widths: Sequence[int]) -> nn.Sequential:
+    """Return one linear layer per width, each followed by a ReLU."""
     layers: list[nn.Module] = []
     for width in widths:
         layers += [nn.Linear(inputs, width), nn.ReLU()]
@@ -28,68 +34,83 @@ def fully_connected(inputs: int, widths: Sequence[int]) -> nn.Sequential:
     return nn.Sequential(*layers)
 
 
-def scaled(image: Tensor, mean: Tensor | None = None) -> Tensor:
-    """uint8 [B,C,H,W] -> float in [0,1], less the mean picture [C,H,W], in the memory layout that convolutions like.
+def scale_image(image: Tensor, mean: Tensor | None = None) -> Tensor:
+    """Return images [B,C,H,W] divided by 255, as float32 in channels-last memory format.
 
-    Floats in [0,255] do as well: what a lens changed about a picture need not be whole numbers."""
+    If `mean`, an image [1,C,H,W], is given, it is subtracted before the division. `image` has values from 0 to 255. It
+    is uint8, or float if an interpretability tool has changed it.
+    """
     x = image.contiguous(memory_format=torch.channels_last).to(torch.float32, copy=True)
     return (x if mean is None else x.sub_(mean)).mul_(1 / 255)
 
 
-class Convolutional(nn.Module):
-    """A stack of convolutions over `image`, then fully connected layers over that and all other observations."""
+class ImageEncoder(nn.Module, TorsoDefaults):
+    """Convolutions over the observation `image`. If `subtract_mean` is True, the mean image is subtracted first.
 
-    inputs: tuple[str, ...] = ("reward", "action")  # what the published net sees besides
+    `map_shape` is the shape (C, h, w) of the feature map: channels, rows and columns.
+    """
+
     mean: Tensor | None
 
-    def __init__(self, spec: ObservationSpec, convolutions: nn.Module, width: int, depth: int, center: bool):
+    def __init__(self, spec: ObservationSpec, convolutions: nn.Module, subtract_mean: bool):
         super().__init__()
-        mean = torch.zeros(1, *spec["image"].shape).contiguous(memory_format=torch.channels_last) if center else None
-        self.register_buffer("mean", mean)  # in [0,255]
+        image_shape = spec["image"].shape
+        mean = None
+        if subtract_mean:
+            mean = torch.zeros(1, *image_shape).contiguous(memory_format=torch.channels_last)
+        self.register_buffer("mean", mean)  # mean image, values from 0 to 255
         self.convolutions = convolutions.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         with torch.no_grad():
-            self.map_shape = self.convolutions(torch.zeros(1, *spec["image"].shape)).shape[1:]  # C, h, w
-        size = self.map_shape.numel()
-        self.others = tuple(kind for kind in sorted(spec) if kind != "image")
-        size += sum(torch.Size(spec[kind].shape).numel() for kind in self.others)
-        self.layers = fully_connected(size, [width] * depth)
-        self.output_size = width if depth else size
+            self.map_shape = self.convolutions(torch.zeros(1, *image_shape)).shape[1:]
 
-    def forward(self, observation: Tensors) -> Tensor:
-        return self.digest(self.look(observation), observation)
-
-    def look(self, observation: Tensors) -> Tensor:
-        """The map that the convolutions make of the picture, [B,C,h,w]."""
-        return self.convolutions(scaled(observation["image"], self.mean))
+    def encode(self, observation: Tensors) -> Tensor:
+        """Return the feature map of the image, [B,C,h,w]."""
+        return self.convolutions(scale_image(observation["image"], self.mean))
 
     @property
-    def curious(self) -> bool:
+    def needs_calibration(self) -> bool:
         return self.mean is not None
 
-    def acquaint(self, observation: Tensors) -> None:
-        """Take the mean of some first pictures as what is always there: only what differs from it is seen from then on."""
+    def calibrate(self, observation: Tensors) -> None:
+        """Store the mean of these images. From now on, `encode` subtracts it from every image."""
         assert self.mean is not None
         self.mean.copy_(observation["image"].mean(0, keepdim=True, dtype=torch.float32))
 
-    def digest(self, cells: Tensor, observation: Tensors) -> Tensor:
-        """From that map, and all other observations, to features [B, output_size]."""
-        x = cells.flatten(1)
-        if self.others:
-            x = torch.cat([x, *(observation[kind].flatten(1).float() for kind in self.others)], dim=1)
+
+class ConvolutionalTorso(ImageEncoder):
+    """Convolutions over `image`, then fully connected layers over the feature map and all other observations."""
+
+    has_encoder = True
+
+    def __init__(self, spec: ObservationSpec, convolutions: nn.Module, width: int, depth: int, subtract_mean: bool):
+        super().__init__(spec, convolutions, subtract_mean)
+        self.other_kinds = tuple(kind for kind in sorted(spec) if kind != "image")
+        size = self.map_shape.numel() + sum(torch.Size(spec[kind].shape).numel() for kind in self.other_kinds)
+        self.layers = mlp_layers(size, [width] * depth)
+        self.output_size = width if depth else size
+
+    def forward(self, observation: Tensors) -> Tensor:
+        return self.project(self.encode(observation), observation)
+
+    def project(self, feature_map: Tensor, observation: Tensors) -> Tensor:
+        """Return the features [B,output_size] of a feature map [B,C,h,w] and all other observations."""
+        x = feature_map.flatten(1)
+        if self.other_kinds:
+            x = torch.cat([x, *(observation[kind].flatten(1).float() for kind in self.other_kinds)], dim=1)
         return self.layers(x)
 
 
-class Shallow(Convolutional):
-    """Three convolutions, as in the DQN of Nature 2015 and TorchBeast's small net."""
+class Shallow(ConvolutionalTorso):
+    """Three convolutions and fully connected layers, as in DQN (Mnih et al. 2015) and TorchBeast's small network."""
 
     @dataclass(frozen=True)
     class Options:
-        width: int = option(512, "units of each fully connected layer", low=1)
-        depth: int = option(1, "fully connected layers", low=0, high=100)
-        center: bool = option(True, "see pictures less their mean, taken in random play before the training")
+        width: int = option(512, "number of units of each fully connected layer", low=1)
+        depth: int = option(1, "number of fully connected layers", low=0, high=100)
+        subtract_mean: bool = option(True, SUBTRACT_MEAN_HELP)
 
     def __init__(self, spec: ObservationSpec, options: Options = Options()):
-        need_image(spec, "torso shallow", at_least=36)
+        require_image(spec, "torso shallow", min_size=36)
         convolutions = nn.Sequential(
             nn.Conv2d(spec["image"].shape[0], 32, 8, stride=4),
             nn.ReLU(),
@@ -98,11 +119,11 @@ class Shallow(Convolutional):
             nn.Conv2d(64, 64, 3, stride=1),
             nn.ReLU(),
         )
-        super().__init__(spec, convolutions, options.width, options.depth, options.center)
+        super().__init__(spec, convolutions, options.width, options.depth, options.subtract_mean)
 
 
-class Residual(nn.Module):
-    """x + two convolutions of it, each after a ReLU."""
+class ResidualBlock(nn.Module):
+    """Computes x + conv(relu(conv(relu(x))))."""
 
     def __init__(self, channels: int):
         super().__init__()
@@ -113,98 +134,125 @@ class Residual(nn.Module):
         return x + self.second(F.relu(self.first(F.relu(x))))
 
 
-class ResNet(Convolutional):
-    """IMPALA's deep net: three sections of a convolution, a pooling and two residual blocks; 15 convolutions."""
+class ResNet(ConvolutionalTorso):
+    """The deep network of IMPALA (Espeholt et al. 2018), by default with three sections and 15 convolutions.
 
-    inputs = ("reward",)  # the published net does not see the last action
+    A section consists of a convolution, a max-pooling and two residual blocks.
+    """
+
+    extra_inputs = ("reward",)  # TorchBeast's agent with this network does not use the last action
 
     @dataclass(frozen=True)
     class Options:
-        width: int = option(256, "units of each fully connected layer", low=1)
-        depth: int = option(1, "fully connected layers", low=0, high=100)
-        center: bool = option(True, "see pictures less their mean, taken in random play before the training")
-        channels: tuple[int, ...] = option((16, 32, 32), "channels of each section", low=1)
+        width: int = option(256, "number of units of each fully connected layer", low=1)
+        depth: int = option(1, "number of fully connected layers", low=0, high=100)
+        subtract_mean: bool = option(True, SUBTRACT_MEAN_HELP)
+        channels: tuple[int, ...] = option(
+            (16, 32, 32),
+            "number of channels of each section (a convolution, a max-pooling and two residual blocks)",
+            low=1,
+        )
 
     def __init__(self, spec: ObservationSpec, options: Options = Options()):
-        need_image(spec, "torso resnet")
+        require_image(spec, "torso resnet")
         sections: list[nn.Module] = []
         inputs = spec["image"].shape[0]
         for channels in options.channels:
             sections += [nn.Conv2d(inputs, channels, 3, padding=1), nn.MaxPool2d(3, stride=2, padding=1)]
-            sections += [Residual(channels), Residual(channels)]
+            sections += [ResidualBlock(channels), ResidualBlock(channels)]
             inputs = channels
-        super().__init__(spec, nn.Sequential(*sections, nn.ReLU()), options.width, options.depth, options.center)
+        convolutions = nn.Sequential(*sections, nn.ReLU())
+        super().__init__(spec, convolutions, options.width, options.depth, options.subtract_mean)
 
 
-class MLP(nn.Module):
-    """Fully connected layers over all observations, flattened side by side in the order of their names."""
+class MLP(nn.Module, TorsoDefaults):
+    """Fully connected layers over all observations, flattened and concatenated in the order of their names."""
 
-    inputs = ("reward", "action")
+    has_encoder = True
     mean: Tensor | None
     deviation: Tensor | None
 
     @dataclass(frozen=True)
     class Options:
-        width: int = option(128, "units of each layer", low=1)
-        depth: int = option(2, "layers", low=0, high=100)
+        width: int = option(128, "number of units of each layer", low=1)
+        depth: int = option(2, "number of layers", low=0, high=100)
         sizes: tuple[int, ...] | None = option(
-            None, "units of each layer, one by one: 512,256 (none: width and depth)", low=1
+            None, "number of units of each layer, for example 512,256 (default: given by width and depth)", low=1
         )
-        normalize: bool = option(False, "scale inputs by their mean and deviation in random play before the training")
+        normalise_inputs: bool = option(
+            False,
+            "normalise inputs by their mean and standard deviation with a random policy, measured before training",
+        )
 
     def __init__(self, spec: ObservationSpec, options: Options = Options()):
         super().__init__()
         inputs = sum(torch.Size(array.shape).numel() for array in spec.values())
         sizes = (options.width,) * options.depth if options.sizes is None else options.sizes
-        self.layers = fully_connected(inputs, sizes)
+        self.layers = mlp_layers(inputs, sizes)
         self.output_size = sizes[-1] if sizes else inputs
-        self.curious = options.normalize
-        self.register_buffer("mean", torch.zeros(inputs) if self.curious else None)
-        self.register_buffer("deviation", torch.ones(inputs) if self.curious else None)
+        self.needs_calibration = options.normalise_inputs
+        self.register_buffer("mean", torch.zeros(inputs) if self.needs_calibration else None)
+        self.register_buffer("deviation", torch.ones(inputs) if self.needs_calibration else None)
 
     def forward(self, observation: Tensors) -> Tensor:
-        return self.digest(self.look(observation), observation)
+        return self.project(self.encode(observation), observation)
 
-    def look(self, observation: Tensors) -> Tensor:
-        """All inputs side by side, [B,D], normalised where asked for."""
-        x = flatten_all(observation)
+    def encode(self, observation: Tensors) -> Tensor:
+        """Return all D inputs, [B,D]. If `normalise_inputs` is on, they are normalised and clamped to [-10,10]."""
+        x = flatten_observation(observation)
         if self.mean is None or self.deviation is None:
             return x
         return ((x - self.mean) / self.deviation).clamp(-10, 10)
 
-    def digest(self, x: Tensor, observation: Tensors) -> Tensor:
+    def project(self, x: Tensor, observation: Tensors) -> Tensor:
+        """Return the features [B,output_size] of the encoded inputs [B,D]."""
         return self.layers(x)
 
-    def acquaint(self, observation: Tensors) -> None:
-        """Take mean and deviation of each input; one that never changed keeps its scale."""
+    def calibrate(self, observation: Tensors) -> None:
+        """Store the mean and standard deviation of each input. For a constant input, the deviation is stored as 1."""
         assert self.mean is not None
         assert self.deviation is not None
-        x = flatten_all(observation)
+        x = flatten_observation(observation)
         deviation = x.std(0, correction=0)
         self.mean.copy_(x.mean(0))
         self.deviation.copy_(torch.where(deviation > 1e-6, deviation, 1.0))
 
 
-def flatten_all(observation: Tensors) -> Tensor:
-    """All observations side by side in the order of their names, [B,D]; pictures and other bytes scaled to [0,1]."""
-    scale = {kind for kind, x in observation.items() if kind == "image" or x.dtype == torch.uint8}
-    parts = [x.float() / 255 if kind in scale else x for kind, x in sorted(observation.items())]
-    return torch.cat([part.flatten(1) for part in parts], dim=1) if len(parts) > 1 else parts[0].flatten(1)
+def flatten_observation(observation: Tensors) -> Tensor:
+    """Return all observations as vectors [B,D], concatenated in the order of their names.
+
+    Images and other uint8 observations are divided by 255.
+    """
+    vectors = []
+    for kind, x in sorted(observation.items()):
+        is_bytes = kind == "image" or x.dtype == torch.uint8
+        vectors.append((x.float() / 255 if is_bytes else x).flatten(1))
+    return torch.cat(vectors, dim=1) if len(vectors) > 1 else vectors[0]
 
 
-def need_image(spec: ObservationSpec, part: str, at_least: int = 1, instead: str = "--torso") -> None:
-    """Refuse an environment without pictures, or with smaller ones."""
+def require_image(spec: ObservationSpec, component: str, min_size: int = 1, flag: str = "--torso") -> None:
+    """Raise UserError if the environment has no image, or if the image is smaller than `min_size` x `min_size`.
+
+    `component` is the name of the component that needs the image. `flag` is the option that the message advises to
+    change.
+    """
+    is_torso = flag == "--torso"
     if "image" not in spec:
-        other = "mlp" if instead == "--torso" else "basic"
-        raise UserError(f"{part} needs an image, and this environment gives {', '.join(spec)}: try {instead} {other}")
-    if min(spec["image"].shape[1:]) < at_least:
+        found = ", ".join(spec)
+        raise UserError(
+            f"{component} needs an image, but the observations of this environment are: {found}; "
+            f"try {flag} {'mlp' if is_torso else 'basic'}"
+        )
+    if min(spec["image"].shape[1:]) < min_size:
         size = "x".join(map(str, spec["image"].shape[1:]))
-        other = "resnet or mlp" if instead == "--torso" else "basic"
-        raise UserError(f"{part} needs images of at least {at_least}x{at_least}, not {size}: try {instead} {other}")
+        raise UserError(
+            f"{component} needs images of at least {min_size}x{min_size}, not {size}; "
+            f"try {flag} {'resnet or mlp' if is_torso else 'basic'}"
+        )
 
 
-def suitable(spec: ObservationSpec) -> str:
-    """The torso that `--torso auto` stands for."""
+def default_torso(spec: ObservationSpec) -> str:
+    """Return the name of the torso that `--torso auto` means: `shallow` for images of at least 36x36, else `mlp`."""
     return "shallow" if "image" in spec and min(spec["image"].shape[1:]) >= 36 else "mlp"
 
 

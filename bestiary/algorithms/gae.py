@@ -7,23 +7,29 @@ from torch import Tensor
 
 
 class GAE(NamedTuple):
-    targets: Tensor  # [T,B] what the value should be
+    """The result of `gae`."""
+
+    targets: Tensor  # [T,B], value targets
     advantages: Tensor  # [T,B]
 
 
 @torch.no_grad()
 def gae(
-    rewards: Tensor,  # [T,B] what the decision at t brought
-    discounts: Tensor,  # [T,B] gamma, 0 where the decision at t ended the episode
-    values: Tensor,  # [T,B] V(x_t)
-    bootstrap: Tensor,  # [B] V(x_T)
+    rewards: Tensor,  # [T,B], reward of the action at t
+    discounts: Tensor,  # [T,B], gamma, or 0 if the action at t ended the episode
+    values: Tensor,  # [T,B], V(x_t)
+    bootstrap: Tensor,  # [B], V(x_T)
     *,
     lam: float = 0.95,
     horizon: int | None = None,
 ) -> GAE:
-    """From the last step back: A_t = delta_t + gamma lam A_{t+1}. With a horizon, the sum ends at each of its multiples."""
+    """Compute the advantages A_t = delta_t + gamma lam A_{t+1}, backwards in time, and the value targets A_t + V(x_t).
+
+    delta_t is r_t + gamma V(x_{t+1}) - V(x_t). If `horizon` is given, the T steps are split into blocks of `horizon`
+    steps, and the recursion for A_t stops at the end of the block that contains step t.
+    """
     if bootstrap.shape != values.shape[1:]:
-        raise ValueError(f"bootstrap {tuple(bootstrap.shape)} does not fit values {tuple(values.shape)}")
+        raise ValueError(f"shape {tuple(bootstrap.shape)} of bootstrap does not fit values {tuple(values.shape)}")
     deltas = rewards + discounts * torch.cat([values[1:], bootstrap[None]]) - values
     advantage = torch.zeros_like(bootstrap)
     advantages = []

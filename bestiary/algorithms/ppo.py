@@ -1,191 +1,242 @@
-"""PPO: several passes over the newest rollouts, with the policy kept near the one that played them (Schulman et al. 2017).
+"""PPO: several epochs over the newest rollouts with a clipped policy update (Schulman et al. 2017).
 
-Three lengths, which are often one number elsewhere: `rollout_length` decisions of each environment are learnt from at a time;
-advantages look at most `horizon` decisions ahead; and gradients go back through `sequence` decisions of a memory. An actor's
-rollout is one sequence, with the memory's state before it; `learn` puts the sequences of an environment one after the other
-for the advantages, then deals whole sequences into minibatches.
+This implementation has three separate lengths, which are a single number in many other implementations.
+`rollout_length` is the number of steps per environment that are collected before each series of updates. `horizon` is
+the maximum number of TD errors that GAE sums for an advantage. `sequence_length` is the number of steps over which
+gradients are propagated through the memory.
 
-With one epoch and one minibatch the ratio is 1 throughout, nothing is clipped, and this is A2C (`--preset a2c`).
+Actors collect one sequence at a time and store the memory's state before its first step. To compute the advantages,
+`prepare` concatenates the sequences of each environment in time. It then distributes whole sequences over minibatches.
+
+With one epoch and one minibatch, the probability ratio is always 1 and nothing is clipped. The algorithm is then A2C
+(`--preset a2c`).
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 import torch.nn as nn
+from torch import Tensor
 
-from bestiary.agents.agent import Agent
-from bestiary.agents.critics import Worth
-from bestiary.algorithms.algorithm import Loss, Metrics, Think, Update, watched
+from bestiary.agents.agent import Agent, Output
+from bestiary.agents.critics import ValueEstimate
+from bestiary.algorithms.base import (
+    MAIN_OPTIMIZER,
+    ActorCriticOptions,
+    Algorithm,
+    Batch,
+    Batches,
+    LearnContext,
+    Loss,
+    actor_critic_loss,
+    rewards_and_discounts,
+)
 from bestiary.algorithms.gae import gae
 from bestiary.algorithms.optimizers import make_adam
-from bestiary.algorithms.rewards import MODES, squash
-from bestiary.algorithms.schedules import SCHEDULES
-from bestiary.options import option
+from bestiary.algorithms.reward_transform import transform_reward
 from bestiary.rollout import Rollout, concatenate
+from bestiary.utils.options import option
 
 
-class PPO:
+class PPO(Algorithm):
+    """Proximal policy optimisation."""
+
     on_policy = True
-    averages = True
-    larger_batches = "fewer --algo.minibatches"
+    mean_loss = True
+    batch_size_hint = "fewer --algo.minibatches"
 
     @dataclass(frozen=True)
-    class Options:
+    class Options(ActorCriticOptions):
         rollout_length: int = option(
-            128, "decisions of each environment between updates", low=1, high=100_000, everyday=True
+            128,
+            "number of steps per environment that are collected before each series of updates",
+            low=1,
+            high=100_000,
+            unprefixed=True,
         )
-        sequence: int | None = option(
+        sequence_length: int | None = option(
             None,
-            "decisions that gradients of a memory go back through (none: 16 or all)",
+            "number of steps over which gradients are propagated through a memory (default: 16 if that divides the "
+            "rollout length, else the rollout length)",
             low=1,
         )
-        horizon: int | None = option(None, "decisions that an advantage looks ahead (none: the rollout)", low=1)
-        epochs: int = option(4, "passes over each rollout", low=1, high=1000)
-        minibatches: int = option(4, "updates that a pass is cut into", low=1)
-        lr: float = option(2.5e-4, "learning rate at the start (of schedule warm: at its peak)", above=0, everyday=True)
-        schedule: str = option("linear", "learning rate over the run", choices=tuple(SCHEDULES))
-        discount: float = option(0.99, "gamma", low=0, high=1)
-        lam: float = option(0.95, "lambda of the advantages", low=0, high=1)
-        clip: float = option(0.1, "how far the ratio of new to old policy may move from 1 and still gain", above=0)
-        clip_schedule: str = option("constant", "clip over the run", choices=("constant", "linear"))
-        value_clip: bool = option(False, "keep the value within `clip` of the old one, too")
-        entropy: float = option(0.01, "weight of the entropy bonus", low=0)
-        baseline: float = option(0.5, "weight of the value loss", low=0)
-        normalize: bool = option(True, "scale the advantages of a rollout to mean 0 and deviation 1")
-        target_kl: float | None = option(None, "go on to the next rollout once the policy moved this far", above=0)
-        reward: str = option(
-            "auto", "what of the reward is learnt from (auto: abs_one; all of it with --popart)", choices=MODES
-        )
-        reward_scale: float | None = option(
+        horizon: int | None = option(
             None,
-            "factor of the reward before that (none: 1; with --reward, what fits its usual steps into [-1,1])",
+            "maximum number of TD errors that GAE sums for an advantage; the sum ends at multiples of this number of "
+            "steps (default: the rollout length)",
+            low=1,
+        )
+        epochs: int = option(4, "number of epochs over each rollout", low=1, high=1000)
+        minibatches: int = option(4, "number of minibatches per epoch; each is one update", low=1)
+        lr: float = option(
+            2.5e-4, "initial learning rate (with --algo.lr-schedule warmup: the highest rate)", above=0, unprefixed=True
+        )
+        clip: float = option(
+            0.1, "the probability ratio of new to old policy is clipped to 1 - clip and 1 + clip", above=0
+        )
+        clip_schedule: str = option(
+            "constant",
+            "how --algo.clip changes during the run (linear: decreases to zero)",
+            choices=("constant", "linear"),
+        )
+        value_clip: bool = option(False, "also clip the change of the value to [-clip, clip] in the value loss")
+        normalise_advantages: bool = option(True, "normalise the advantages to mean 0 and standard deviation 1")
+        target_kl: float | None = option(
+            None,
+            "KL divergence from the old policy above which the updates on a rollout are stopped (default: never stop)",
             above=0,
         )
-        eps: float = option(1e-5, "of Adam", above=0)
-        max_grad_norm: float = option(0.5, "gradients are scaled down to this norm", above=0)
-
-    def __init__(self, options: Options = Options()):
-        self.options = options
+        max_grad_norm: float = option(0.5, "maximum norm of the gradient; larger gradients are scaled down", above=0)
 
     @property
-    def unroll_length(self) -> int:
+    def sequence_length(self) -> int:
         o = self.options
-        return o.sequence or (16 if o.rollout_length % 16 == 0 else o.rollout_length)
+        return o.sequence_length or (16 if o.rollout_length % 16 == 0 else o.rollout_length)
 
-    def rollouts(self, num_envs: int, pools: int) -> int:
-        return self.options.rollout_length // self.unroll_length * pools
+    def rollouts_per_learn(self, num_envs: int, pools: int) -> int:
+        return self.options.rollout_length // self.sequence_length * pools
 
     def batch_size(self, num_envs: int, pools: int) -> int:
-        return self.rollouts(num_envs, pools) * num_envs // self.options.minibatches
+        return self.rollouts_per_learn(num_envs, pools) * num_envs // self.options.minibatches
 
     @property
-    def passes(self) -> int:
+    def epochs(self) -> int:
         return self.options.epochs
 
-    def example(self, rollout: Rollout) -> Rollout:
-        return rollout.with_extras(target=rollout.value, advantage=torch.ones_like(rollout.value))
+    def dummy_batch(self, rollout: Rollout) -> Batch:
+        extras = {"target": rollout.value, "advantage": torch.ones_like(rollout.value)}
+        return Batch(rollout.with_extras(**extras), self.loss)
 
-    def problems(self, num_envs: int, pools: int) -> list[str]:
-        o, found = self.options, []
-        if o.rollout_length % self.unroll_length:
-            near = _nearest(o.rollout_length, self.unroll_length)
-            found.append(
-                f"--algo.sequence {self.unroll_length} does not divide --rollout-length {o.rollout_length}; try {near}"
-            )
-        elif (count := self.rollouts(num_envs, pools) * num_envs) % o.minibatches:
-            found.append(
-                f"--algo.minibatches {o.minibatches} does not divide the {count} sequences of a rollout "
-                f"({num_envs * pools} environments x {o.rollout_length} decisions / sequences of {self.unroll_length}); "
-                f"try {_nearest(count, o.minibatches)}"
-            )
-        return found
-
-    def share(self, learners: int) -> None:
-        """Advantages are scaled, and minibatches drawn, over whole rollouts: one learner has to see them all."""
-
-    def learn(
-        self, think: Think, rollouts: Sequence[Rollout], update: Update, generator: torch.Generator
-    ) -> list[Metrics]:
+    def validate(self, num_envs: int, pools: int) -> list[str]:
         o = self.options
-        whole = self.prepare(think, rollouts)
-        metrics: list[Metrics] = []
+        length = self.sequence_length
+        if o.rollout_length % length:
+            return [
+                f"--algo.sequence-length {length}: must divide --rollout-length {o.rollout_length}; "
+                f"try {_nearest_divisor(o.rollout_length, length)}"
+            ]
+        num_sequences = self.rollouts_per_learn(num_envs, pools) * num_envs
+        if num_sequences % o.minibatches:
+            return [
+                f"--algo.minibatches {o.minibatches}: must divide the {num_sequences} sequences of a rollout "
+                f"({num_envs * pools} environments x {o.rollout_length} steps / {length} steps per sequence); "
+                f"try {_nearest_divisor(num_sequences, o.minibatches)}"
+            ]
+        return []
+
+    def shard(self, learners: int) -> Self | None:
+        return type(self)(self.options)
+
+    def batches(self, rollouts: Sequence[Rollout], context: LearnContext) -> Batches:
+        """Yield `epochs` x `minibatches` batches. Stop earlier if the KL divergence exceeds `target_kl`."""
+        o = self.options
+        sequences = self.prepare(rollouts, context)
         for _ in range(o.epochs):
-            order = torch.randperm(whole.num_envs, generator=generator)
+            order = torch.randperm(sequences.num_envs, generator=context.generator)
             for columns in order.chunk(o.minibatches):
-                metrics.append(update(whole.take(columns)))
-                if metrics[-1].get("unfit"):
-                    whole = self.prepare(think, rollouts)  # by the new scale
-                if o.target_kl is not None and metrics[-1]["kl"] > o.target_kl:
-                    return metrics
-        return metrics
+                metrics = yield Batch(sequences.select(columns), self.loss)
+                if metrics.get("recomputed_updates"):
+                    # PopArt's statistics have changed, so the advantages must be computed again.
+                    sequences = self.prepare(rollouts, context)
+                if o.target_kl is not None and metrics["kl"] > o.target_kl:
+                    return
 
-    def prepare(self, think: Think, rollouts: Sequence[Rollout]) -> Rollout:
-        """All sequences side by side, [sequence, sequences], with each decision's advantage and target."""
+    def prepare(self, rollouts: Sequence[Rollout], context: LearnContext) -> Rollout:
+        """Return all sequences as one rollout [sequence_length, sequences], with advantages and value targets.
+
+        `rollouts` are the sequences of all vector environments (pools) in the order of collection: the first sequence
+        of pool 0, of pool 1, ..., then the second sequence of pool 0, ...
+        """
         o = self.options
-        pools = len(rollouts) * self.unroll_length // o.rollout_length
-        ready: list[Rollout] = [*rollouts]
+        length = self.sequence_length
+        pools = len(rollouts) * length // o.rollout_length
+        prepared: list[Rollout] = [*rollouts]
         for pool in range(pools):
-            chain = rollouts[pool::pools]  # one after the other in time
-            values = torch.cat([r.value for r in chain])  # [rollout_length, N]
-            learnt = [squash(r.reward[1:], o.reward, o.reward_scale) for r in chain]
-            rewards = torch.cat([reward + o.discount * r.bootstrap for reward, r in zip(learnt, chain, strict=True)])
-            discounts = torch.cat([o.discount * (~r.done[1:]).float() for r in chain])
-            last = _worth_after(think, chain[-1])
+            chain = rollouts[pool::pools]  # the sequences of one pool, consecutive in time
+            values = torch.cat([sequence.value for sequence in chain])  # [rollout_length,N]
+            _, rewards, discounts = (
+                torch.cat(tensors) for tensors in zip(*(rewards_and_discounts(s, o) for s in chain), strict=True)
+            )
+            last = _estimate_after(context, chain[-1])
             targets, advantages = gae(rewards, discounts, values, last.value, lam=o.lam, horizon=o.horizon)
-            advantages = last.scale(advantages)
-            length = self.unroll_length
+            advantages = last.normalise_difference(advantages)
             for k, (target, advantage) in enumerate(zip(targets.split(length), advantages.split(length), strict=True)):
-                ready[pool + k * pools] = chain[k].with_extras(target=target, advantage=advantage)
-        whole = concatenate(ready)
-        if o.normalize:
-            advantage = whole.extras["advantage"]
-            whole.extras["advantage"] = (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)
-        return whole
+                prepared[pool + k * pools] = chain[k].with_extras(target=target, advantage=advantage)
+        sequences = concatenate(prepared)
+        if o.normalise_advantages:
+            sequences.extras["advantage"] = _normalise(sequences.extras["advantage"], context)
+        return sequences
 
     def loss(self, agent: Agent, batch: Rollout, progress: float) -> Loss:
+        """Return the loss of a batch [T,B] of the sequences that `prepare` returned, summed over all steps."""
         o = self.options
-        clip = o.clip * (1 - progress) if o.clip_schedule == "linear" else o.clip
-        output, _ = agent(batch.inputs()[: batch.length], batch.state)  # the last entry is the next sequence's first
-        log_probs, worth = output.distribution.log_prob(batch.action), output.worth
-        advantage, target = batch.extras["advantage"], batch.extras["target"]
-
-        log_ratio = log_probs - batch.log_prob
-        ratio = log_ratio.exp()
-        policy_loss = -torch.min(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage).sum()
-        wanted = worth.normalise(target)
-        error = (wanted - worth.normalised).square()
+        # The last entry is left out: it is the first entry of the next sequence.
+        output, _ = agent(batch.inputs()[: batch.length], batch.state)
+        estimate = output.value_estimate
+        target = batch.extras["target"]
+        normalised_target = estimate.normalise(target)
+        squared_error = (normalised_target - estimate.normalised).square()
         if o.value_clip:
-            before = worth.normalise(batch.value)
-            near = before + (worth.normalised - before).clamp(-clip, clip)
-            error = torch.max(error, (wanted - near).square())
-        value_loss = 0.5 * error.sum()
-        entropy = output.distribution.entropy().sum()
-        loss = policy_loss + o.baseline * value_loss - o.entropy * entropy
-        sums = {
-            "policy_loss": policy_loss,
-            "value_loss": value_loss,
-            "entropy": entropy,
-            "value": output.value.sum(),
-            "learnt_reward": squash(batch.reward[1:], o.reward, o.reward_scale).sum(),
-            "kl": (ratio - 1 - log_ratio).sum(),  # of the old policy from the new; an estimate that is never negative
-            "clipped": ((ratio - 1).abs() > clip).float().sum(),
-            **watched(output, log_probs.numel()),
-        }
-        return Loss(loss, {name: value.detach() for name, value in sums.items()}, target)
+            clip = self.clip(progress)
+            old = estimate.normalise(batch.value)
+            clipped = old + (estimate.normalised - old).clamp(-clip, clip)
+            squared_error = torch.max(squared_error, (normalised_target - clipped).square())
+        terms = self.policy_terms(output, batch, progress)
+        return actor_critic_loss(
+            output,
+            terms.pop("policy_loss"),
+            0.5 * squared_error.sum(),
+            terms.pop("entropy"),
+            target,
+            o,
+            value=output.value.sum(),
+            **terms,
+        )
 
-    def make_optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-        return make_adam(parameters, self.options.lr, self.options.eps)
+    def policy_terms(self, output: Output, batch: Rollout, progress: float) -> dict[str, Tensor]:
+        """Return the clipped policy loss, the entropy, and metrics of the policy, all summed over the batch."""
+        o = self.options
+        clip = self.clip(progress)
+        advantage = batch.extras["advantage"]
+        log_ratio = output.distribution.log_prob(batch.action) - batch.log_prob
+        ratio = log_ratio.exp()
+        return {
+            "policy_loss": -torch.min(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage).sum(),
+            "entropy": output.distribution.entropy().sum(),
+            "transformed_reward": transform_reward(batch.reward[1:], o.reward_clipping, o.reward_scale).sum(),
+            "kl": (ratio - 1 - log_ratio).sum(),  # non-negative estimate of KL(old || new)
+            "abs_log_ratio": log_ratio.abs().sum(),
+            "clipped": ((ratio - 1).abs() > clip).float().sum(),
+        }
+
+    def clip(self, progress: float) -> float:
+        """Return the clipping range of the probability ratio when `progress` of the run is finished."""
+        o = self.options
+        return o.clip * (1 - progress) if o.clip_schedule == "linear" else o.clip
+
+    def make_optimizers(self, parameters: list[nn.Parameter]) -> dict[str, torch.optim.Optimizer]:
+        return {MAIN_OPTIMIZER: make_adam(parameters, self.options.lr, self.options.eps)}
+
+
+def _normalise(advantage: Tensor, context: LearnContext) -> Tensor:
+    """Return the advantages with mean 0 and standard deviation 1 over the sequences of all learners."""
+    count, total = context.all_reduce(torch.stack([advantage.new_tensor(advantage.numel()), advantage.sum()]))
+    difference = advantage - total / count
+    variance = context.all_reduce(difference.square().sum()) / count
+    return difference / (variance.sqrt() + 1e-8)
 
 
 @torch.no_grad()
-def _worth_after(think: Think, sequence: Rollout) -> Worth:
-    """[N]: of the entry after a sequence, which no actor has decided on yet."""
+def _estimate_after(context: LearnContext, sequence: Rollout) -> ValueEstimate:
+    """Return the value estimates [N] of the last entry of a sequence, which the actors have not computed."""
     inputs = sequence.inputs()
-    output, _ = think(inputs if sequence.state else inputs[-1:], sequence.state)  # a memory goes through all of it
-    return output.worth[-1]
+    # An agent with a memory must process the whole sequence first.
+    output, _ = context.infer(inputs if sequence.state else inputs[-1:], sequence.state)
+    return output.value_estimate[-1]
 
 
-def _nearest(number: int, wrong: int) -> int:
-    """The divisor of a number that is nearest to a wrong one."""
-    return min((d for d in range(1, number + 1) if number % d == 0), key=lambda d: abs(d - wrong))
+def _nearest_divisor(number: int, wanted: int) -> int:
+    """Return the divisor of `number` that is nearest to `wanted`."""
+    return min((d for d in range(1, number + 1) if number % d == 0), key=lambda d: abs(d - wanted))

@@ -1,30 +1,37 @@
-"""The learning rate over a run, as a factor of what was asked for; `progress` of the run goes from 0 to 1."""
+"""Learning-rate schedules.
+
+A schedule is a function of the progress of a run, from 0 to 1. It returns the factor of the learning rate.
+"""
 
 import math
 
 
 def constant(progress: float) -> float:
+    """Return 1."""
     return 1.0
 
 
 def linear(progress: float) -> float:
-    """To zero at the end."""
+    """Decrease linearly from 1 to 0."""
     return 1 - progress
 
 
-def warm(progress: float) -> float:
-    """From zero over the first tenth of the run, then back to zero at the end."""
+def warmup(progress: float) -> float:
+    """Increase linearly from 0 to 1 during the first 10 % of the run, then decrease linearly to 0."""
     return min(10 * progress, (1 - progress) / 0.9)
 
 
 def halving(progress: float) -> float:
-    """Half of it after each fifth of the run; the first half at once, as published (Pan et al. 2022)."""
+    """Start at 1, and halve after the first update and after each fifth of the run, as in Pan et al. (2022)."""
     return 2.0 ** (math.floor(5 * (1 - progress)) - 5)
 
 
 def staggered(progress: float) -> float:
-    """1/2, 1/4, 1/8 and 1/16 until 10, 30, 50 and 70 % of the run, then from 1/32 to zero: what River Raid was published with,
-    where the run was taken to be 100M steps whatever its length."""
+    """Decrease in stages: 1/2 until 10 % of the run, 1/4 until 30 %, 1/8 until 50 %, 1/16 until 70 %.
+
+    In the rest of the run, decrease linearly from 1/32 to 0. Pan et al. (2022) published this schedule for River Raid,
+    for a run of 100M steps.
+    """
     left = 1 - progress
     for above, factor in ((0.9, 1 / 2), (0.7, 1 / 4), (0.5, 1 / 8), (0.3, 1 / 16)):
         if left > above:
@@ -32,4 +39,4 @@ def staggered(progress: float) -> float:
     return left / 0.3 / 32
 
 
-SCHEDULES = {"linear": linear, "constant": constant, "warm": warm, "halving": halving, "staggered": staggered}
+SCHEDULES = {"linear": linear, "constant": constant, "warmup": warmup, "halving": halving, "staggered": staggered}

@@ -1,4 +1,4 @@
-"""V-trace: value targets and advantages for decisions that an older policy made (Espeholt et al. 2018, section 4.1)."""
+"""V-trace: off-policy value targets and advantages (Espeholt et al. 2018, section 4.1)."""
 
 from typing import NamedTuple
 
@@ -7,28 +7,34 @@ from torch import Tensor
 
 
 class VTrace(NamedTuple):
-    targets: Tensor  # [T,B,...] v_t, what the value should be
-    advantages: Tensor  # [T,B,...] what weighs the policy's gradient
+    """The result of `vtrace`."""
+
+    targets: Tensor  # [T,B,...], value targets v_t
+    advantages: Tensor  # [T,B,...], advantages for the policy gradient
 
 
 @torch.no_grad()
 def vtrace(
-    log_rhos: Tensor,  # [T,B] log of pi(a_t|x_t) / mu(a_t|x_t)
-    rewards: Tensor,  # [T,B] what the decision at t brought
-    discounts: Tensor,  # [T,B] gamma, 0 where the decision at t ended the episode
-    values: Tensor,  # [T,B] V(x_t)
-    bootstrap: Tensor,  # [B] V(x_T)
+    log_rhos: Tensor,  # [T,B], log of pi(a_t|x_t) / mu(a_t|x_t)
+    rewards: Tensor,  # [T,B], reward of the action at t
+    discounts: Tensor,  # [T,B], gamma, or 0 if the action at t ended the episode
+    values: Tensor,  # [T,B], V(x_t)
+    bootstrap: Tensor,  # [B], V(x_T)
     *,
     rho_bar: float | None = 1.0,
     pg_rho_bar: float | None = 1.0,
     lam: float = 1.0,
 ) -> VTrace:
-    """The sums of section 4.1, from the last step back. Further axes behind [T,B] broadcast."""
+    """Compute the value targets and advantages of section 4.1, backwards in time.
+
+    `rho_bar` and `pg_rho_bar` are the upper bounds of the importance weights in the targets and in the advantages. None
+    means no bound. The tensors may have further axes after T and B, which are broadcast against each other.
+    """
     if bootstrap.shape != values.shape[1:]:
-        raise ValueError(f"bootstrap {tuple(bootstrap.shape)} does not fit values {tuple(values.shape)}")
+        raise ValueError(f"shape {tuple(bootstrap.shape)} of bootstrap does not fit values {tuple(values.shape)}")
     rhos = log_rhos.exp()
     clipped = rhos if rho_bar is None else rhos.clamp(max=rho_bar)
-    traces = lam * rhos.clamp(max=1.0)  # c_t of the paper, c_bar = 1
+    traces = lam * rhos.clamp(max=1.0)  # c_t of the paper, with c_bar = 1
     next_values = torch.cat([values[1:], bootstrap[None]])  # V(x_{t+1})
     deltas = clipped * (rewards + discounts * next_values - values)
 

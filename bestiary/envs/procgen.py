@@ -1,40 +1,45 @@
-"""ProcGen: sixteen games whose levels are generated, `procgen/starpilot:easy` (Cobbe et al. 2020).
+"""ProcGen (Cobbe et al. 2020): 16 games with generated levels, for example `procgen/starpilot:easy`.
 
-Every episode is one level, drawn from `--levels`, half open: `0:200` are the two hundred that an agent may be trained on, and
-what it is worth on others says what it has learnt. A mode (easy, hard, ...) says how levels are made; not every game has all.
+Each episode is one level, which is drawn at random from the range `--levels`. Agents are usually trained on `0:200`,
+which means levels 0 to 199; their return on other levels then measures generalisation. The mode (easy, hard, ...)
+defines how levels are generated. Not every game has every mode.
 
-EnvPool's game draws its next level within the step that ends one, and EnvPool then resets it once more. The pool does that at
-once and for exactly the rows that ended, so the level in between is never seen, played or counted.
+When an episode ends, ProcGen itself draws the next level. EnvPool then requires a reset, which draws another level.
+This module performs this reset in the same step, and only in environments whose episode ended. The level that ProcGen
+drew first is neither shown nor played nor counted.
 """
 
 import ctypes
 import importlib.util
 import sys
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from bestiary.envs.emulators import Emulators
-from bestiary.envs.pool import check_actions, first_step, spawn_seeds
-from bestiary.errors import UserError
-from bestiary.options import option, suggest
-from bestiary.rollout import ActionSpec, Arrays, ArraySpec, Step
+from bestiary.envs.envpool_backend import EnvPoolBackend
+from bestiary.envs.levels import LevelOptions, parse_levels
+from bestiary.envs.vector_env import EnvInterface, VectorEnv, check_actions, initial_step, spawn_seeds
+from bestiary.rollout import ActionSpec, ArraySpec, Step
+from bestiary.utils.errors import UserError
+from bestiary.utils.options import option, suggest
 
 ACTIONS = "LEFTDOWN LEFT LEFTUP DOWN NOOP UP RIGHTDOWN RIGHT RIGHTUP D A W S Q E".split()
-LEVELS = 2**31 - 1  # that there are, of each game and mode
 
 
 class Game(NamedTuple):
-    modes: str
-    easy: tuple[float, float]  # return that counts as 0, and as 1
-    hard: tuple[float, float]
+    """The modes of a game, and the constants with which its return is normalised."""
+
+    modes: str  # separated by spaces
+    easy: tuple[float, float]  # mode easy: the returns that are normalised to 0 and to 1
+    hard: tuple[float, float]  # mode hard: the returns that are normalised to 0 and to 1
 
 
-GAMES = {  # the constants are those of the appendix of Cobbe et al. 2020; there are none for the other modes
+# The constants are from the appendix of Cobbe et al. 2020, which has constants only for the modes easy and hard.
+GAMES = {
     "bigfish": Game("easy hard", (1, 40), (0, 40)),
     "bossfight": Game("easy hard", (0.5, 13), (0.5, 13)),
     "caveflyer": Game("easy hard memory exploration", (3.5, 12), (2, 13.4)),
@@ -52,109 +57,74 @@ GAMES = {  # the constants are those of the appendix of Cobbe et al. 2020; there
     "plunder": Game("easy hard", (4.5, 30), (3, 30)),
     "starpilot": Game("easy hard extreme", (2.5, 64), (1.5, 35)),
 }
-DEFAULT_MODE = "hard"  # ProcGen's own
+DEFAULT_MODE = "hard"  # as in ProcGen
 
 
-def split(name: str) -> tuple[str, str]:
-    """`starpilot:easy` -> game and mode, or what is wrong with it."""
+def parse_name(name: str) -> tuple[str, str]:
+    """Parse `starpilot:easy` and return game and mode. Raise UserError if the game or the mode does not exist."""
     game, colon, mode = name.partition(":")
     if game not in GAMES:
-        raise UserError(f"procgen/{game}: there is no such game{suggest(game, GAMES)} (bestiary list envs procgen)")
-    mode, modes = mode if colon else DEFAULT_MODE, GAMES[game].modes.split()
+        raise UserError(f"procgen/{game}: unknown game{suggest(game, GAMES)} (see bestiary list envs procgen)")
+    mode = mode if colon else DEFAULT_MODE
+    modes = GAMES[game].modes.split()
     if mode not in modes:
         raise UserError(f"procgen/{name}: {game} has the modes {', '.join(modes)}{suggest(mode, modes)}")
     return game, mode
 
 
-def normalised(task: str, value: float) -> float | None:
-    """A return as a share of the way from a trivial agent's to a perfect one's; None where no such constants are known."""
-    game, mode = split(task.removeprefix("procgen/"))
-    if mode not in ("easy", "hard"):
-        return None
-    low, high = getattr(GAMES[game], mode)
-    return (value - low) / (high - low)
-
-
-def parse_levels(text: str) -> tuple[int, int]:
-    """`0:200` -> (0, 200); `all` -> (0, LEVELS)."""
-    if text == "all":
-        return 0, LEVELS
-    start, colon, stop = (word.strip() for word in text.partition(":"))
-    if not (colon and start.isdecimal() and stop.isdecimal()):
-        raise ValueError(f"--levels {text}: expected a range such as 0:200 (200 is not in it), or all")
-    first, last = int(start), int(stop)
-    if last > LEVELS:
-        raise ValueError(f"--levels {text}: levels are numbered 0 to {LEVELS - 1}")
-    if first == last:
-        raise ValueError(f"--levels {text}: that is no level; 0:{max(1, last)} has {max(1, last)}")
-    if first > last:
-        raise ValueError(f"--levels {text}: upside down; did you mean {last}:{first}?")
-    return first, last
-
-
-def with_levels(env: str, options: Any, levels: str, flag: str = "--levels") -> Any:
-    """The options of an environment, with other levels."""
-    if not hasattr(options, "levels"):
-        raise UserError(f"{flag} {levels}: {env} has no levels")
-    try:
-        return replace(options, levels=levels)
-    except ValueError as error:
-        raise UserError(str(error).replace("--levels", flag)) from error
+def return_limits(game: str, mode: str) -> tuple[float, float] | None:
+    """Return the returns that are normalised to 0 and to 1. Modes other than easy and hard have none: return None."""
+    limits = {"easy": GAMES[game].easy, "hard": GAMES[game].hard}
+    return limits.get(mode)
 
 
 def with_mode(name: str, mode: str | None, flag: str = "--valid-mode") -> str:
-    """The same game in another mode, where there is one."""
+    """Return the name of the same game in another mode. If `mode` is None, return `name`.
+
+    Raise UserError if the environment has no modes; the message names the option `flag`.
+    """
     if mode is None:
         return name
     if not name.startswith("procgen/"):
-        raise UserError(f"{flag} {mode}: {name} has no modes")
+        raise UserError(f"{flag} {mode}: {name} has no modes; remove {flag}")
     return f"{name.partition(':')[0]}:{mode}"
 
 
-def overlap(one: str, other: str) -> bool:
-    """Whether two ranges have a level in common."""
-    (start, stop), (first, last) = parse_levels(one), parse_levels(other)
-    return max(start, first) < min(stop, last)
+class ProcgenVectorEnv(VectorEnv):
+    """N environments of one game.
 
-
-class ProcgenPool:
-    """N environments of one game; the last frame of an episode is not to be had, so that its ends are all true ends."""
+    ProcGen does not provide the last observation of an episode, so the learner cannot bootstrap from its value.
+    Therefore each end of an episode counts as a termination, even if a time limit caused it.
+    """
 
     @dataclass(frozen=True)
-    class Options:
-        levels: str = option("all", "levels to play, such as 0:200 (200 is not in it), or all")
-        backgrounds: bool = option(True, "pictures behind the game, not black")
-        monochrome: bool = option(False, "plain rectangles instead of drawn assets")
-        centered: bool = option(True, "the view follows the agent, where the game has such a view")
-
-        def __post_init__(self) -> None:
-            parse_levels(self.levels)
+    class Options(LevelOptions):
+        backgrounds: bool = option(True, "draw background images (off: black background)")
+        monochrome: bool = option(False, "draw objects as plain rectangles (off: as images)")
+        center_agent: bool = option(True, "let the view follow the agent, in games whose view can move")
 
     default_steps: ClassVar[int] = 25_000_000
-    whole_screen: ClassVar[bool] = True
 
     def __init__(
         self, name: str, num_envs: int, seed: int | np.random.SeedSequence, options: Options, render: bool = False
     ):
-        game, mode = split(name)
-        self.num_envs, self.options, self.mode = num_envs, options, mode
-        self.tasks: tuple[str, ...] = (f"procgen/{game}:{mode}",)
-        self.frames_per_step = 1
-        self.action_spec = ActionSpec(tuple(ACTIONS))
-        self.observation_spec = {"image": ArraySpec((3, 64, 64), "uint8")}
-        self.measures_spec: dict[str, ArraySpec] = {}
-        self.saveable = self.has_lives = False
-        self.level = np.zeros(num_envs, np.int64)  # that each environment plays
-        self.owed: int | None = None  # episodes
-        self.dealt = Counter[int]()  # how often each level was
-        self.counts = np.ones(num_envs, bool)  # whether its running episode is one that was owed
-        self.rng = np.random.default_rng(seed)
+        self.set_interface(self.make_interface(name, options))
+        game, mode = parse_name(name)
         start, stop = parse_levels(options.levels)
-        if mode == "exploration" and options.levels != "all":
-            raise UserError(f"procgen/{name}: exploration is one level; leave --levels out")
+        self.num_envs = num_envs
+        self.options = options
+        self.mode = mode
+        self.level = np.zeros(num_envs, np.int64)  # current level of each environment
+        self.rng = np.random.default_rng(seed)
+        # The quota limits how many episodes of each level are played, see `set_level_quota`.
+        self.quota_left: int | None = None  # number of episodes of the quota that have not started yet; None: no quota
+        self.quota_per_level = 0
+        self.extra_levels: set[int] = set()  # levels that are played once more than `quota_per_level`
+        self.level_counts = Counter[int]()  # level -> number of episodes of the quota that have started in it
+        self.in_quota = np.ones(num_envs, bool)  # whether the current episode of each environment is part of the quota
         load_qt()
         self.ids = np.arange(num_envs, dtype=np.int32)
-        self.env = Emulators(
+        self.env = EnvPoolBackend(
             f"{game.capitalize()}{mode.capitalize()}-v0",
             spawn_seeds(seed, num_envs),
             render,
@@ -162,21 +132,35 @@ class ProcgenPool:
             num_levels=0 if options.levels == "all" else stop - start,
             use_backgrounds=options.backgrounds,
             use_monochrome_assets=options.monochrome,
-            center_agent=options.centered,
+            center_agent=options.center_agent,
+        )
+
+    @staticmethod
+    def make_interface(name: str, options: Options) -> EnvInterface:
+        """Return the interface of a game. Raise UserError if the mode does not support the options."""
+        game, mode = parse_name(name)
+        if mode == "exploration" and options.levels != "all":
+            raise UserError(f"procgen/{name}: mode exploration has a single level; remove --levels")
+        return EnvInterface(
+            tasks=(f"procgen/{game}:{mode}",),
+            observation_spec={"image": ArraySpec((3, 64, 64), "uint8")},
+            action_spec=ActionSpec(tuple(ACTIONS)),
+            has_lives=False,
+            observes_whole_screen=True,
         )
 
     def reset(self) -> Step:
-        return first_step({"image": self._start(self.ids)}, {})
+        return initial_step({"image": self._start_levels(self.ids)}, {})
 
     def send(self, actions: np.ndarray) -> None:
         self.env.send(check_actions(actions, self.action_spec, self.num_envs), self.ids)
 
     def recv(self) -> Step:
-        # a time limit of the game's own looks like any other end, and counts as one
+        # `done` does not tell whether a time limit of the game ended the episode: all ends count as terminations.
         image, reward, done, _ = self.env.recv()
         if done.any():
             rows = self.ids[done]
-            image[rows] = self._start(rows)
+            image[rows] = self._start_levels(rows)
         return Step(
             observation={"image": image},
             reward=reward.astype(np.float32),
@@ -186,50 +170,57 @@ class ProcgenPool:
             task=np.zeros(self.num_envs, np.int64),
         )
 
-    def _start(self, rows: np.ndarray) -> np.ndarray:
-        """A new level for some rows: their first frames. Where levels are owed, one of those, for as long as there are any."""
+    def _start_levels(self, rows: np.ndarray) -> np.ndarray:
+        """Start new levels in some rows and return their first images.
+
+        While a quota (see `set_level_quota`) has episodes left, start only levels that the quota still allows.
+        """
         image, info = self.env.reset(rows)
         level = info["level_seed"].astype(np.int64)
-        if self.owed is not None:
-            counted = self._pay(level)
-            while self.owed and not counted.all():
-                again = np.flatnonzero(~counted)
+        if self.quota_left is not None:
+            in_quota = self._use_quota(level)
+            # EnvPool draws levels at random: reset until it draws a level that still has episodes left in the quota.
+            while self.quota_left and not in_quota.all():
+                again = np.flatnonzero(~in_quota)
                 image[again], info = self.env.reset(rows[again])
                 level[again] = info["level_seed"]
-                counted[again] = self._pay(level[again])
-            self.counts[rows] = counted
+                in_quota[again] = self._use_quota(level[again])
+            self.in_quota[rows] = in_quota
         self.level[rows] = level
         return image
 
-    def owe(self, episodes: int) -> None:
-        """From the next reset on, play every level of the range equally often, `episodes` in all; where that does not come out
-        even, once more those that chance picks, and so no level twice where there are more of them than episodes. `counts` then
-        says which environments play one that was owed."""
-        start, stop = parse_levels(self.options.levels)
-        count = 1 if self.mode == "exploration" else stop - start
-        self.owed, self.each = episodes, episodes // count
-        more = episodes % count if self.each else 0  # of more levels than episodes, whichever come first
-        self.lucky = set(self.rng.choice(np.arange(start, stop), more, replace=False).tolist()) if more else set()
-        self.dealt.clear()
+    def set_level_quota(self, episodes: int) -> None:
+        """From the next reset on, play `episodes` episodes (the quota), spread evenly over all levels of the range.
 
-    def _pay(self, levels: np.ndarray) -> np.ndarray:
-        """Which of these levels are owed; they are from now on owed once less."""
-        assert self.owed is not None
-        paid = np.zeros(len(levels), bool)
+        If the number of levels does not divide `episodes`, some levels, chosen at random, are played once more than the
+        others. If there are more levels than episodes, no level is played twice. Afterwards, `in_quota` tells which
+        environments are playing an episode of the quota.
+        """
+        start, stop = parse_levels(self.options.levels)
+        num_levels = 1 if self.mode == "exploration" else stop - start
+        self.quota_left = episodes
+        self.quota_per_level = episodes // num_levels
+        # If there are more levels than episodes, `quota_per_level` is 0. Each level may then be played once, until
+        # `quota_left` is 0; EnvPool decides by its random draws which levels these are.
+        num_extra = episodes % num_levels if self.quota_per_level else 0
+        self.extra_levels = set()
+        if num_extra:
+            self.extra_levels = set(self.rng.choice(np.arange(start, stop), num_extra, replace=False).tolist())
+        self.level_counts.clear()
+
+    def _use_quota(self, levels: np.ndarray) -> np.ndarray:
+        """Return for each level whether the quota allows one more episode of it. Count the allowed episodes."""
+        assert self.quota_left is not None
+        used = np.zeros(len(levels), bool)
         for k, level in enumerate(levels.tolist()):
-            paid[k] = self.owed and self.dealt[level] < max(1, self.each + (level in self.lucky))
-            self.dealt[level] += int(paid[k])
-            self.owed -= int(paid[k])
-        return paid
+            quota = max(1, self.quota_per_level + (level in self.extra_levels))
+            used[k] = self.quota_left and self.level_counts[level] < quota
+            self.level_counts[level] += int(used[k])
+            self.quota_left -= int(used[k])
+        return used
 
     def render(self) -> list[np.ndarray]:
         return self.env.render()
-
-    def save(self) -> Arrays:
-        return {}
-
-    def load(self, state: Arrays) -> None:
-        raise NotImplementedError("ProcGen's games cannot be saved")
 
     def close(self) -> None:
         self.env.close()
@@ -237,18 +228,21 @@ class ProcgenPool:
 
 @cache
 def load_qt() -> None:
-    """EnvPool's ProcGen draws with Qt 5, which on Linux is not in its wheel; the wheel PyQt5-Qt5 has the libraries alone."""
+    """Load the Qt 5 libraries, which ProcGen uses to draw.
+
+    EnvPool's wheel for Linux does not contain these libraries; the wheel PyQt5-Qt5 contains only them.
+    """
     if sys.platform != "linux":
         return
-    found = importlib.util.find_spec("PyQt5")
-    folders = [Path(place) / "Qt5" / "lib" for place in (found.submodule_search_locations or ())] if found else []
+    spec = importlib.util.find_spec("PyQt5")
+    folders = [Path(base) / "Qt5" / "lib" for base in (spec.submodule_search_locations or ())] if spec else []
     for name in ("libQt5Core.so.5", "libQt5Gui.so.5"):
-        places: list[Any] = [folder / name for folder in folders if (folder / name).exists()] or [name]
+        paths: list[Any] = [folder / name for folder in folders if (folder / name).exists()] or [name]
         try:
-            ctypes.CDLL(str(places[0]), mode=ctypes.RTLD_GLOBAL)
+            ctypes.CDLL(str(paths[0]), mode=ctypes.RTLD_GLOBAL)
         except OSError as error:
-            raise UserError(f"ProcGen needs {name}: run pip install PyQt5-Qt5 ({error})") from error
+            raise UserError(f"ProcGen needs {name}; run: pip install PyQt5-Qt5 ({error})") from error
     module = sys.modules.get("envpool.procgen")
-    if getattr(module, "_PROCGEN_IMPORT_ERROR", None) is not None:  # EnvPool was imported, for others, before
+    if getattr(module, "_PROCGEN_IMPORT_ERROR", None) is not None:  # EnvPool was imported before Qt was loaded
         assert module is not None
         importlib.reload(module)

@@ -1,18 +1,26 @@
-"""Recurrences over whole sequences, of memories that are matrices: differentiable operations in three implementations.
+"""Kernels of the fast-weight memories. A kernel computes the recurrence over a whole sequence, and its gradients.
 
-    delta_seq   the delta rule: a matrix in which keys are given new values
-    srwm_seq    a matrix that also writes itself: the self-referential weight matrix
+A fast-weight memory has a weight matrix as its recurrent state, which is updated at each step.
 
-    reference   a loop of torch operations, which says what is computed: any device, any type
-    numba       CPUs, float32 and float64; one thread, without Python's lock
-    triton      GPUs, float32
+Operations:
+    delta_seq   delta rule: each step reads the value that is stored for a key, and writes a corrected value
+    srwm_seq    self-referential weight matrix (SRWM): a matrix that also computes its own updates
 
-`auto` takes numba for tensors of a CPU, triton for those of a GPU, and the reference for the rest. All give the gradients of
-every input but `done`, and take gradients of the last state. Inputs are never changed and results never share memory with
-them. Half-precision inputs, as under autocast, are computed with and answered in float32.
+Implementations:
+    reference   loops of PyTorch operations, for all devices and floating-point types
+    numba       for CPUs, float32 and float64; uses one thread and releases the GIL
+    triton      for GPUs, float32
+    auto        numba for CPU tensors, triton for float32 CUDA tensors, reference otherwise
 
-`truncate=True` lets no gradient pass from a step to the step before, as in the first published code: then only what a
-step's own output depends on is learnt.
+Shapes: B batch entries, H heads, T steps. A weight matrix has E rows (the size of queries and keys) and M columns (the
+size of values).
+
+All implementations compute the gradients of all inputs except `done`. The final state is differentiable, too. Inputs
+are never modified, and results never share memory with inputs. Half-precision inputs (autocast) are converted to
+float32, and the results are then float32.
+
+With `truncate=True`, no gradient flows from a step to the previous step, as in the first code of Irie et al. (2022):
+the gradient of an output reaches only the inputs of the same step.
 """
 
 import os
@@ -23,106 +31,132 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bestiary.errors import UserError
+from bestiary.utils.errors import UserError
 
 IMPLEMENTATIONS = ("auto", "reference", "numba", "triton")
 
 
 def delta_seq(
-    q: Tensor,  # [B,H,T,E] what is asked for
-    k: Tensor,  # [B,H,T,E] where is written
-    v: Tensor,  # [B,H,T,M] what is written
-    beta: Tensor,  # [B,H,T,1] how much of it, 0..1
-    done: Tensor,  # bool [T,B] an episode began: the state is zero before this step
-    state: Tensor,  # [B,H,E,M]
+    q: Tensor,  # queries [B,H,T,E]
+    k: Tensor,  # keys [B,H,T,E]
+    v: Tensor,  # values [B,H,T,M]
+    beta: Tensor,  # write strengths in [0,1], [B,H,T,1]
+    done: Tensor,  # bool [T,B]: if True, an episode starts and the state is set to zero before the step
+    state: Tensor,  # initial fast weights [B,H,E,M]
     *,
     truncate: bool = False,
     implementation: str = "auto",
 ) -> tuple[Tensor, Tensor]:
-    """At each step W <- W + k ⊗ beta (v - k W), then o = q W. Gives o [B,H,T,M] and the last W [B,H,E,M]."""
-    (batch, heads, steps, rows), columns = k.shape, v.shape[-1]
+    """Compute the delta rule. Return the outputs o [B,H,T,M] and the final fast weights W [B,H,E,M].
+
+    Each step computes W <- W + k ⊗ beta (v - k W) and then o = q W. Raise ValueError if a shape does not fit.
+    """
+    batch, heads, steps, rows = k.shape
+    columns = v.shape[-1]
     _check("q", q, (batch, heads, steps, rows))
     _check("v", v, (batch, heads, steps, columns))
     _check("beta", beta, (batch, heads, steps, 1))
     _check("done", done, (steps, batch), torch.bool)
     _check("state", state, (batch, heads, rows, columns))
-    q, k, v, beta, state = _one_type(q, k, v, beta, state)
-    with _exact(k.device.type):
-        return choose(implementation, k.device.type, k.dtype).delta_seq(q, k, v, beta, done, state, truncate)
+    q, k, v, beta, state = _to_common_dtype(q, k, v, beta, state)
+    with _without_autocast(k.device.type):
+        module = load_implementation(implementation, k.device.type, k.dtype)
+        return module.delta_seq(q, k, v, beta, done, state, truncate)
 
 
 def srwm_seq(
-    x: Tensor,  # [B,H,T,E], a distribution over E
-    done: Tensor,  # bool [T,B] an episode began: the shift is zero before this step
-    base: tuple[Tensor, ...],  # Wy [H,E,My], Wq [H,E,E], Wk [H,E,E], Wb [H,E,4]
-    shift: tuple[Tensor, ...],  # how far each is from its base: the same shapes with B in front
+    x: Tensor,  # inputs [B,H,T,E]; each vector of size E is a probability distribution
+    done: Tensor,  # bool [T,B]: if True, an episode starts and the shift is set to zero before the step
+    base: tuple[Tensor, ...],  # trained weights: Wy [H,E,M], Wq [H,E,E], Wk [H,E,E], Wb [H,E,4]
+    shift: tuple[Tensor, ...],  # initial state: current minus trained weights, for each matrix; shapes [B,H,E,...]
     *,
     truncate: bool = False,
     implementation: str = "auto",
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """At each step, with W = base + shift, read and then rewrite. Gives y [B,H,T,My] and the last four shifts.
+    """Compute the self-referential weight matrix. Return the outputs y [B,H,T,M] and the four final shifts.
 
-    y = x Wy,  q = softmax(x Wq),  k = softmax(x Wk),  b = sigmoid(x Wb), and for each of the four with its own b, at once,
-    shift <- shift + k ⊗ b (q - k) W.
+    Each step reads from the four matrices W = base + shift:
+
+        y = x Wy,  q = softmax(x Wq),  k = softmax(x Wk),  b = sigmoid(x Wb)
+
+    and then updates all of them. The i-th of the four matrices uses element i of b:
+
+        shift <- shift + k ⊗ b_i (q - k) W
+
+    Raise ValueError if a shape does not fit.
     """
-    (batch, heads, steps, rows), columns = x.shape, base[0].shape[-1]
+    batch, heads, steps, rows = x.shape
+    columns = base[0].shape[-1]
     widths = (columns, rows, rows, 4)
     _check("done", done, (steps, batch), torch.bool)
-    for part, fixed, moved, width in zip("yqkb", base, shift, widths, strict=True):
-        _check(f"base of {part}", fixed, (heads, rows, width))
-        _check(f"shift of {part}", moved, (batch, heads, rows, width))
-    x, *parts = _one_type(x, *base, *shift)
-    with _exact(x.device.type):
-        chosen = choose(implementation, x.device.type, x.dtype)
-        return chosen.srwm_seq(x, done, tuple(parts[:4]), tuple(parts[4:]), truncate)
+    for name, w_base, w_shift, width in zip("yqkb", base, shift, widths, strict=True):
+        _check(f"base of W{name}", w_base, (heads, rows, width))
+        _check(f"shift of W{name}", w_shift, (batch, heads, rows, width))
+    x, *matrices = _to_common_dtype(x, *base, *shift)
+    with _without_autocast(x.device.type):
+        module = load_implementation(implementation, x.device.type, x.dtype)
+        return module.srwm_seq(x, done, tuple(matrices[:4]), tuple(matrices[4:]), truncate)
 
 
 def _check(name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> None:
     if tensor.shape != shape:
-        raise ValueError(f"{name} must be {list(shape)}, and is {list(tensor.shape)}")
+        raise ValueError(f"{name}: expected shape {list(shape)}, got {list(tensor.shape)}")
     if dtype is not None and tensor.dtype != dtype:
-        raise ValueError(f"{name} must be {dtype}, and is {tensor.dtype}")
+        raise ValueError(f"{name}: expected {dtype}, got {tensor.dtype}")
 
 
-def _one_type(*tensors: Tensor) -> list[Tensor]:
-    """All in float64 if one of them is, else in float32."""
+def _to_common_dtype(*tensors: Tensor) -> list[Tensor]:
+    """Convert all tensors to float64 if one of them is float64, else to float32."""
     dtype = torch.float64 if any(x.dtype == torch.float64 for x in tensors) else torch.float32
     return [x.to(dtype) for x in tensors]
 
 
-def _exact(device: str) -> AbstractContextManager[Any]:
-    """No autocast: what it would round is carried from step to step."""
+def _without_autocast(device: str) -> AbstractContextManager[Any]:
+    """Return a context in which autocast is off. In half precision, rounding errors would accumulate in the state."""
     if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
         return torch.autocast(device, enabled=False)
     return nullcontext()
 
 
-def choose(name: str, device: str, dtype: torch.dtype = torch.float32) -> Any:
-    """The module of an implementation, if it can compute with such tensors; else it is said what could."""
+def load_implementation(name: str, device: str, dtype: torch.dtype = torch.float32) -> Any:
+    """Return the module that contains an implementation.
+
+    Raises:
+        UserError: the implementation does not support the device type or the dtype, or a package is not installed.
+    """
     if name == "auto":
-        single = dtype == torch.float32
-        name = "numba" if device == "cpu" else "triton" if device == "cuda" and single else "reference"
+        name = _default_implementation(device, dtype)
     if name == "reference":
         return import_module("bestiary.kernels.reference")
     if name == "numba":
         if device != "cpu":
-            raise UserError(f"numba computes on CPUs, and this is for {device}: choose triton or reference")
-        return _import("bestiary.kernels.cpu", "numba", "llvmlite")
+            raise UserError(f"numba supports only CPUs, not {device}; choose --memory.kernel triton or reference")
+        return _import("bestiary.kernels.numba_kernels", "numba", "llvmlite")
     if name == "triton":
         if device != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
-            raise UserError(f"triton needs a GPU, and this is for {device}: choose numba or reference")
+            raise UserError(f"triton needs a GPU, not {device}; choose --memory.kernel numba or reference")
         if dtype != torch.float32:
-            raise UserError(f"triton computes in float32, and this is {dtype}: choose reference")
-        return _import("bestiary.kernels.gpu", "triton")
-    raise UserError(f"there is no kernel {name}: there are {', '.join(IMPLEMENTATIONS)}")
+            raise UserError(f"triton supports only float32, not {dtype}; choose --memory.kernel reference")
+        return _import("bestiary.kernels.triton_kernels", "triton")
+    raise UserError(f"unknown kernel {name}; choose one of {', '.join(IMPLEMENTATIONS)}")
+
+
+def _default_implementation(device: str, dtype: torch.dtype) -> str:
+    if device == "cpu":
+        return "numba"
+    if device == "cuda" and dtype == torch.float32:
+        return "triton"
+    return "reference"
 
 
 def _import(module: str, *packages: str) -> Any:
-    """A module that needs these packages, of which the first brings the others."""
+    """Import a module. If one of `packages` is missing, raise UserError with the advice to install packages[0]."""
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in packages:
             raise
-        missing = f"{packages[0]} is not installed: pip install {packages[0]}"
-        raise UserError(f"{missing}, or choose reference, which is slow") from None
+        package = packages[0]
+        raise UserError(
+            f"{package} is not installed; run pip install {package}, or choose --memory.kernel reference (slow)"
+        ) from None

@@ -1,6 +1,9 @@
-"""The recurrences as plain loops of torch operations, differentiated by autograd: what the other implementations must equal.
+"""Reference implementation of the recurrences: loops of PyTorch operations. Autograd computes the gradients.
 
-Any floating-point type, any device. Vectors are rows, a matrix is [in, out], and (a ⊗ b)_ij = a_i b_j.
+The other implementations must give the same results, except for rounding. This one supports all floating-point types
+and devices. Vectors are rows, a matrix has the shape [in, out], and (a ⊗ b)_ij = a_i b_j.
+
+Shapes: B batch entries, H heads, T steps, E rows and M columns of a weight matrix.
 """
 
 import torch
@@ -16,11 +19,15 @@ def delta_seq(
     state: Tensor,  # [B,H,E,M]
     truncate: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """The delta rule: W <- W + k ⊗ beta (v - k W), then o = q W. Gives o [B,H,T,M] and the last W [B,H,E,M]."""
+    """Compute the delta rule. Return the outputs o [B,H,T,M] and the final fast weights W [B,H,E,M].
+
+    Each step computes W <- W + k ⊗ beta (v - k W) and then o = q W. If `done` is True, W is set to zero before the
+    step. If `truncate` is set, no gradient flows from a step to the previous step.
+    """
     weights = state
     outputs = []
     for t in range(k.shape[2]):
-        weights = _restart(weights, done[t], truncate)
+        weights = _reset(weights, done[t], truncate)
         key = k[:, :, t, :, None]  # [B,H,E,1]
         error = v[:, :, t] - _read(k[:, :, t], weights)  # [B,H,M]
         weights = weights + key * (beta[:, :, t] * error).unsqueeze(-2)
@@ -31,33 +38,40 @@ def delta_seq(
 def srwm_seq(
     x: Tensor,  # [B,H,T,E]
     done: Tensor,  # [T,B]
-    base: tuple[Tensor, ...],  # Wy [H,E,My], Wq [H,E,E], Wk [H,E,E], Wb [H,E,4]
-    shift: tuple[Tensor, ...],  # how far each is from its base: the same shapes with B in front
+    base: tuple[Tensor, ...],  # trained weights: Wy [H,E,M], Wq [H,E,E], Wk [H,E,E], Wb [H,E,4]
+    shift: tuple[Tensor, ...],  # initial state: current minus trained weights, for each matrix; shapes [B,H,E,...]
     truncate: bool = False,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """A matrix that rewrites itself. Gives y [B,H,T,My] and the last shifts.
+    """Compute the self-referential weight matrix. Return the outputs y [B,H,T,M] and the four final shifts.
 
-    With W = base + shift:   y = x Wy,   q = softmax(x Wq),   k = softmax(x Wk),   b = sigmoid(x Wb)
-    Then, for each of the four, its own b:   shift <- shift + k ⊗ b (q - k) W
+    Each step reads from the four matrices W = base + shift and then updates all of them:
+
+        y = x Wy,  q = softmax(x Wq),  k = softmax(x Wk),  b = sigmoid(x Wb)
+        shift <- shift + k ⊗ b_i (q - k) W      for the i-th of the four matrices, with element i of b
+
+    If `done` is True, the shifts are set to zero before the step. If `truncate` is set, no gradient flows from a
+    step to the previous step.
     """
     outputs = []
     for t in range(x.shape[2]):
-        shift = tuple(_restart(each, done[t], truncate) for each in shift)
-        weights = [fixed + moved for fixed, moved in zip(base, shift, strict=True)]
+        shift = tuple(_reset(matrix, done[t], truncate) for matrix in shift)
+        weights = [w_base + w_shift for w_base, w_shift in zip(base, shift, strict=True)]
         y, q, k, b = (_read(x[:, :, t], matrix) for matrix in weights)
         q, k, b = q.softmax(-1), k.softmax(-1), b.sigmoid()
-        steps = [b[..., i, None] * _read(q - k, matrix) for i, matrix in enumerate(weights)]
-        shift = tuple(moved + k.unsqueeze(-1) * step.unsqueeze(-2) for moved, step in zip(shift, steps, strict=True))
+        updates = [b[..., i, None] * _read(q - k, matrix) for i, matrix in enumerate(weights)]
+        shift = tuple(
+            w_shift + k.unsqueeze(-1) * update.unsqueeze(-2) for w_shift, update in zip(shift, updates, strict=True)
+        )
         outputs.append(y)
     return torch.stack(outputs, dim=2), shift
 
 
 def _read(row: Tensor, matrix: Tensor) -> Tensor:
-    """Of row [B,H,E] and matrix [B,H,E,M], their product [B,H,M]."""
-    return (row.unsqueeze(-1) * matrix).sum(-2)  # for matrices this small faster than matmul
+    """Return the product [B,H,M] of a row [B,H,E] and a matrix [B,H,E,M]."""
+    return (row.unsqueeze(-1) * matrix).sum(-2)  # faster than matmul for matrices of this size
 
 
-def _restart(state: Tensor, done: Tensor, truncate: bool) -> Tensor:
-    """The state [B,H,E,M] that a step starts from: zero where an episode began; `truncate`: without a gradient."""
+def _reset(state: Tensor, done: Tensor, truncate: bool) -> Tensor:
+    """Set the state [B,H,E,M] to zero for batch entries that start an episode. If `truncate` is set, also detach it."""
     state = state.detach() if truncate else state
     return state.masked_fill(done[:, None, None, None], 0)

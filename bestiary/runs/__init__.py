@@ -1,1 +1,1 @@
-"""Run folders: what a training leaves behind, and all that any later command needs."""
+"""Run folders: configuration, checkpoints, CSV files, loggers and recordings; agents that come with the package."""

@@ -1,18 +1,21 @@
-"""Checkpoints: all of a training at one update boundary, written so that a reader sees all of it or none.
+"""Checkpoints: the complete state of a training run between two updates.
 
-    checkpoints/000001000000/      named for the steps done
-        model.safetensors          the agent's weights
-        optimizer.safetensors      the optimizer's moments
-        actor.safetensors          pools, memories, random streams, running episodes: what exact resume needs
-        state.json                 counters, and how many rows the tables had
-        manifest.json              size and SHA-256 of the files above; written last
-    checkpoints/latest             a link to the newest
-    checkpoints/best               a link to the one that validation liked most
-    checkpoints/best-trained       where a run has a reward of its own: to the one whose games had the best trained return,
-    checkpoints/best-true          and to the one whose games had the best true return
+    checkpoints/000001000000/      named by the number of steps
+        model.safetensors          weights of the agent
+        optimizer.safetensors      state of the optimizers
+        algorithm.safetensors      the algorithm's own parameters and state, if it has any
+        actor.safetensors          states of environments, memories, random generators and unfinished episodes
+        state.json                 counters, the config, and the state of each callback
+        manifest.json              size and SHA-256 hash of each file above; this file is written last
+    checkpoints/latest             link to the newest checkpoint
+    checkpoints/best               link to the checkpoint with the best validation score
+    checkpoints/best-training      link to the checkpoint with the best training return
+    checkpoints/best-true          link to the checkpoint with the best true return
 
-A checkpoint is written to a folder `.saving-...` beside its place, flushed to the disk, and renamed. Nothing here is
-pickled: opening a checkpoint runs no code.
+The last two links exist only in runs with --reward or --true-reward.
+
+A checkpoint is first written to a temporary folder `.saving-...` and synchronised to disk. Then the folder is renamed.
+A reader therefore never sees an incomplete checkpoint. No file is pickled, so loading a checkpoint runs no code.
 """
 
 import contextlib
@@ -31,57 +34,67 @@ import safetensors.numpy
 import safetensors.torch
 from torch import Tensor
 
-from bestiary.console import note
-from bestiary.errors import UserError
 from bestiary.rollout import Arrays
+from bestiary.utils.console import note
+from bestiary.utils.errors import UserError
 
-BESTS = ("best", "best-trained", "best-true")  # links to checkpoints that are kept
-FILES = ("model.safetensors", "optimizer.safetensors", "actor.safetensors", "state.json")
+BEST_LINKS = ("best", "best-training", "best-true")  # `remove_old` keeps the checkpoints to which these links point
+TENSOR_FILES = ("model", "optimizer", "algorithm")  # files of the learner; `algorithm` is written only if not empty
 
 
 @dataclass(frozen=True)
 class Checkpoint:
+    """The folder of one checkpoint."""
+
     path: Path
 
     @property
     def steps(self) -> int:
+        """The step count of the run when the checkpoint was written."""
         return int(self.path.name)
 
-    def problem(self) -> str | None:
-        """What is wrong with the files, in words; None where all are as they were written."""
+    def find_damage(self) -> str | None:
+        """Compare the files with manifest.json. Return a description of the first damage, or None if there is none."""
         try:
             manifest = json.loads((self.path / "manifest.json").read_text())
             for name in manifest.keys() | {"model.safetensors", "state.json"}:
-                size, expected = manifest[name]["bytes"], manifest[name]["sha256"]
-                if (self.path / name).stat().st_size != size:
-                    return f"{name} has {(self.path / name).stat().st_size} bytes instead of {size}"
-                if _sha256(self.path / name) != expected:
+                expected_size = manifest[name]["bytes"]
+                expected_hash = manifest[name]["sha256"]
+                size = (self.path / name).stat().st_size
+                if size != expected_size:
+                    return f"{name} has {size} bytes instead of {expected_size}"
+                if _sha256(self.path / name) != expected_hash:
                     return f"{name} differs from its hash in manifest.json"
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             return f"{type(error).__name__}: {error}"
         return None
 
-    def model(self) -> dict[str, Tensor]:
-        return self._read("model.safetensors", safetensors.torch.load_file)
+    def load_model(self) -> dict[str, Tensor]:
+        return self._load("model.safetensors", safetensors.torch.load_file)
 
-    def optimizer(self) -> dict[str, Tensor]:
-        return self._read("optimizer.safetensors", safetensors.torch.load_file)
+    def load_learner(self) -> dict[str, dict[str, Tensor]]:
+        """Return the tensors of the learner: weights, state of the optimizers, and state of the algorithm."""
+        tensors: dict[str, dict[str, Tensor]] = {"model": self.load_model(), "algorithm": {}}
+        tensors["optimizer"] = self._load("optimizer.safetensors", safetensors.torch.load_file)
+        if (self.path / "algorithm.safetensors").exists():
+            tensors["algorithm"] = self._load("algorithm.safetensors", safetensors.torch.load_file)
+        return tensors
 
-    def actor(self) -> Arrays:
-        return self._read("actor.safetensors", safetensors.numpy.load_file)
+    def load_actor(self) -> Arrays:
+        return self._load("actor.safetensors", safetensors.numpy.load_file)
 
-    def _read(self, name: str, load: Callable[[Path], Any]) -> Any:
+    def load_state(self) -> dict[str, Any]:
+        return json.loads((self.path / "state.json").read_text())
+
+    def _load(self, name: str, load: Callable[[Path], Any]) -> Any:
         try:
             return load(self.path / name)
         except (safetensors.SafetensorError, OSError) as error:
             raise UserError(f"{self.path / name} is not a file of a Bestiary checkpoint: {error}") from error
 
-    def state(self) -> dict[str, Any]:
-        return json.loads((self.path / "state.json").read_text())
 
-
-def checkpoints(folder: Path) -> list[Checkpoint]:
-    """All checkpoints of a run, oldest first, damaged ones too: a folder gets its number only when it is whole."""
+def list_checkpoints(folder: Path) -> list[Checkpoint]:
+    """Return all checkpoints in a folder, including damaged ones, from the oldest to the newest."""
     found = [Checkpoint(path) for path in folder.glob("[0-9]*") if re.fullmatch(r"\d{12}", path.name)]
     return sorted(found, key=lambda checkpoint: checkpoint.steps)
 
@@ -93,96 +106,137 @@ def write_checkpoint(
     actor: Arrays,
     state: dict[str, Any],
 ) -> Checkpoint:
-    """Write all files beside the checkpoint's place, flush them, and move the folder there in one go."""
-    temporary, final = folder / f".saving-{steps:012d}", folder / f"{steps:012d}"
+    """Write a checkpoint atomically and update the link `latest`.
+
+    `tensors` has the keys "model" and "optimizer" and optionally "algorithm". If there is already an undamaged
+    checkpoint with the same step count, nothing is written. If there is a damaged one, it is renamed to `damaged-...`.
+    """
+    temporary = folder / f".saving-{steps:012d}"
+    final = folder / f"{steps:012d}"
     if final.exists():
-        if Checkpoint(final).problem() is None:
+        if Checkpoint(final).find_damage() is None:
             return Checkpoint(final)
-        final.rename(unused(folder / f"damaged-{final.name}"))
+        final.rename(unused_path(folder / f"damaged-{final.name}"))
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     try:
-        for name in ("model", "optimizer"):
+        names = [name for name in TENSOR_FILES if name != "algorithm" or tensors.get(name)]
+        for name in names:
             contiguous = {key: value.detach().contiguous() for key, value in tensors[name].items()}
             (temporary / f"{name}.safetensors").write_bytes(safetensors.torch.save(contiguous))
         (temporary / "actor.safetensors").write_bytes(safetensors.numpy.save(actor))
         (temporary / "state.json").write_text(json.dumps(state, indent=1))
-        manifest = {
-            name: {"bytes": (temporary / name).stat().st_size, "sha256": _sha256(temporary / name)} for name in FILES
-        }
-        (temporary / "manifest.json").write_text(json.dumps(manifest, indent=1))
-        for name in (*FILES, "manifest.json"):
-            _flush(temporary / name)
-        _flush(temporary)
+        files = (*(f"{name}.safetensors" for name in names), "actor.safetensors", "state.json")
+        write_manifest(temporary, files)
+        for name in (*files, "manifest.json"):
+            _sync(temporary / name)
+        _sync(temporary)
         temporary.rename(final)
-        _flush(folder)
+        _sync(folder)
     except OSError:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
-    _point_latest(folder, final.name)
+    replace_link(folder / "latest", final.name)
     return Checkpoint(final)
 
 
+def write_manifest(folder: Path, names: Iterable[str]) -> None:
+    """Write manifest.json with the size and the hash of each file in `names`."""
+    manifest = {name: {"bytes": (folder / name).stat().st_size, "sha256": _sha256(folder / name)} for name in names}
+    (folder / "manifest.json").write_text(json.dumps(manifest, indent=1))
+
+
 def remove_unfinished(folder: Path) -> list[str]:
-    """Clear away what an interrupted save or removal left behind; returns the names of what was removed."""
+    """Remove the temporary folders of a training process that was killed. Return the names of these folders."""
     left = sorted([*folder.glob(".saving-*"), *folder.glob(".removing-*")])
     for path in left:
         shutil.rmtree(path, ignore_errors=True)
     return [path.name for path in left]
 
 
-def remove_old(folder: Path, ladder: int, marks: Iterable[int] = (), newest: int = 2) -> None:
-    """Keep the newest checkpoints, the best, the first at or after each of `marks` and, every `ladder` steps, the first at or
-    after that many; remove the others."""
-    found = checkpoints(folder)
-    keep, rung = {c.steps for c in found[-newest:]} | {best(folder, name) for name in BESTS}, -1
-    for mark in marks:
-        keep |= {c.steps for c in found if c.steps >= mark and not any(mark <= d.steps < c.steps for d in found)}
+def remove_old(folder: Path, keep_every: int, keep_at: Iterable[int] = (), keep_newest: int = 2) -> None:
+    """Remove all checkpoints except the `keep_newest` newest, the targets of the BEST_LINKS, and the permanent ones.
+
+    Two kinds of checkpoints are permanent: the first one at or after each multiple of `keep_every` steps (none if
+    `keep_every` is 0), and the first one at or after each step in `keep_at`.
+    """
+    found = list_checkpoints(folder)
+    kept = {c.steps for c in found[-keep_newest:]} | {best_steps(folder, name) for name in BEST_LINKS}
+    for steps in keep_at:
+        kept |= {c.steps for c in found if c.steps >= steps and not any(steps <= d.steps < c.steps for d in found)}
+    if keep_every:
+        last_multiple = 0
+        for checkpoint in found:
+            if checkpoint.steps // keep_every > last_multiple:
+                last_multiple = checkpoint.steps // keep_every
+                kept.add(checkpoint.steps)
     for checkpoint in found:
-        if ladder and checkpoint.steps // ladder > rung:
-            rung = checkpoint.steps // ladder
-            if rung > 0:
-                keep.add(checkpoint.steps)
-    for checkpoint in found:
-        if checkpoint.steps not in keep:
-            going = folder / f".removing-{checkpoint.path.name}"
-            checkpoint.path.rename(going)  # first, so that a half-removed one is never taken for a checkpoint
-            shutil.rmtree(going, ignore_errors=True)
+        if checkpoint.steps not in kept:
+            # The folder is renamed first, so that a partly removed folder does not look like a checkpoint.
+            removing = folder / f".removing-{checkpoint.path.name}"
+            checkpoint.path.rename(removing)
+            shutil.rmtree(removing, ignore_errors=True)
 
 
-def best(folder: Path, name: str = "best") -> int | None:
-    """The steps of the checkpoint that validation liked most, or of another of BESTS."""
-    found = folder / name
-    return int(found.resolve().name) if found.is_dir() else None
+def best_steps(folder: Path, name: str = "best") -> int | None:
+    """Return the step count of the checkpoint to which the link `name` points, or None if there is no such link."""
+    path = folder / name
+    return int(path.resolve().name) if path.is_dir() else None
 
 
-def newest_good(folder: Path) -> Checkpoint | None:
-    return next((c for c in reversed(checkpoints(folder)) if c.problem() is None), None)
+def newest_intact(folder: Path) -> Checkpoint | None:
+    """Return the newest undamaged checkpoint, or None if there is none."""
+    return next((c for c in reversed(list_checkpoints(folder)) if c.find_damage() is None), None)
 
 
-def choose(run: Path, steps: int | None = None) -> Checkpoint:
-    """The newest checkpoint, or the nearest to `steps`; refuses a damaged one and names the newest good one."""
-    folder = run / "checkpoints"
-    found = checkpoints(folder)
+def choose(run_path: Path, steps: int | None = None) -> Checkpoint:
+    """Return the newest checkpoint of a run or, if `steps` is given, the checkpoint nearest to this step.
+
+    Raise UserError if the run has no checkpoint, or if the chosen checkpoint is damaged.
+    """
+    folder = run_path / "checkpoints"
+    found = list_checkpoints(folder)
     if not found:
-        raise UserError(f"{run} has no checkpoint yet")
+        raise UserError(f"{run_path} has no checkpoint yet")
     chosen = found[-1] if steps is None else min(found, key=lambda c: abs(c.steps - steps))
-    if (problem := chosen.problem()) is not None:
-        good = newest_good(folder)
-        anew = f"no other is good; start anew with: bestiary train --config {run / 'config.toml'}"
-        offer = f"the newest good one is --checkpoint {good.steps}" if good else anew
-        raise UserError(f"{chosen.path} is damaged: {problem}; {offer}")
+    damage = chosen.find_damage()
+    if damage is not None:
+        intact = newest_intact(folder)
+        if intact is not None:
+            advice = f"the newest undamaged checkpoint is --checkpoint {intact.steps}"
+        else:
+            advice = (
+                "all other checkpoints are also damaged; train from step 0 with: "
+                f"bestiary train --config {run_path / 'config.toml'}"
+            )
+        raise UserError(f"{chosen.path} is damaged: {damage}; {advice}")
     if steps is not None and chosen.steps != steps:
-        note(f"the checkpoint of {run} nearest to step {steps} is at {chosen.steps}")
+        note(f"{run_path} has no checkpoint at step {steps}; using the nearest checkpoint, at step {chosen.steps}")
     return chosen
 
 
-def unused(path: Path) -> Path:
-    """The path itself, or with -2, -3 ... before its suffix: the first that does not exist."""
-    number, candidate = 2, path
+def unused_path(path: Path) -> Path:
+    """Return `path` if it does not exist. Otherwise return the first path NAME-2, NAME-3, ... that does not exist."""
+    number = 2
+    candidate = path
     while candidate.exists():
-        candidate, number = path.with_name(f"{path.stem}-{number}{path.suffix}"), number + 1
+        candidate = path.with_name(f"{path.stem}-{number}{path.suffix}")
+        number += 1
     return candidate
+
+
+def replace_link(path: Path, target: str) -> None:
+    """Make `path` a symbolic link to `target`. Replace an older link, but do nothing if `path` is a file or folder.
+
+    Errors are ignored, because these links are only a convenience and some file systems do not support them.
+    """
+    if path.exists() and not path.is_symlink():
+        return
+    with contextlib.suppress(OSError):
+        temporary = path.with_name(f".{path.name}-{os.getpid()}")
+        temporary.unlink(missing_ok=True)
+        temporary.symlink_to(target)
+        temporary.replace(path)
 
 
 def _sha256(path: Path) -> str:
@@ -190,24 +244,10 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _flush(path: Path) -> None:
+def _sync(path: Path) -> None:
+    """Wait until a file or folder is written to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _point_latest(folder: Path, name: str) -> None:
-    link(folder / "latest", name)
-
-
-def link(place: Path, target: str) -> None:
-    """Make `place` a link to `target`, replacing an older link; leaves a real file or folder alone."""
-    if place.exists() and not place.is_symlink():
-        return
-    with contextlib.suppress(OSError):  # a convenience; some file systems have no links
-        temporary = place.with_name(f".{place.name}-{os.getpid()}")
-        temporary.unlink(missing_ok=True)
-        temporary.symlink_to(target)
-        temporary.replace(place)

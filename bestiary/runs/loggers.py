@@ -1,26 +1,36 @@
-"""TensorBoard and Weights & Biases: the rows of metrics.csv once more, for those who asked.
+"""Loggers that send the rows of metrics.csv to TensorBoard and Weights & Biases (W&B).
 
-Neither may ever stop a training: what goes wrong there is one warning, and metrics.csv is complete without them.
+A logger never stops the training. If it fails, one warning is printed, and metrics.csv is still written completely.
 """
 
 import hashlib
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from bestiary.config import Config
-from bestiary.console import warn
-from bestiary.errors import UserError
+from bestiary.config.schema import Config
+from bestiary.utils.console import warn
+from bestiary.utils.errors import UserError
 
 
 class Logger(Protocol):
+    """An object that receives each row of metrics.csv."""
+
     def log(self, row: dict[str, float]) -> None: ...
 
     def close(self) -> None: ...
 
 
 class TensorBoardLogger:
+    """Logger that writes TensorBoard event files."""
+
     def __init__(self, folder: Path, first_step: int):
+        """Open the event files.
+
+        Events that an earlier session wrote for steps >= `first_step` are hidden, because the resumed run writes these
+        steps again.
+        """
         from torch.utils.tensorboard import SummaryWriter
 
         self.writer = SummaryWriter(str(folder), purge_step=first_step)
@@ -34,7 +44,10 @@ class TensorBoardLogger:
 
 
 class WandbLogger:
-    """Keys and mode (`WANDB_MODE=offline`) come from W&B's own environment variables and files, never from flags."""
+    """Logger that sends rows to W&B.
+
+    W&B reads the API key and the mode (for example `WANDB_MODE=offline`) from its own environment variables and files.
+    """
 
     def __init__(self, folder: Path, project: str, name: str, config: Config):
         import wandb
@@ -43,8 +56,8 @@ class WandbLogger:
         self.run = wandb.init(
             project=project,
             name=name,
-            id=_kept_id(folder / "wandb-id.txt"),
-            group=f"{config.label()}-{hashlib.sha256(config.group().encode()).hexdigest()[:8]}",
+            id=_persistent_id(folder / "wandb_id.txt"),
+            group=f"{config.label()}-{hashlib.sha256(config.group_key().encode()).hexdigest()[:8]}",
             config=config.tables(),
             dir=str(folder),
             resume="allow",
@@ -59,41 +72,45 @@ class WandbLogger:
         self.run.finish()
 
 
-def _kept_id(path: Path) -> str:
-    """W&B's id of a run, the same when it is resumed; a folder's name would not do, for others have such folders too."""
+def _persistent_id(path: Path) -> str:
+    """Read the W&B ID of the run from a file. If the file does not exist, create it with a random ID.
+
+    So a resumed run keeps its ID. The name of the run folder is not used as the ID, because several run folders may
+    have the same name.
+    """
     if not path.exists():
         path.write_text(uuid.uuid4().hex[:12])
     return path.read_text().strip()
 
 
-class Guarded:
-    """A logger that gives up with one warning instead of raising."""
+class SafeLogger:
+    """Wrapper that calls a logger. When the logger raises an exception, the wrapper warns once and stops logging."""
 
     def __init__(self, logger: Logger, name: str):
         self.logger: Logger | None = logger
         self.name = name
 
     def log(self, row: dict[str, float]) -> None:
-        self._try("log", row)
+        self._call("log", row)
 
     def close(self) -> None:
-        self._try("close")
+        self._call("close")
 
-    def _try(self, method: str, *args: Any) -> None:
+    def _call(self, method: str, *args: Any) -> None:
         if self.logger is None:
             return
         try:
             getattr(self.logger, method)(*args)
         except Exception as error:
-            warn(f"{self.name} stopped logging: {type(error).__name__}: {error}; metrics.csv goes on")
+            warn(f"{self.name} stopped logging: {type(error).__name__}: {error}; metrics.csv is still written")
             self.logger = None
 
 
 def check_loggers(config: Config) -> None:
-    """Refuse, before any work, a logger that is not installed."""
+    """Raise UserError if the package of a requested logger is not installed."""
     problems = []
-    for module, asked in (("tensorboard", config.training.tensorboard), ("wandb", config.training.wandb)):
-        if asked:
+    for module, requested in (("tensorboard", config.training.tensorboard), ("wandb", config.training.wandb)):
+        if requested:
             try:
                 __import__(module)
             except ImportError:
@@ -102,17 +119,19 @@ def check_loggers(config: Config) -> None:
         raise UserError(*problems)
 
 
-def make_loggers(config: Config, run_path: Path, first_step: int) -> list[Guarded]:
-    wanted: list[tuple[str, Any]] = []
+def make_loggers(config: Config, run_path: Path, first_step: int) -> list[SafeLogger]:
+    """Create the requested loggers. If a logger cannot be created, print a warning and leave this logger out."""
+    factories: dict[str, Callable[[], Logger]] = {}
     if config.training.tensorboard:
-        wanted.append(("tensorboard", lambda: TensorBoardLogger(run_path / "tensorboard", first_step)))
+        factories["tensorboard"] = lambda: TensorBoardLogger(run_path / "tensorboard", first_step)
     if config.training.wandb:
-        project, title = config.training.wandb, run_path.resolve().name
-        wanted.append(("wandb", lambda: WandbLogger(run_path, project, title, config)))
+        project = config.training.wandb
+        title = run_path.resolve().name
+        factories["wandb"] = lambda: WandbLogger(run_path, project, title, config)
     loggers = []
-    for name, make in wanted:
+    for name, make_logger in factories.items():
         try:
-            loggers.append(Guarded(make(), name))
+            loggers.append(SafeLogger(make_logger(), name))
         except Exception as error:
-            warn(f"{name} is not available: {type(error).__name__}: {error}; metrics.csv has everything")
+            warn(f"{name} is not available: {type(error).__name__}: {error}; metrics.csv is still written")
     return loggers

@@ -1,11 +1,12 @@
-"""Recordings: every decision of a pool, so that any of its games can be played again exactly.
+"""Recordings: files with all actions of a vector environment. Each game can be replayed exactly from them.
 
-    recordings/NAME.json      what the pool was: environments, options, rewards, seed, actions by name
-    recordings/NAME.actions   one byte (or two) a decision, row after row: [T,N], N environments
-    recordings/NAME.csv       a row a game: which environment, from which decision on, how long, what it earned
+    recordings/NAME.json      names, options, rewards, seed and action names of the environments
+    recordings/NAME.actions   action indices [T,N], 1 byte each (2 bytes each if there are more than 256 actions)
+    recordings/NAME.csv       one row per finished game: environment, first step, length, return
 
-A game is the environment's seed and all that was done in it since it was made: random streams go on from game to game. So a
-replay makes one environment with the same seed, goes through what came before without looking, and shows the game.
+A game depends on the seed of its environment and on all actions since the environment was created, because the random
+generators of the environment are not reset between games. Therefore a replay creates the environment with the same
+seed, takes all actions before the game without rendering, and then plays the game.
 """
 
 import json
@@ -16,225 +17,291 @@ from typing import Any
 
 import numpy as np
 
-from bestiary import __version__, plugins
-from bestiary.config import make_pool
-from bestiary.envs import lookup
-from bestiary.envs.pool import Pool, place_of
-from bestiary.envs.rewards import PLAIN, Rewards
-from bestiary.errors import UserError
-from bestiary.options import parse_options
+from bestiary import __version__
+from bestiary.config.schema import make_vector_env
+from bestiary.envs import lookup_env
+from bestiary.envs.rewards.wrapper import DEFAULT_REWARDS, RewardConfig
+from bestiary.envs.vector_env import VectorEnv, VectorEnvWrapper, action_index
 from bestiary.rollout import Step
-from bestiary.runs.checkpoints import unused
-from bestiary.runs.tables import Table, read_columns
+from bestiary.runs.checkpoints import unused_path
+from bestiary.runs.csv_tables import CsvTable, read_columns
+from bestiary.utils import plugins
+from bestiary.utils.errors import UserError
+from bestiary.utils.options import parse_options
 
-# options of how a game is seen and its actions are counted, not of what is played: a replay may have others
-SEEN = ("frame_size", "frame_stack", "gray", "flicker", "flicker_mode", "noise", "observation", "full_actions")
+# Environment options that determine what the agent observes and how actions are numbered. They do not change the game
+# itself, so a replay may use other values than the recording.
+INTERFACE_OPTIONS = (
+    "frame_size",
+    "frame_stack",
+    "gray",
+    "flicker",
+    "flicker_mode",
+    "noise",
+    "observation",
+    "full_actions",
+)
 
 
-class RecordingPool:
-    """A pool that writes down what is sent to it, and which games came of it."""
+class RecordingWrapper(VectorEnvWrapper):
+    """Wrapper of a vector environment. It writes all actions, and one row per finished game, to a recording."""
 
-    def __init__(self, pool: Pool, path: Path, about: dict[str, Any], rows: int = 0):
-        """`path` is the JSON file; of an older recording there, the first `rows` decisions of each environment are kept."""
-        self.pool, self.num_envs = pool, pool.num_envs
+    def __init__(self, pool: VectorEnv, path: Path, metadata: dict[str, Any], num_steps: int = 0):
+        """Create the files of a recording or, if `num_steps` is not 0, continue an existing recording.
+
+        `path` is the path of the JSON file. If an existing recording is continued, its first `num_steps` steps are
+        kept. Later steps, and games that ended in later steps, are removed.
+        """
+        super().__init__(pool)
         self.dtype = np.dtype("u1" if pool.action_spec.n <= 256 else "<u2")
         path.parent.mkdir(parents=True, exist_ok=True)
-        about = {"bestiary": __version__, **about, "num_envs": pool.num_envs, "bytes": self.dtype.itemsize}
-        path.write_text(json.dumps({**about, "actions": list(pool.action_spec.names)}, indent=1) + "\n")
-        self.file = path.with_suffix(".actions").open("r+b" if rows else "wb")
-        self.file.truncate(rows * self.num_envs * self.dtype.itemsize)
-        self.file.seek(0, 2)
-        self.count = rows
-        games = read_columns(path.with_suffix(".csv")) if rows else {}
-        kept = int((games["first"] + games["length"] <= rows).sum()) if games else 0
-        self.games = Table(path.with_suffix(".csv"), kept)
-        self.first = np.zeros(self.num_envs, np.int64)
-        for k in range(kept):
-            self.first[int(games["env"][k])] = int(games["first"][k] + games["length"][k])
-        self.earned = np.where(
-            self.first < rows, np.nan, 0.0
-        )  # of games under way, what was earned before is not known
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.pool, name)
+        metadata = {
+            "bestiary": __version__,
+            **metadata,
+            "num_envs": pool.num_envs,
+            "bytes_per_action": self.dtype.itemsize,
+            "action_names": list(pool.action_spec.names),
+        }
+        path.write_text(json.dumps(metadata, indent=1) + "\n")
+        self.actions_file = path.with_suffix(".actions").open("r+b" if num_steps else "wb")
+        self.actions_file.truncate(num_steps * self.num_envs * self.dtype.itemsize)
+        self.actions_file.seek(0, 2)
+        self.step_count = num_steps
+        games = read_columns(path.with_suffix(".csv")) if num_steps else {}
+        num_kept = int((games["first_step"] + games["length"] <= num_steps).sum()) if games else 0
+        self.games = CsvTable(path.with_suffix(".csv"), num_kept)
+        self.first_steps = np.zeros(self.num_envs, np.int64)  # [N] first step of the current game of each environment
+        for k in range(num_kept):
+            self.first_steps[int(games["env"][k])] = int(games["first_step"][k] + games["length"][k])
+        # [N] return so far of the current game of each environment; nan if the game began before `num_steps`
+        self.game_returns = np.where(self.first_steps < num_steps, np.nan, 0.0)
 
     def send(self, actions: np.ndarray) -> None:
-        self.file.write(actions.astype(self.dtype).tobytes())
-        self.count += 1
+        self.actions_file.write(actions.astype(self.dtype).tobytes())
+        self.step_count += 1
         self.pool.send(actions)
 
     def recv(self) -> Step:
         step = self.pool.recv()
-        self.earned += step.reward
+        self.game_returns += step.reward
         if step.game_over.any():
-            over = np.flatnonzero(step.game_over)
-            self.file.flush()
-            self.games.write([self._row(i) for i in over.tolist()])
-            self.first[over], self.earned[over] = self.count, 0
+            finished = np.flatnonzero(step.game_over)
+            self.actions_file.flush()
+            self.games.write([self._game_row(env) for env in finished.tolist()])
+            self.first_steps[finished] = self.step_count
+            self.game_returns[finished] = 0
         return step
 
-    def _row(self, env: int) -> dict[str, Any]:
-        first = int(self.first[env])
-        return {"env": env, "first": first, "length": self.count - first, "return": float(self.earned[env])}
+    def _game_row(self, env: int) -> dict[str, Any]:
+        first_step = int(self.first_steps[env])
+        return {
+            "env": env,
+            "first_step": first_step,
+            "length": self.step_count - first_step,
+            "return": float(self.game_returns[env]),
+        }
 
     def close(self) -> None:
-        self.file.close()
+        self.actions_file.close()
         self.pool.close()
 
 
-def seed_of(sequence: np.random.SeedSequence) -> dict[str, Any]:
-    """A seed as text."""
-    return {"entropy": np.asarray(sequence.entropy).tolist(), "spawn_key": list(sequence.spawn_key)}
+class _ChildSeed(np.random.SeedSequence):
+    """A seed sequence that spawns exactly one child: the child with the number `index` of the recorded seed sequence.
 
+    A vector environment of size 1 that is created with it has the same seed as environment `index` in the recording.
+    """
 
-class _Child(np.random.SeedSequence):
-    """A seed whose first child is the one that another seed has at a later place."""
-
-    def __init__(self, entropy: Any, spawn_key: tuple[int, ...], place: int):
+    def __init__(self, entropy: Any, spawn_key: tuple[int, ...], index: int):
         super().__init__(entropy, spawn_key=spawn_key)
-        self.place = place
+        self.index = index
 
     def spawn(self, n_children: int) -> Any:
         assert n_children == 1
-        return [np.random.SeedSequence(self.entropy, spawn_key=(*self.spawn_key, self.place))]
+        return [np.random.SeedSequence(self.entropy, spawn_key=(*self.spawn_key, self.index))]
 
 
 @dataclass(frozen=True)
-class Game:
-    """A line of a recording's CSV."""
+class RecordedGame:
+    """A finished game, as in one row of a recording's CSV file."""
 
-    env: int
-    first: int
-    length: int
-    earned: float
+    env: int  # index of the environment in the vector environment
+    first_step: int  # number of steps that the environment took before this game
+    length: int  # number of steps
+    game_return: float
 
 
 @dataclass
 class Recording:
-    path: Path
-    about: dict[str, Any]
+    """An existing recording, which can be replayed."""
+
+    path: Path  # the JSON file
+    metadata: dict[str, Any]  # content of the JSON file
 
     @property
     def actions(self) -> np.ndarray:
-        """[T,N]; a last row that was cut off is left out."""
-        n, dtype = self.about["num_envs"], np.dtype("u1" if self.about["bytes"] == 1 else "<u2")
+        """All action indices [T,N]. If the last step in the file is incomplete, it is left out."""
+        n = self.metadata["num_envs"]
+        dtype = np.dtype("u1" if self.metadata["bytes_per_action"] == 1 else "<u2")
         flat = np.fromfile(self.path.with_suffix(".actions"), dtype)
         return flat[: len(flat) // n * n].reshape(-1, n)
 
     @property
-    def games(self) -> list[Game]:
+    def games(self) -> list[RecordedGame]:
+        """All finished games, in the order in which they ended."""
         columns = read_columns(self.path.with_suffix(".csv"))
         if not columns:
             return []
         try:
-            rows = zip(*(columns[name] for name in ("env", "first", "length", "return")), strict=True)
-            return [Game(int(env), int(first), int(length), float(earned)) for env, first, length, earned in rows]
+            rows = zip(*(columns[name] for name in ("env", "first_step", "length", "return")), strict=True)
+            return [RecordedGame(int(env), int(first), int(length), float(value)) for env, first, length, value in rows]
         except (KeyError, ValueError) as error:
-            raise UserError(f"{self.path.with_suffix('.csv')}: not the games of a recording: {error}") from error
+            raise UserError(f"{self.path.with_suffix('.csv')} is not the CSV file of a recording: {error}") from error
 
-    def game(self, number: int) -> Game:
+    def game(self, number: int) -> RecordedGame:
+        """Return the game in row `number` of the CSV file. Raise UserError if the row or its actions do not exist."""
         games = self.games
         if not 0 <= number < len(games):
-            raise UserError(f"--game {number}: {self.path} has {len(games)} whole games, from 0 on")
-        game, (rows, envs) = games[number], self.actions.shape
-        if not (0 <= game.env < envs and 0 <= game.first < game.first + game.length <= rows):
-            raise UserError(f"--game {number}: what was done in it is not in {self.path.with_suffix('.actions')}")
+            raise UserError(
+                f"--game {number}: {self.path} has {len(games)} finished games; choose 0 to {len(games) - 1}"
+            )
+        game = games[number]
+        num_steps, num_envs = self.actions.shape
+        if not (0 <= game.env < num_envs and 0 <= game.first_step < game.first_step + game.length <= num_steps):
+            raise UserError(
+                f"--game {number}: the actions of this game are missing in {self.path.with_suffix('.actions')}"
+            )
         return game
 
-    def environment(self, game: Game) -> str:
-        names = self.about["environments"]
+    def env_name(self, game: RecordedGame) -> str:
+        """Return the name of the environment in which a game was played."""
+        names = self.metadata["environments"]
         return names[game.env % len(names)]
 
-    def pool(
+    def make_env(
         self,
-        game: Game,
+        game: RecordedGame,
         render: bool = False,
-        seen: Mapping[str, Any] | None = None,
-        rewards: Rewards | None = None,
+        interface_options: Mapping[str, Any] | None = None,
+        rewards: RewardConfig | None = None,
         trusted: Sequence[str] = (),
-    ) -> Pool:
-        """The environment of a game alone, as it was made; `seen` are options that change only how it is seen, `rewards` what
-        it pays where that is not what it paid then.
+    ) -> VectorEnv:
+        """Create the environment of a game with its recorded seed, as a vector environment of size 1.
 
-        A user's own environment or reward is imported only where it is one of the `trusted`: the recording may be a
-        stranger's."""
-        names, seed = self.about["environments"], self.about["seed"]
-        problems: list[str] = []
-        name, key, place = self.environment(game), tuple(seed["spawn_key"]), game.env
+        `interface_options` are values that replace recorded options (see INTERFACE_OPTIONS). `rewards`, if given,
+        replaces the recorded rewards. A recording may come from another person, so a plug-in (an environment or reward
+        in a user's file) is imported only if its name is in `trusted`.
+        """
+        names = self.metadata["environments"]
+        name = self.env_name(game)
         if plugins.is_plugin(name) and name not in trusted:
-            raise UserError(f"{self.path}: was recorded in {name}, which is not the run's own environment")
+            raise UserError(
+                f"{self.path} was recorded with the environment {name}, which is not a plug-in of the run; it is "
+                "not imported, because only plug-ins of the run are trusted"
+            )
         if rewards is None:
-            rewards = Rewards(**self.about["rewards"])
-            for text in (rewards.trained, *rewards.objectives):
+            rewards = RewardConfig(**self.metadata["rewards"])
+            for text in (rewards.training, *rewards.true_rewards):
                 if text is not None and plugins.is_plugin(text) and text not in trusted:
-                    raise UserError(f"{self.path}: was recorded under {text}, which is not the run's own reward")
-        options = parse_options(lookup(name).options, {**self.about["options"], **(seen or {})}, "env", problems)
+                    raise UserError(
+                        f"{self.path} was recorded with {text}; this file is not imported, because only the plug-ins "
+                        "of the run are trusted"
+                    )
+        problems: list[str] = []
+        recorded_options = self.metadata["environment_options"]
+        options = parse_options(
+            lookup_env(name).options, {**recorded_options, **(interface_options or {})}, "env", problems
+        )
         if problems:
             raise UserError(f"{self.path}: {problems[0]}")
-        if len(names) > 1:  # as a mixture deals its rows and seeds out
-            key, place = (*key, game.env % len(names)), game.env // len(names)
-        return make_pool([name], options, 1, _Child(seed["entropy"], key, place), render, rewards)
+        entropy = self.metadata["seed"]["entropy"]
+        spawn_key = tuple(self.metadata["seed"]["spawn_key"])
+        index = game.env
+        if len(names) > 1:
+            # In a vector environment of K tasks, environment i belongs to task i mod K, and each task has its own seed.
+            spawn_key = (*spawn_key, game.env % len(names))
+            index = game.env // len(names)
+        return make_vector_env([name], options, 1, _ChildSeed(entropy, spawn_key, index), render, rewards)
 
-    def script(self, game: Game) -> list[str]:
-        """What was done in a game, by name."""
-        return self._done(game.env, game.first, game.first + game.length)
+    def game_actions(self, game: RecordedGame) -> list[str]:
+        """Return the names of the actions of a game."""
+        return self._action_names(game.env, game.first_step, game.first_step + game.length)
 
-    def _done(self, env: int, first: int, last: int) -> list[str]:
-        names = self.about["actions"]
-        return [names[a] for a in self.actions[first:last, env]]
+    def _action_names(self, env: int, first: int, last: int) -> list[str]:
+        names = self.metadata["action_names"]
+        return [names[action] for action in self.actions[first:last, env]]
 
-    def replay(self, game: Game, trusted: Sequence[str] = ()) -> Iterator[Step]:
-        """The steps of a game again, the opening one first; the last is the opening one of what came next."""
-        pool = self.pool(game, trusted=trusted)
+    def replay(self, game: RecordedGame, trusted: Sequence[str] = ()) -> Iterator[Step]:
+        """Replay a game and yield its steps.
+
+        In the last step, `game_over` is set, and the observation is the first one of the next game.
+        """
+        pool = self.make_env(game, trusted=trusted)
         try:
-            step = self.rewind(game, pool)
-            yield step
-            for action in self.actions[game.first : game.first + game.length, game.env]:
+            yield self.fast_forward(game, pool)
+            for action in self.actions[game.first_step : game.first_step + game.length, game.env]:
                 pool.send(np.array([action], np.int64))
                 yield pool.recv()
         finally:
             pool.close()
 
-    def rewind(self, game: Game, pool: Pool, who: Path | None = None) -> Step:
-        """Bring a pool that was just made (`who`'s) to the beginning of a game; it may have other actions than the recorded."""
+    def fast_forward(self, game: RecordedGame, pool: VectorEnv, run_path: Path | None = None) -> Step:
+        """Step a new environment with all recorded actions before a game. Return the first step of the game.
+
+        Actions are looked up by name, because the environment may number them differently from the recording.
+        `run_path` is the run to name in error messages.
+        """
         step = pool.reset()
-        for action in self._done(game.env, 0, game.first):
-            pool.send(np.array([place_of(action, pool, who or self.path)]))
+        for action in self._action_names(game.env, 0, game.first_step):
+            pool.send(np.array([action_index(action, pool, run_path or self.path)]))
             step = pool.recv()
         return step
 
 
 def open_recording(path: str | Path) -> Recording:
-    found = Path(path).expanduser()
+    """Open a recording, given the path of its JSON file. Raise UserError if the file is not a recording."""
+    json_path = Path(path).expanduser()
     try:
-        about = json.loads(found.read_text())
+        metadata = json.loads(json_path.read_text())
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}") from error
     except ValueError as error:
-        raise UserError(f"{path}: not a recording: {error}") from error
+        raise UserError(f"{path} is not a recording: {error}") from error
     try:
-        for key in ("environments", "options", "num_envs", "actions", "bytes"):
-            about[key]
-        Rewards(**about["rewards"])
-        np.random.SeedSequence(about["seed"]["entropy"], spawn_key=about["seed"]["spawn_key"])
+        for key in ("environments", "environment_options", "num_envs", "action_names", "bytes_per_action"):
+            metadata[key]
+        RewardConfig(**metadata["rewards"])
+        np.random.SeedSequence(metadata["seed"]["entropy"], spawn_key=metadata["seed"]["spawn_key"])
     except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{path}: not a recording (bestiary eval --record makes one): {error}") from error
-    if not found.with_suffix(".actions").is_file():
-        raise UserError(f"{path}: {found.with_suffix('.actions').name} is missing beside it")
-    return Recording(found, about)
+        raise UserError(
+            f"{path} is not a recording ({error}); create one with bestiary eval --record (version 0.2 or later)"
+        ) from error
+    if not json_path.with_suffix(".actions").is_file():
+        raise UserError(f"{path}: the file {json_path.with_suffix('.actions').name} is missing in the same folder")
+    return Recording(json_path, metadata)
 
 
-def record(
-    pool: Pool,
+def make_recording_wrapper(
+    pool: VectorEnv,
     path: Path,
     names: list[str],
     options: Any,
     seed: np.random.SeedSequence,
-    rewards: Rewards = PLAIN,
-    rows: int = 0,
-    **about: Any,
+    rewards: RewardConfig = DEFAULT_REWARDS,
+    num_steps: int = 0,
+    **metadata: Any,
 ) -> Any:
-    """The pool, recorded. `seed` is what it was made with."""
-    plain = {k: v for k, v in asdict(options).items() if v is not None}
-    about = {**about, "environments": names, "options": plain, "rewards": asdict(rewards), "seed": seed_of(seed)}
-    return RecordingPool(pool, path if rows else unused(path), about, rows)
+    """Wrap a vector environment so that its actions are recorded.
+
+    `names`, `options`, `seed` and `rewards` are the arguments with which the vector environment was created. If
+    `num_steps` is not 0, the existing recording at `path` is continued after its first `num_steps` steps. `metadata` is
+    added to the JSON file.
+    """
+    metadata = {
+        **metadata,
+        "environments": names,
+        "environment_options": {key: value for key, value in asdict(options).items() if value is not None},
+        "rewards": asdict(rewards),
+        "seed": {"entropy": np.asarray(seed.entropy).tolist(), "spawn_key": list(seed.spawn_key)},
+    }
+    return RecordingWrapper(pool, path if num_steps else unused_path(path), metadata, num_steps)

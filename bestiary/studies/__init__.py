@@ -1,4 +1,7 @@
-"""Studies: many runs from one file, and what came of them on one page.
+"""Studies: one file describes many runs, and their results are shown on one page.
 
-study (the file) → trial (one run of it) → run (what is missing) → results → report, page
+A study uses the modules in this order:
+study_file -> study (its variants) -> trial (one run) -> runner, executors -> results -> study_report
+
+`runs_report` writes a page about all runs below a folder, whether they belong to a study or not.
 """

@@ -1,134 +1,236 @@
-"""What came of a study: a row for each variant, from the runs that are trained to their end.
+"""Results of a study: statistics of each variant over its seeds, and learning curves.
 
-A run's final return is the mean return of the whole games of the last tenth of its training. A row has the mean and the
-interquartile mean of its runs' final returns, and the mean of their final true returns where they watch a true reward. Where
-the environment is in the grid and `[normalise]` says what counts as 0 and as 1 in each, rows follow that take all environments
-together.
+The final return of a run is the mean return of the games that ended in the last tenth of the training. Runs that are
+not trained to the end have no final return.
+
+A study can train the same variants in several environments. Returns can be normalised if, for each environment, the two
+returns are known that are normalised to 0 and 1. They come from the table `[normalise]` of the study file, or from the
+score ranges of the environments. In this case, the normalised returns of all environments are also summarised.
 """
 
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
-from bestiary.analysis.compare import TRUE, Group, final_return, games_of, make_group
-from bestiary.errors import UserError
-from bestiary.studies.statistics import interval, iqm
+from bestiary.envs import lookup_score_range
+from bestiary.evaluation.aggregates import STRATIFIED_BOOTSTRAP, interquartile_mean, mean_score, stratified_bootstrap
+from bestiary.evaluation.learning_curves import (
+    GAME_TRUE_RETURN,
+    CurveGroup,
+    final_return,
+    load_game_returns,
+    make_curve_group,
+)
+from bestiary.evaluation.score_comparison import ScoreComparison, ScoreMatrix, make_comparison, pad_columns
+from bestiary.evaluation.statistics import NO_INTERVAL, mean_interval
 from bestiary.studies.study import Study
 from bestiary.studies.trial import Trial
+from bestiary.utils.errors import UserError
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What one run came to; None where it has not."""
+class TrialResult:
+    """Results of one run. A value is None if it is not known, for example because the run is not trained to the end."""
 
     trial: Trial
-    trained: bool
-    final: float | None = None
-    evaluated: float | None = None
-    true_return: float | None = None
-    true_evaluated: float | None = None
-    seconds: float | None = None
+    is_trained: bool
+    final_return: float | None = None
+    eval_return: float | None = None
+    true_final_return: float | None = None
+    true_eval_return: float | None = None
+    seconds: float | None = None  # training time
 
 
 @dataclass(frozen=True)
-class Row:
+class VariantResult:
+    """One row of results.csv: results of a variant in one environment, or normalised results over all environments."""
+
     label: str
     environments: tuple[str, ...]
-    parameters: tuple[int, ...]
-    outcomes: list[Outcome]  # of all runs planned
-    scores: list[np.ndarray] = field(default_factory=list)  # one array an environment, one score a finished run
+    parameters: tuple[int, ...]  # numbers of network parameters; they may differ between environments
+    trials: list[TrialResult]  # all runs of the variant, including those that are not trained yet
+    # Final returns, normalised if there are several environments: one array [R] per environment, for R trained runs.
+    scores: list[np.ndarray] = field(default_factory=list)
 
     @property
-    def finished(self) -> list[Outcome]:
-        return [outcome for outcome in self.outcomes if outcome.trained]
+    def num_trained(self) -> int:
+        return sum(result.is_trained for result in self.trials)
 
-    def numbers(self) -> dict[str, float]:
-        """The statistics by name; without those that nothing is known about yet."""
-        found: dict[str, float] = {}
+    def statistics(self) -> dict[str, Any]:
+        """Return {name: value} of all statistics that are known.
+
+        `ci_low` and `ci_high` are the 95 % interval of the mean over seeds, and `interval` is its method.
+        """
+        known: dict[str, Any] = {}
         if self.scores:
-            scores = np.concatenate(self.scores)
-            found |= {"mean": float(scores.mean()), "iqm": iqm(self.scores)}
-            if len(scores) > len(self.scores):
-                found["ci_low"], found["ci_high"] = interval(self.scores)
-            found |= {"lowest": float(scores.min()), "highest": float(scores.max())}
-        for name in ("true_return", "evaluated", "true_evaluated"):
-            known = [value for outcome in self.outcomes if (value := getattr(outcome, name)) is not None]
-            if known and len(self.environments) == 1:
-                found[name] = float(np.mean(known))
-        timed = [(o.seconds, o.trial.run.steps) for o in self.outcomes if o.seconds]
+            matrix = pad_columns(self.scores)
+            known["mean"] = float(mean_score(matrix))
+            known |= self._interval(matrix)
+            known["iqm"] = float(interquartile_mean(matrix))
+            known["min"] = float(np.nanmin(matrix))
+            known["max"] = float(np.nanmax(matrix))
+        for name in ("true_final_return", "eval_return", "true_eval_return"):
+            values = [value for result in self.trials if (value := getattr(result, name)) is not None]
+            if values and len(self.environments) == 1:
+                known[name] = float(np.mean(values))
+        timed = [(result.seconds, result.trial.run.steps) for result in self.trials if result.seconds]
         if timed:
             seconds, steps = np.sum(timed, axis=0)
-            found |= {"minutes": float(seconds) / len(timed) / 60, "steps_per_second": float(steps / seconds)}
-        return found
+            known["minutes_per_run"] = float(seconds) / len(timed) / 60
+            known["steps_per_second"] = float(steps / seconds)
+        return known
+
+    def _interval(self, matrix: np.ndarray) -> dict[str, Any]:
+        """Return the 95 % interval of the mean and its method. The interval needs several runs per environment."""
+        if matrix.shape[1] == 1:
+            interval = mean_interval(self.scores[0])
+            limits, method = (interval.low, interval.high), interval.method
+        else:
+            found = stratified_bootstrap(mean_score, matrix)
+            limits = (None, None) if found is None else (float(found[0]), float(found[1]))
+            method = NO_INTERVAL if found is None else STRATIFIED_BOOTSTRAP
+        if limits[0] is None:
+            return {"interval": method}
+        return {"ci_low": limits[0], "ci_high": limits[1], "interval": f"{method}, over seeds"}
 
 
-def collect(trials: list[Trial]) -> list[Outcome]:
-    """Read every run folder; what is unfinished, missing or broken gives an outcome with nothing in it."""
-    return [_outcome(trial) if trial.trained else Outcome(trial, False) for trial in trials]
+def collect_results(trials: list[Trial]) -> list[TrialResult]:
+    """Read the results of all trials from their run folders. Trials that are not trained to the end have no results."""
+    return [_read_result(trial) if trial.is_trained else TrialResult(trial, False) for trial in trials]
 
 
-def _outcome(trial: Trial) -> Outcome:
-    final = true = seconds = None
-    with suppress(UserError):  # it ended before any game did
+def _read_result(trial: Trial) -> TrialResult:
+    final = true_final = seconds = None
+    with suppress(UserError):  # raised if no game was finished
         final = final_return(trial.run)
-        true = final_return(trial.run, column=TRUE) if TRUE in trial.run.episodes else None
-    with suppress(OSError, ValueError, KeyError):  # a damaged checkpoint
-        seconds = float(trial.run.checkpoints[-1].state()["seconds"])
+        if GAME_TRUE_RETURN in trial.run.episodes:
+            true_final = final_return(trial.run, column=GAME_TRUE_RETURN)
+    with suppress(OSError, ValueError, KeyError):  # raised if the checkpoint is damaged
+        seconds = float(trial.run.checkpoints[-1].load_state()["seconds"])
     evaluation = trial.evaluation() or {}
-    return Outcome(trial, True, final, evaluation.get("mean"), true, evaluation.get("true"), seconds)
+    return TrialResult(
+        trial,
+        True,
+        final_return=final,
+        eval_return=evaluation.get("mean"),
+        true_final_return=true_final,
+        true_eval_return=evaluation.get("true_mean"),
+        seconds=seconds,
+    )
 
 
-def rows(study: Study, outcomes: list[Outcome]) -> list[Row]:
-    """A row a variant; then, where asked for, a row for each family of variants that differ only in their environment."""
-    made = []
+def summarise_variants(study: Study, results: list[TrialResult]) -> list[VariantResult]:
+    """Return the result of each variant. If the study normalises returns, append the results over all environments.
+
+    Results over all environments need at least one trained run in each environment.
+    """
+    summaries = []
     for variant in study.variants:
-        own = [outcome for outcome in outcomes if outcome.trial.variant is variant]
-        scores = _finals(own)
-        made.append(Row(variant.name, variant.config.envs, (variant.parameters,), own, [scores] if len(scores) else []))
-    families = dict.fromkeys(variant.family for variant in study.variants) if study.normalise else {}
-    for family in families:
-        members = [row for row in made if row.outcomes[0].trial.variant.family == family]
-        if len(members) > 1 and all(row.scores for row in members):
-            made.append(_together(family, members, study.normalise))
-    return made
+        own = [result for result in results if result.trial.variant is variant]
+        scores = _final_returns(own)
+        envs = variant.config.envs
+        summaries.append(VariantResult(variant.name, envs, (variant.parameters,), own, [scores] if len(scores) else []))
+    ranges = score_ranges(study)
+    across_envs = _variants_across_envs(summaries) if ranges else {}
+    for name, members in across_envs.items():
+        if len(members) > 1:
+            summaries.append(_normalised_summary(name, members, ranges))
+    return summaries
 
 
-def _together(family: str, members: list[Row], normalise: dict[str, tuple[float, float]]) -> Row:
+def score_ranges(study: Study) -> dict[str, tuple[float, float]]:
+    """Return, for each environment, the returns that are normalised to 0 and 1; an empty dict if one is unknown.
+
+    The table [normalise] of the study file has priority. The score ranges of environments are used only if all variants
+    are trained on the environment's own reward.
+    """
+    if study.normalise or any(variant.config.rewards.training is not None for variant in study.variants):
+        return study.normalise
+    ranges = {variant.config.envs[0]: lookup_score_range(variant.config.envs[0]) for variant in study.variants}
+    known = {env: (found.low, found.high) for env, found in ranges.items() if found is not None}
+    return known if len(known) == len(ranges) else {}
+
+
+def _variants_across_envs(summaries: list[VariantResult]) -> dict[str, list[VariantResult]]:
+    """Return {name without environment: results in each environment} of the variants that have all environments."""
+    envs = {summary.environments for summary in summaries}
+    by_name: dict[str, list[VariantResult]] = {}
+    for summary in summaries:
+        if summary.scores and len(summary.environments) == 1:
+            by_name.setdefault(summary.trials[0].trial.variant.name_without_env, []).append(summary)
+    return {name: members for name, members in by_name.items() if len(members) == len(envs)}
+
+
+def compare_variants(study: Study, summaries: list[VariantResult]) -> ScoreComparison | None:
+    """Return the comparison of variants by their final returns in all environments.
+
+    Return None if there is nothing to compare: the variants are trained on different rewards, or there are fewer than
+    two variants and fewer than two environments.
+    """
+    if len({variant.config.rewards.training for variant in study.variants}) > 1:
+        return None
+    single = [summary for summary in summaries if len(summary.environments) == 1]
+    by_name = _variants_across_envs(single)
+    raw = [
+        ScoreMatrix(name, tuple(m.environments[0] for m in members), pad_columns([m.scores[0] for m in members]))
+        for name, members in by_name.items()
+    ]
+    comparison = make_comparison(raw, score_ranges(study), _describe_scale(study))
+    return comparison if len(raw) > 1 or comparison.normalised else None
+
+
+def _describe_scale(study: Study) -> str:
+    if study.normalise:
+        return "0 and 1: [normalise] of the study file"
+    ranges = [lookup_score_range(variant.config.envs[0]) for variant in study.variants]
+    return " / ".join(dict.fromkeys(found.meaning for found in ranges if found is not None))
+
+
+def _normalised_summary(
+    name: str, members: list[VariantResult], normalise: dict[str, tuple[float, float]]
+) -> VariantResult:
+    """Return the result over several environments, after normalising the returns of each environment.
+
+    `members` are the results in the environments. `normalise` has the two returns that become 0 and 1, by environment.
+    """
     scores = []
-    for row in members:
-        low, high = normalise[row.environments[0]]
-        scores.append((row.scores[0] - low) / (high - low))
-    return Row(
-        f"{family} (normalised, {len(members)} environments)",
-        tuple(row.environments[0] for row in members),
-        tuple(dict.fromkeys(row.parameters[0] for row in members)),
-        [outcome for row in members for outcome in row.outcomes],
+    for member in members:
+        low, high = normalise[member.environments[0]]
+        scores.append((member.scores[0] - low) / (high - low))
+    return VariantResult(
+        f"{name} (normalised, {len(members)} environments)",
+        tuple(member.environments[0] for member in members),
+        tuple(dict.fromkeys(member.parameters[0] for member in members)),
+        [result for member in members for result in member.trials],
         scores,
     )
 
 
-def _finals(outcomes: Iterable[Outcome]) -> np.ndarray:
-    return np.array([outcome.final for outcome in outcomes if outcome.final is not None])
+def _final_returns(results: Iterable[TrialResult]) -> np.ndarray:
+    return np.array([result.final_return for result in results if result.final_return is not None])
 
 
-def curves(study: Study, trials: list[Trial]) -> dict[str, dict[str, list[Group]]]:
-    """Learning curves by environment, one a variant with a band over its seeds; unfinished runs as far as they are.
+def learning_curves(study: Study, trials: list[Trial]) -> dict[str, dict[str, list[CurveGroup]]]:
+    """Return {environment: {title of a panel: curves}}, with one curve per variant and a band over its seeds.
 
-    Of a study with variants at several points of a grid, a panel for each point."""
-    figures: dict[str, dict[str, list[Group]]] = {}
+    Unfinished runs are included. Usually there is one panel without a title. If the study has named variants and a
+    grid, there is one panel for each combination of grid values.
+    """
+    curves: dict[str, dict[str, list[CurveGroup]]] = {}
     for variant in study.variants:
-        runs = [trial.run for trial in trials if trial.variant is variant and _has_games(trial)]
+        runs = [trial.run for trial in trials if trial.variant is variant and _has_finished_games(trial)]
         if runs:
-            panel, label = (variant.point, variant.own) if variant.own else ("", variant.name)
-            panels = figures.setdefault(variant.config.envs[0], {})
-            panels.setdefault(panel, []).append(make_group(label, runs))
-    return figures
+            panels = curves.setdefault(variant.config.envs[0], {})
+            panel = variant.grid_point if variant.own_name else ""
+            panels.setdefault(panel, []).append(make_curve_group(variant.curve_label, runs, is_named=True))
+    return curves
 
 
-def _has_games(trial: Trial) -> bool:
+def _has_finished_games(trial: Trial) -> bool:
     try:
-        return trial.exists and len(games_of(trial.run)[0]) > 0
+        return trial.exists and len(load_game_returns(trial.run)[0]) > 0
     except UserError:
         return False

@@ -1,358 +1,254 @@
-"""A study file: one TOML that stands for many runs.
+"""A study: one TOML file that describes many runs.
 
     name = "recall-memories"
     seeds = [1, 2, 3]
-    evaluate = 200                      # games that each agent plays when its training is done
-    dashed = ["stack8"]                 # variants drawn as a line at their final return, not as a curve
-    zoom = "200k:300k"                  # a second panel with this part of the x axis
+    evaluate = 200                      # after training, each agent is evaluated with this number of games
+    dashed = ["stack8"]                 # these variants are drawn as a dashed line at their final return
+    zoom = "200k:300k"                  # an additional panel shows this range of the x axis
 
-    [base]                              # what all runs have in common: whatever a config file may say
+    [base]                              # options of all runs, written as in a config file
     preset = "recall"
 
-    [grid]                              # every combination of these lists is a variant
+    [grid]                              # each combination of these values is a variant
     memory = ["none", "gru", "lstm"]
 
-    [[variant]]                         # or named ones, each with options of its own
+    [[variant]]                         # a named variant with its own options
     name = "stack8"
     frame_stack = 8
 
-Everything is checked before anything runs, and what is wrong is named with its line.
+If there are named variants and a grid, each named variant is combined with each combination of the grid. All variants
+are checked before the first run starts. Error messages state the line of the file.
 """
 
-import functools
 import itertools
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bestiary import plugins
 from bestiary.agents.agent import count_parameters
-from bestiary.config import Config
-from bestiary.errors import UserError
-from bestiary.options import span, suggest
-from bestiary.resolve import layers, over, resolve
+from bestiary.config.resolve import resolve
+from bestiary.config.schema import Config
 from bestiary.runs.loggers import check_loggers
-from bestiary.runtime.devices import check_device
-from bestiary.studies.lines import Lines, key_lines
-from bestiary.textconfig import flatten
+from bestiary.runs.option_sources import merge_sources
+from bestiary.studies.study_file import (
+    FOLDER_NAME,
+    FOLDER_NAME_RULE,
+    StudyFile,
+    VariantDraft,
+    draft_variants,
+    read_study_file,
+)
+from bestiary.training.devices import check_devices
+from bestiary.utils.errors import UserError
+from bestiary.utils.options import parse_range, suggest
 
 KEYS = ("name", "seeds", "evaluate", "dashed", "zoom", "base", "grid", "variant", "normalise")
-FOLDER_NAME = re.compile(r"[\w+=-][\w.,+=-]*")
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One configuration; its runs differ only in their seed."""
+    """One configuration of a study. Its runs differ only in their seed."""
 
     name: str
-    family: str  # the name without the environment, where that is in the grid: what to average over environments
-    own: str  # what it is called in its [[variant]] ...
-    point: str  # ... and where it is on the grid, but for the environment; nothing where there is no such thing
+    name_without_env: str  # `name` without `env=...`; normalised results combine variants that differ only in `env`
+    own_name: str  # name in the [[variant]] table; empty if the variant has no such table
+    grid_point: str  # values of the grid options except `env`, as text; empty if there is no such option
     config: Config
-    parameters: int
+    parameters: int  # number of network parameters
+
+    @property
+    def curve_label(self) -> str:
+        return self.own_name or self.name
 
     def with_seed(self, seed: int, evaluate: int) -> Config:
+        """Return the configuration of the run with this seed.
+
+        If `evaluate` is not 0, the agent is evaluated with this number of games after training.
+        """
         training = self.config.training
-        asked = replace(training, seed=seed, eval_at_end=evaluate or training.eval_at_end)
-        return replace(self.config, training=asked)
+        eval_at_end = evaluate or training.eval_at_end
+        return replace(self.config, training=replace(training, seed=seed, eval_at_end=eval_at_end))
 
 
 @dataclass(frozen=True)
 class Study:
+    """The content of a study file, with a checked configuration for each variant."""
+
     path: Path
-    text: str
+    text: str  # content of the file
     name: str
     seeds: tuple[int, ...]
-    evaluate: int
+    evaluate: int  # number of games of the evaluation after training; 0: no evaluation
     variants: list[Variant]
-    normalise: dict[str, tuple[float, float]]  # environment -> the returns that count as 0 and as 1
-    dashed: tuple[str, ...] = ()  # variants whose final return is drawn, not their curve
-    zoom: tuple[float, float] | None = None  # a part of the x axis to look at closely
-
-
-@dataclass(frozen=True)
-class Source:
-    """The file as it was read; knows where things stand in it."""
-
-    path: Path
-    text: str
-    tables: dict[str, Any]
-
-    @functools.cached_property
-    def lines(self) -> Lines:
-        return key_lines(self.text)
-
-    def at(self, table: str, key: str = "") -> str:
-        line = self.lines.get((table, key))
-        return f"{self.path}, line {line}" if line else str(self.path)
-
-
-@dataclass(frozen=True)
-class Sketch:
-    """A variant that nobody has checked yet: its name, and options by the table that they come from, the strongest last."""
-
-    name: str
-    family: str
-    own: str
-    point: str
-    tables: dict[str, dict[str, Any]]
-
-    @property
-    def options(self) -> dict[str, Any]:
-        return functools.reduce(over, self.tables.values(), {})
+    normalise: dict[str, tuple[float, float]]  # by environment: the two returns that are normalised to 0 and 1
+    dashed: tuple[str, ...] = ()  # variants that are drawn as a dashed line at their final return
+    zoom: tuple[float, float] | None = None  # range of the x axis of an additional panel
 
 
 def read_study(path: Path) -> Study:
-    """The file with all its variants resolved; raises UserError with all problems found."""
-    source, problems = _read(path), list[str]()
-    tables = source.tables
-    for key in set(tables) - set(KEYS):
-        problems.append(f"{source.at('', key)}: a study has no {key}{suggest(key, KEYS)} (it has {', '.join(KEYS)})")
-    name = tables.get("name", path.stem)
+    """Read a study file and check the configurations of all its variants. Raise UserError with all problems found."""
+    file = read_study_file(path)
+    problems: list[str] = []
+    for key in set(file.tables) - set(KEYS):
+        problems.append(f"{file.location('', key)}: unknown key {key}{suggest(key, KEYS)} (keys: {', '.join(KEYS)})")
+    name = file.tables.get("name", path.stem)
     if not isinstance(name, str) or not FOLDER_NAME.fullmatch(name):
-        problems.append(f"{source.at('', 'name')}: name = {name!r}: {_FOLDERS}")
-    evaluate = tables.get("evaluate", 0)
+        problems.append(f"{file.location('', 'name')}: name = {name!r}: {FOLDER_NAME_RULE}")
+    evaluate = file.tables.get("evaluate", 0)
     if not isinstance(evaluate, int) or isinstance(evaluate, bool) or evaluate < 0:
         problems.append(
-            f"{source.at('', 'evaluate')}: evaluate = {evaluate!r}: expected a number of games, such as 100"
+            f"{file.location('', 'evaluate')}: evaluate = {evaluate!r}: expected a number of games, such as 100"
         )
-    seeds = _seeds(source, problems)
-    normalise = _normalise(source, problems)
-    sketches = _sketches(source, problems)
-    dashed, zoom = _figure(source, [sketch.name for sketch in sketches], problems)
+    seeds = _read_seeds(file, problems)
+    normalise = _read_normalise(file, problems)
+    drafts = draft_variants(file, problems)
+    dashed = _read_dashed(file, [draft.name for draft in drafts], problems)
+    zoom = _read_zoom(file, problems)
     if problems:
         raise UserError(*problems)
-    variants = _resolve_all(source, sketches, seeds[0])
-    _check_normalise(source, variants, normalise)
-    return Study(path, source.text, name, seeds, evaluate, variants, normalise, dashed, zoom)
+    variants = _resolve_variants(file, drafts, seeds[0])
+    _check_normalise(file, variants, normalise)
+    return Study(path, file.text, name, seeds, evaluate, variants, normalise, dashed, zoom)
 
 
-_FOLDERS = "it names folders, so it is made of letters, digits and - _ = + , ."
+# --- keys of the file ---
 
 
-def _read(path: Path) -> Source:
-    try:
-        text = path.read_text()
-        return Source(path, text, tomllib.loads(text))
-    except FileNotFoundError as error:
-        raise UserError(f"{path}: there is no such file") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: not readable as TOML: {error}") from error
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from error
-
-
-def _seeds(source: Source, problems: list[str]) -> tuple[int, ...]:
-    seeds, where = source.tables.get("seeds"), source.at("", "seeds")
+def _read_seeds(file: StudyFile, problems: list[str]) -> tuple[int, ...]:
+    seeds, location = file.tables.get("seeds"), file.location("", "seeds")
     if not isinstance(seeds, list) or not seeds:
-        problems.append(f"{where}: which seeds? For example: seeds = [1, 2, 3]")
+        problems.append(f"{location}: seeds: expected a list, such as seeds = [1, 2, 3]")
         return ()
     wrong = [seed for seed in seeds if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**63]
-    problems += [f"{where}: seeds: {seed!r} is not a whole number from 0 on" for seed in wrong]
-    twice = {seed for seed in seeds if not wrong and seeds.count(seed) > 1}
-    problems += [f"{where}: seed {seed} is listed twice" for seed in sorted(twice)]
+    problems += [f"{location}: seeds: {seed!r}: expected an integer >= 0" for seed in wrong]
+    duplicates = {seed for seed in seeds if not wrong and seeds.count(seed) > 1}
+    problems += [f"{location}: seed {seed} is listed twice" for seed in sorted(duplicates)]
     return tuple(seeds)
 
 
-# --- from tables to variants ---
+def _read_dashed(file: StudyFile, variants: list[str], problems: list[str]) -> tuple[str, ...]:
+    dashed, location = file.tables.get("dashed", []), file.location("", "dashed")
+    if not isinstance(dashed, list):
+        problems.append(f'{location}: dashed = {dashed!r}: expected a list of variants, such as ["a"]')
+        return ()
+    for name in dashed:
+        if name not in variants:
+            problems.append(f"{location}: there is no variant {name}{suggest(str(name), variants)}")
+    return tuple(dashed)
 
 
-def _sketches(source: Source, problems: list[str]) -> list[Sketch]:
-    """Every variant at every point of the grid."""
-    base = _table(source, "base", problems)
-    named = _named(source, problems)
-    points = _points(source, problems)
-    sketches = []
-    for (name, table, own), point in itertools.product(named, points):
-        words = {key: _word(key, value) for key, value in point.items()}
-        full = ",".join(filter(None, [name, *words.values()]))
-        where = ",".join(word for key, word in words.items() if key != "env")
-        family = ",".join(filter(None, [name, where]))
-        options = {"base": base, **({table: own} if table else {}), **({"grid": point} if point else {})}
-        sketches.append(Sketch(full or "base", family or "all", name, where, options))
-    for sketch in sketches:
-        for table, options in sketch.tables.items():
-            if "seed" in options:
-                problems.append(f"{source.at(table, 'seed')}: seed: a study's seeds are listed once, in seeds = [...]")
-    names = [sketch.name.lower() for sketch in sketches]  # as file systems compare them that know no case
-    for twice in sorted({name for name in names if names.count(name) > 1}):
-        places = [source.at(table, "name") for name, table, _ in named if name.lower() == twice]
-        problems.append(f"{places[-1] if places else source.path}: there are two variants called {twice}")
-    return sketches if not problems else []
+def _read_zoom(file: StudyFile, problems: list[str]) -> tuple[float, float] | None:
+    zoom = file.tables.get("zoom")
+    if zoom is None:
+        return None
+    try:
+        return parse_range(zoom)
+    except ValueError as error:
+        problems.append(f"{file.location('', 'zoom')}: zoom = {zoom!r}: {error}")
+        return None
 
 
-def _table(source: Source, name: str, problems: list[str]) -> dict[str, Any]:
-    table = source.tables.get(name, {})
-    if isinstance(table, Mapping):
-        return flatten(table)
-    problems.append(f"{source.at('', name)}: {name} is a table: [{name}], and options below it")
-    return {}
-
-
-def _named(source: Source, problems: list[str]) -> list[tuple[str, str, dict[str, Any]]]:
-    """Name, table and options of each [[variant]]; a nameless one without options where there is none."""
-    given = source.tables.get("variant", [])
-    if not isinstance(given, list) or not all(isinstance(table, Mapping) for table in given):
-        problems.append(f"{source.at('', 'variant')}: variants are written [[variant]], each with a name and options")
-        return []
-    found = []
-    for number, table in enumerate(given):
-        place, options = f"variant {number}", flatten(table)
-        name = options.pop("name", None)
-        if name is None:
-            problems.append(f'{source.at(place)}: this [[variant]] has no name = "..."')
-        elif not isinstance(name, str) or not FOLDER_NAME.fullmatch(name):
-            problems.append(f"{source.at(place, 'name')}: name = {name!r}: {_FOLDERS}")
-        else:
-            found.append((name, place, options))
-    return found or [("", "", {})]
-
-
-def _points(source: Source, problems: list[str]) -> list[dict[str, Any]]:
-    """The combinations of the grid's lists; one without options where there is no grid."""
-    grid, before = _table(source, "grid", problems), len(problems)
-    if "grid" in source.tables and not grid and not problems:
+def _read_normalise(file: StudyFile, problems: list[str]) -> dict[str, tuple[float, float]]:
+    table = file.tables.get("normalise", {})
+    if not isinstance(table, Mapping):
         problems.append(
-            f"{source.at('grid')}: the grid is empty: it has lists of options, such as memory = ['none', 'lstm']"
+            f"{file.location('', 'normalise')}: normalise: expected a table [normalise] with a key for each environment"
         )
-    for key, values in grid.items():
-        where = source.at("grid", key)
-        if not isinstance(values, list) or not values:
-            problems.append(f"{where}: grid {key} = {values!r}: expected a list of values, such as [1, 2]")
+        return {}
+    ranges = {}
+    for env, value in table.items():
+        is_pair = isinstance(value, list) and len(value) == 2 and all(isinstance(v, int | float) for v in value)
+        if not is_pair or value[0] == value[1]:
+            location = file.location("normalise", env.replace("-", "_"))
+            problems.append(
+                f"{location}: {env} = {value!r}: expected the returns that count as 0 and as 1, such as [0, 50]"
+            )
             continue
-        words = [_word(key, value) for value in values]
-        problems += [
-            f"{where}: grid {word} is listed twice" for word in sorted({w for w in words if words.count(w) > 1})
-        ]
-    if len(problems) > before:
-        return [{}]
-    return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+        ranges[env] = (float(value[0]), float(value[1]))
+    return ranges
 
 
-def _word(key: str, value: Any) -> str:
-    """`memory=gru`, fit for the name of a folder."""
-    if isinstance(value, str) and plugins.is_plugin(value):
-        value = plugins.split(value)[1]
-    if isinstance(value, list):
-        value = "x".join(map(str, value))
-    value = {True: "on", False: "off"}[value] if isinstance(value, bool) else value
-    return f"{key}={re.sub(r'[^A-Za-z0-9_.+-]+', '-', str(value))}"
+def _check_normalise(file: StudyFile, variants: list[Variant], normalise: dict[str, tuple[float, float]]) -> None:
+    """Raise UserError if [normalise] has entries, but not exactly one for each environment of the study."""
+    envs = dict.fromkeys(variant.config.envs[0] for variant in variants)
+    missing = [env for env in envs if normalise and env not in normalise]
+    unknown = [env for env in normalise if env not in envs]
+    if missing:
+        raise UserError(f"{file.location('normalise')}: [normalise] has no entry for {', '.join(missing)}")
+    if unknown:
+        location = file.location("normalise", unknown[0].replace("-", "_"))
+        raise UserError(f"{location}: no variant uses the environment {unknown[0]}{suggest(unknown[0], envs)}")
 
 
-# --- from variants to configs ---
+# --- from drafts to configurations ---
 
 
-def _resolve_all(source: Source, sketches: list[Sketch], seed: int) -> list[Variant]:
+def _resolve_variants(file: StudyFile, drafts: list[VariantDraft], seed: int) -> list[Variant]:
+    """Return the variants with their configurations. Raise UserError with the problems of all drafts.
+
+    If several drafts have the same problem, it is listed once.
+    """
     variants: list[Variant] = []
-    problems: dict[str, list[str]] = {}  # to the names of the variants that have each
-    for sketch in sketches:
+    variants_by_problem: dict[str, list[str]] = {}
+    for draft in drafts:
         try:
-            variants.append(_resolve(sketch, seed))
+            variants.append(_resolve_variant(draft, seed))
         except UserError as error:
             for problem in error.problems:
-                problems.setdefault(f"{_locate(source, problem, sketch)}: {problem}", []).append(sketch.name)
-    lines = [text + _which(names, len(sketches)) for text, names in problems.items()]
+                located = f"{_locate_problem(file, problem, draft)}: {problem}"
+                variants_by_problem.setdefault(located, []).append(draft.name)
+    lines = [text + _affected_variants(names, len(drafts)) for text, names in variants_by_problem.items()]
     for first, second in itertools.combinations(variants, 2):
         if first.config == second.config:
-            lines.append(f"{source.path}: variants {first.name} and {second.name} are the same configuration")
+            lines.append(f"{file.path}: variants {first.name} and {second.name} have the same configuration")
     if lines:
         raise UserError(*lines)
     return variants
 
 
-def _resolve(sketch: Sketch, seed: int) -> Variant:
-    """The config, and everything that it describes built once: what cannot be built is refused now."""
-    given, origin = layers({**sketch.options, "seed": seed})
-    config = resolve(given, origin)
+def _resolve_variant(draft: VariantDraft, seed: int) -> Variant:
+    """Check the configuration of a draft. Also build the agent, to find all errors before training."""
+    options, origin = merge_sources({**draft.options, "seed": seed})
+    config = resolve(options, origin)
     if len(config.envs) > 1:
-        raise UserError(
-            f"env = {list(config.envs)}: a study's runs have one task each; compare --by task takes several"
-        )
+        raise UserError(f"env = {list(config.envs)}: a run of a study has one task; list the environments in [grid]")
     check_loggers(config)
-    check_device(config)
-    pool = config.make_pool(1, 0)
-    try:
-        agent = config.make_agent(pool)
-    finally:
-        pool.close()
-    return Variant(sketch.name, sketch.family, sketch.own, sketch.point, config, count_parameters(agent))
+    check_devices(config)
+    agent = config.make_agent()
+    return Variant(
+        draft.name, draft.name_without_env, draft.own_name, draft.grid_point, config, count_parameters(agent)
+    )
 
 
-def _locate(source: Source, problem: str, sketch: Sketch) -> str:
-    """Where in the file the option stands that a problem is about: the flag it names, or else a value that it quotes."""
-    said = re.split("; did you mean|: it is an option of", problem)[0]
-    flags = [flag.replace("-", "_") for flag in re.findall(r"--([\w.-]*\w)", said)]
-    entries = [(table, key, value) for table, options in sketch.tables.items() for key, value in options.items()][::-1]
+def _locate_problem(file: StudyFile, problem: str, draft: VariantDraft) -> str:
+    """Return the location, in the study file, of the option that an error message is about.
+
+    The option is the first flag in the message that the draft sets. If there is none, it is an option of the draft
+    whose value the message quotes. If there is none, either, return the path of the file.
+    """
+    message = re.split("; did you mean|: it is an option of", problem)[0]
+    flags = [flag.replace("-", "_") for flag in re.findall(r"--([\w.-]*\w)", message)]
+    entries: list[tuple[str, str, Any]] = [
+        (table, key, value) for table, options in draft.tables.items() for key, value in options.items()
+    ][::-1]
     for flag, (table, key, _) in itertools.product(flags, entries):
         if key == flag or key.endswith(f".{flag}") or flag.endswith(f".{key}"):
-            return source.at(table, key)
+            return file.location(table, key)
     for table, key, value in entries:
         values = value if isinstance(value, list) else [value]
-        if any(isinstance(v, str) and len(v) > 2 and v in said for v in values):
-            return source.at(table, key)
-    return str(source.path)
+        if any(isinstance(v, str) and len(v) > 2 and v in message for v in values):
+            return file.location(table, key)
+    return str(file.path)
 
 
-def _which(names: list[str], of: int) -> str:
-    """Which variants a problem is of, unless it is of all."""
-    if len(names) == of:
+def _affected_variants(names: list[str], total: int) -> str:
+    """Return the end of an error message: the names of at most three variants that have the problem.
+
+    If all variants have the problem, return an empty string.
+    """
+    if len(names) == total:
         return ""
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return f" (variant {', '.join(names[:3])}{more})"
-
-
-# --- how the curves are drawn ---
-
-
-def _figure(
-    source: Source, variants: list[str], problems: list[str]
-) -> tuple[tuple[str, ...], tuple[float, float] | None]:
-    dashed, zoom = source.tables.get("dashed", []), source.tables.get("zoom")
-    if not isinstance(dashed, list):
-        problems.append(f'{source.at("", "dashed")}: dashed = {dashed!r}: expected a list of variants, such as ["a"]')
-        dashed = []
-    for name in dashed:
-        if name not in variants:
-            problems.append(f"{source.at('', 'dashed')}: there is no variant {name}{suggest(str(name), variants)}")
-    part = None
-    if zoom is not None:
-        try:
-            part = span(zoom)
-        except ValueError as error:
-            problems.append(f"{source.at('', 'zoom')}: zoom = {zoom!r}: {error}")
-    return tuple(dashed), part
-
-
-# --- scores across environments ---
-
-
-def _normalise(source: Source, problems: list[str]) -> dict[str, tuple[float, float]]:
-    table = source.tables.get("normalise", {})
-    if not isinstance(table, Mapping):
-        problems.append(f"{source.at('', 'normalise')}: normalise is a table: [normalise], environments below it")
-        return {}
-    found = {}
-    for env, value in table.items():
-        good = isinstance(value, list) and len(value) == 2 and all(isinstance(v, int | float) for v in value)
-        if not good or value[0] == value[1]:
-            where = source.at("normalise", env.replace("-", "_"))
-            problems.append(
-                f"{where}: {env} = {value!r}: expected the returns that count as 0 and as 1, such as [0, 50]"
-            )
-            continue
-        found[env] = (float(value[0]), float(value[1]))
-    return found
-
-
-def _check_normalise(source: Source, variants: list[Variant], normalise: dict[str, tuple[float, float]]) -> None:
-    played = dict.fromkeys(variant.config.envs[0] for variant in variants)
-    missing = [env for env in played if normalise and env not in normalise]
-    strange = [env for env in normalise if env not in played]
-    if missing:
-        raise UserError(f"{source.at('normalise')}: [normalise] says nothing about {', '.join(missing)}")
-    if strange:
-        where = source.at("normalise", strange[0].replace("-", "_"))
-        raise UserError(f"{where}: no variant plays {strange[0]}{suggest(strange[0], played)}")

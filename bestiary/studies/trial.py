@@ -1,4 +1,4 @@
-"""One run of a study: a variant with a seed. What it is to become, how far it is, and the command that takes it further."""
+"""Trials of a study. A trial is one run: a variant with a seed. Its progress is stored only in its run folder."""
 
 import contextlib
 import json
@@ -8,27 +8,34 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from bestiary.config import BESIDE, Config
-from bestiary.console import short
-from bestiary.errors import UserError
-from bestiary.runs.folder import Run
-from bestiary.studies.attempts import failure
+from bestiary.config.schema import Config
+from bestiary.config.toml import flatten
+from bestiary.config.training_options import UNCOMPARED
+from bestiary.runs.run import Run
+from bestiary.studies.run_log import failure_reason
 from bestiary.studies.study import Study, Variant
-from bestiary.textconfig import flatten
+from bestiary.utils.console import format_count
+from bestiary.utils.errors import UserError
+
+LAST_ROW_BYTES = 4096  # number of bytes at the end of metrics.csv that are read to find its last row
 
 
 @dataclass(frozen=True)
-class State:
-    kind: str  # done, part, missing, failed, running, changed
-    text: str  # the same for people
+class TrialState:
+    """Progress of a trial."""
+
+    kind: str  # done, partial, missing, failed, running or changed
+    text: str  # the kind and details, as shown to the user
 
 
 @dataclass(frozen=True, eq=False)
 class Trial:
+    """One run of a study, with the paths of its files in the study's folder."""
+
     variant: Variant
     seed: int
-    folder: Path  # of the study
-    evaluate: int = 0
+    folder: Path  # folder of the study
+    evaluate: int = 0  # number of games of the evaluation after training; 0: no evaluation
 
     @property
     def name(self) -> str:
@@ -51,7 +58,7 @@ class Trial:
         return self.variant.with_seed(self.seed, self.evaluate)
 
     @property
-    def total(self) -> int:
+    def total_steps(self) -> int:
         assert self.config.training.steps is not None
         return self.config.training.steps
 
@@ -64,25 +71,29 @@ class Trial:
         return (self.path / "config.toml").is_file()
 
     @property
-    def trained(self) -> bool:
-        """Its newest checkpoint is at the end. (A checkpoint's folder gets its number only when it is whole.)"""
-        return self.exists and self.run.steps >= self.total
+    def is_trained(self) -> bool:
+        """Return whether there is a complete checkpoint at the last step."""
+        return self.exists and self.run.steps >= self.total_steps
 
     @property
     def steps(self) -> int:
-        """Steps done: of the newest checkpoint, or, while it is trained, of the newest row of metrics.csv."""
+        """Return the number of trained steps: the maximum of the newest checkpoint and the last row of metrics.csv."""
+        metrics = self.path / "metrics.csv"
         with contextlib.suppress(OSError, ValueError):
-            with (self.path / "metrics.csv").open("rb") as file:
-                file.seek(max(0, (self.path / "metrics.csv").stat().st_size - 4096))
-                whole = file.read().decode().rpartition("\n")[0]
-            return max(self.run.steps, int(whole.rpartition("\n")[2].partition(",")[0]))
+            with metrics.open("rb") as file:
+                file.seek(max(0, metrics.stat().st_size - LAST_ROW_BYTES))
+                complete_rows = file.read().decode().rpartition("\n")[0]
+            return max(self.run.steps, int(complete_rows.rpartition("\n")[2].partition(",")[0]))
         return self.run.steps
 
-    def evaluation(self) -> dict[str, Any] | None:
-        """The statistics of the evaluation that the study asks for, if it has been made."""
+    def evaluation(self) -> dict[str, float | None] | None:
+        """Return the result of the evaluation after training, or None if the trial has not been evaluated.
+
+        `mean` is the mean return. If the run has a true reward, `true_mean` is the mean true return.
+        """
         if not self.evaluate or not self.exists:
             return None
-        asked = {
+        required = {
             "checkpoint_steps": self.run.steps,
             "games": self.evaluate,
             "policy": "sampled",
@@ -91,62 +102,79 @@ class Trial:
         }
         for path in sorted((self.path / "evaluations").glob("*.json")):
             with contextlib.suppress(OSError, ValueError, KeyError, AttributeError):
-                found = json.loads(path.read_text())
-                if all(found["protocol"].get(key) == value for key, value in asked.items()):
-                    known = found.get("statistics", {"game": {"mean": None}})
-                    return {**known["game"], **({"true": known["true"]["mean"]} if "true" in known else {})}
+                content = json.loads(path.read_text())
+                if all(content["protocol"].get(key) == value for key, value in required.items()):
+                    statistics = content.get("statistics", {"game_return": {"mean": None}})
+                    means = {"mean": statistics["game_return"]["mean"]}
+                    if "game_true_return" in statistics:
+                        means["true_mean"] = statistics["game_true_return"]["mean"]
+                    return means
         return None
 
-    def command(self) -> list[str] | None:
-        """The words after `bestiary` that take it further; None where it is done."""
+    def next_command(self) -> list[str] | None:
+        """Return the arguments of the `bestiary` command that continues the trial, or None if it is done."""
         if not self.exists:
             return ["train", "--config", str(self.config_path), "--run-dir", str(self.path)]
-        if not self.trained:
+        if not self.is_trained:
             return ["resume", str(self.path)]
         if self.evaluate and self.evaluation() is None:
             return ["eval", str(self.path), "--episodes", str(self.evaluate)]
         return None
 
-    def state(self) -> State:
-        if self.exists and (changes := self.changes()):
-            return State("changed", f"changed: {'; '.join(changes)}")
-        if self.command() is None:
-            return State("done", "done")
-        if self.exists and self.run.being_written:
-            return State("running", f"running, {short(self.steps)} of {short(self.total)}")
-        if why := failure(self.log):
-            return State("failed", f"failed: {why}")
+    def state(self) -> TrialState:
+        """Return the progress of the trial, read from its files."""
+        if self.exists and (changes := self.changed_settings()):
+            return TrialState("changed", f"changed: {'; '.join(changes)}")
+        if self.next_command() is None:
+            return TrialState("done", "done")
+        if self.exists and self.run.is_locked:
+            return TrialState("running", f"running, {self._progress(self.steps)}")
+        if reason := failure_reason(self.log):
+            return TrialState("failed", f"failed: {reason}")
         if not self.exists:
-            return State("missing", "missing")
-        if self.trained:
-            return State("part", "trained, not evaluated")
-        return State("part", f"part, {short(self.run.steps)} of {short(self.total)}")
+            return TrialState("missing", "missing")
+        if self.is_trained:
+            return TrialState("partial", "trained, not evaluated")
+        return TrialState("partial", f"partial, {self._progress(self.run.steps)}")
 
-    def changes(self) -> list[str]:
-        """How the run folder's settings differ from what the study's file says now: `steps 5000 there, 9000 in the file`."""
-        mine = _settings(self.config)
+    def _progress(self, steps: int) -> str:
+        return f"{format_count(steps)} of {format_count(self.total_steps)} steps"
+
+    def changed_settings(self) -> list[str]:
+        """Return a text for each setting that differs between the run folder and the study file. It has both values."""
+        expected = _compared_settings(self.config)
         try:
-            theirs = _settings(self.run.config)
-        except UserError as error:  # it cannot be read any more, or one of the user's own parts has changed
+            found = _compared_settings(self.run.config)
+        except UserError as error:  # the config cannot be read, or the file of a plug-in has changed
             return [str(error)]
-        differing = [key for key in {**theirs, **mine} if mine.get(key) != theirs.get(key)]
-        return [f"{key} {theirs.get(key, 'none')} there, {mine.get(key, 'none')} in the file" for key in differing]
+        differing = [key for key in {**found, **expected} if expected.get(key) != found.get(key)]
+        return [
+            f"{key}: {found.get(key, 'none')} in the run, {expected.get(key, 'none')} in the study file"
+            for key in differing
+        ]
 
-    def tidy(self) -> None:
-        """Remove what a run that was killed while its folder was being made left behind: a folder with nothing in it yet."""
+    def remove_incomplete_folder(self) -> None:
+        """Remove the run folder if the run was killed while this folder was being created.
+
+        Raise UserError if the folder has files that such a run does not have.
+        """
         if not self.path.is_dir() or self.exists:
             return
-        strange = [p for p in self.path.iterdir() if p.name not in ("checkpoints", "plugins", ".config.toml")]
-        if strange or any((self.path / "checkpoints").glob("*")):
-            raise UserError(f"{self.path} exists and is not a run folder; move it away")
+        other_files = [p for p in self.path.iterdir() if p.name not in ("checkpoints", "plugins", ".config.toml")]
+        if other_files or any((self.path / "checkpoints").glob("*")):
+            raise UserError(f"{self.path} exists and is not a run folder; move it to another place")
         shutil.rmtree(self.path)
 
 
 def make_trials(study: Study, folder: Path) -> list[Trial]:
+    """Return the trials of a study, one for each variant and seed."""
     return [Trial(variant, seed, folder, study.evaluate) for variant in study.variants for seed in study.seeds]
 
 
-def _settings(config: Config) -> dict[str, Any]:
-    """What makes a run another run: not how it is logged, saved and cut into groups."""
+def _compared_settings(config: Config) -> dict[str, Any]:
+    """Return the settings that must not change when a trial is continued.
+
+    These are the seed, the plug-in hashes, and all settings that are not in UNCOMPARED.
+    """
     flat = {**flatten(config.tables()), **config.plugin_hashes}
-    return {key: value for key, value in flat.items() if key == "seed" or key not in BESIDE}
+    return {key: value for key, value in flat.items() if key == "seed" or key not in UNCOMPARED}

@@ -1,7 +1,8 @@
-"""What a study starts for each command: `python -m bestiary ...`, which also ends, saved, when the study does.
+"""Process that runs one command of a study. When the study ends, the command saves its run and ends, too.
 
-The study holds the other end of our standard input. However it ends, kill -9 included, the operating system closes that
-end; then this process treats itself as it would be treated by a job queue, with SIGTERM.
+The standard input of this process is a pipe that the study holds open. If the study ends for any reason, including
+kill -9, the operating system closes the pipe. This process then sends itself SIGTERM, which makes the command save its
+run.
 """
 
 import os
@@ -10,12 +11,13 @@ import signal
 import threading
 
 
-def _end_with_the_study() -> None:
+def _terminate_with_study() -> None:
+    """Wait until standard input is closed, then terminate this process."""
     while os.read(0, 1):
         pass
     os.kill(os.getpid(), signal.SIGTERM)
 
 
 if __name__ == "__main__":
-    threading.Thread(target=_end_with_the_study, daemon=True).start()
+    threading.Thread(target=_terminate_with_study, daemon=True).start()
     runpy.run_module("bestiary", run_name="__main__", alter_sys=True)

@@ -1,119 +1,147 @@
-"""Memories that are matrices, written by the network itself as it goes: DeltaNet and self-referential weight matrices.
+"""Common code of fast-weight memories: layers whose recurrent state is a matrix that the network itself writes to.
 
     h = linear(x)
-    h = h + project(mix(h))        for each layer: a mixer, the one part that goes through time,
-    h = h + feedforward(h)         and what every transformer has after it
+    h = h + project(mix(h))        each layer: first a mixer, which is the only recurrent part,
+    h = h + feedforward(h)         then the feed-forward block of a transformer
 
-A mixer cuts h into heads of E numbers and gives each a matrix to write to:
+A mixer splits h into H heads of E features each. Each head has one or more matrices. The memories differ in the mixer:
 
-    delta      keys, values, queries and a rate, all linear in h, write to and read from a matrix that begins at zero
-    srwm       one matrix makes its own output, key, query and rates, and with them changes itself (Irie et al. 2022)
-    sr-delta   delta, whose keys, values, queries and rates come from a matrix that changes itself
-    fake-sr    srwm that never changes itself: nothing is remembered
-    srwm-no-carry   srwm that begins anew with every unroll
+    delta          a linear layer computes keys, values, queries and learning rates from h. They write to and read from
+                   a matrix that starts at zero (`delta_net.py`).
+    srwm           a self-referential matrix computes an output, a key, a query and learning rates from h. It updates
+                   itself with the key, the query and the learning rates (Irie et al. 2022, `self_referential.py`).
+    sr-delta       like delta, but a self-referential matrix computes keys, values, queries and learning rates.
+    fake-sr        like srwm, but the matrix does not change, so that nothing is remembered (a control experiment).
+    srwm-no-carry  like srwm, but the state is reset at the start of each rollout.
 
-The recurrences are `bestiary.kernels`; here is what is around them. Gradients go back through the whole unroll, unless
-`truncate` cuts them after every step, as the published code did.
+The recurrences are in `bestiary.kernels`. Gradients pass through the whole rollout, unless the option `truncate` cuts
+them after each step, as in the code of Irie et al. (2022).
 
-Matrices that rewrite themselves can grow by a quarter a step (1 + b (q·k - |k|²) of it is an eigenvalue), so a learner
-watches how large they are, and how strongly they are written to. The numbers stay on the device until the one time an
-update that the learner reads all of its numbers, and leaves out the update where one of them is not finite.
+A matrix that updates itself can grow. For key k, query q and learning rate b, one eigenvalue of the update is
+1 + b (q.k - |k|^2), which is at most 1.25, so equal updates can enlarge the matrix by 25 % per step without limit. In a
+single step the norm can grow more, because the update is not a normal matrix: by a factor of sqrt(2) if k and q select
+different rows and b = 1. The learner therefore logs the norms of the matrices and their learning rates. These metrics
+stay on the device until the learner reads all metrics of an update at once. The learner skips an update if one of the
+metrics is not finite.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn as nn
-import torch.nn.functional as F
 from torch import Tensor
 
-from bestiary.kernels import IMPLEMENTATIONS, delta_seq, srwm_seq
-from bestiary.options import option
+from bestiary.agents.defaults import MemoryDefaults
+from bestiary.agents.memories.base import State
+from bestiary.kernels import IMPLEMENTATIONS
+from bestiary.utils.options import option
 
-State = tuple[Tensor, ...]
-Measures = dict[str, list[Tensor]]  # what a learner wants to know, by name: a number a layer
-RATES = 4  # of a self-referential matrix: for its output, query, key and rate columns
+LayerMetrics = dict[str, list[Tensor]]  # name of a metric -> one scalar tensor per layer
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """What all of them have."""
+class FastWeightOptions:
+    """The sizes of a fast-weight memory."""
 
-    hidden: int = option(128, "width of what goes from layer to layer", low=1)
-    layers: int = option(2, "layers on top of each other", low=1, high=100)
-    heads: int = option(8, "matrices side by side in a layer", low=1)
-    head_size: int | None = option(None, "numbers that a head sees (none: hidden / heads)", low=1)
-    ff: int = option(512, "units of the layer after each mixer", low=1)
+    hidden: int = option(128, "number of features between the layers (width of the residual stream)", low=1)
+    layers: int = option(2, "number of layers", low=1, high=100)
+    heads: int = option(8, "number of heads per layer", low=1)
+    head_size: int | None = option(None, "number of features per head (default: hidden / heads)", low=1)
+    ff: int = option(512, "number of hidden units of each feed-forward block", low=1)
 
     def __post_init__(self) -> None:
         size = self.head_size or self.hidden // self.heads
-        if self.heads * size != self.hidden:
+        if self.heads * size == self.hidden:
+            return
+        if self.head_size is None:
             divisors = (h for h in range(1, self.hidden + 1) if self.hidden % h == 0)
-            near = f"--memory.heads {min(divisors, key=lambda h: abs(h - self.heads))}"
-            fits = near if self.head_size is None else f"--memory.hidden {self.heads * size}"
-            raise ValueError(
-                f"--memory.heads {self.heads} x head size {size} is not --memory.hidden {self.hidden}; try {fits}"
-            )
+            suggestion = f"--memory.heads {min(divisors, key=lambda h: abs(h - self.heads))}"
+        else:
+            suggestion = f"--memory.hidden {self.heads * size}"
+        raise ValueError(
+            f"--memory.heads {self.heads} x head size {size} must equal --memory.hidden {self.hidden}; try {suggestion}"
+        )
 
     @property
     def size(self) -> int:
+        """The number of features per head, E."""
         return self.hidden // self.heads
 
 
 @dataclass(frozen=True)
-class Recurrence(Sizes):
-    """And what those have that go through time."""
+class RecurrenceOptions(FastWeightOptions):
+    """The sizes of a fast-weight memory that has a state, and how its recurrence is computed."""
 
     truncate: str = option(
         "none",
-        "where gradients end: at the unroll's beginning; or after each step, as published",
+        "truncation of gradients through time (none: no truncation; step: after each step, as in the code of Irie et "
+        "al. 2022)",
         choices=("none", "step"),
     )
-    kernel: str = option("auto", "what computes it (auto: numba on CPUs, triton on GPUs)", choices=IMPLEMENTATIONS)
+    kernel: str = option(
+        "auto", "implementation of the recurrence (auto: numba on CPUs, triton on GPUs)", choices=IMPLEMENTATIONS
+    )
 
-    def how(self, x: Tensor) -> dict[str, Any]:
-        """What to call a kernel with. An agent that was trained on a GPU is evaluated on a CPU, by what computes there."""
-        own = {"numba": "cpu", "triton": "cuda"}.get(self.kernel, x.device.type)
+    def kernel_arguments(self, x: Tensor) -> dict[str, Any]:
+        """Return the keyword arguments of a kernel call with inputs x.
+
+        If the chosen kernel does not run on the device of x, use the kernel `auto` instead. An agent that was trained
+        on a GPU can then be evaluated on a CPU.
+        """
+        device = {"numba": "cpu", "triton": "cuda"}.get(self.kernel, x.device.type)
         return {
             "truncate": self.truncate == "step",
-            "implementation": self.kernel if own == x.device.type else "auto",
+            "implementation": self.kernel if device == x.device.type else "auto",
         }
 
 
-class FastWeights(nn.Module):
-    """Mixers and feed-forward layers by turns. Each mixer says what its state looks like for one environment (`shapes`)."""
+class FastWeightMemory(nn.Module, MemoryDefaults):
+    """A sequence of layers, each of which is a mixer and a feed-forward block.
 
-    def __init__(self, input_size: int, sizes: Sizes, mixers: Sequence[nn.Module]):
+    The state is the tuple of the state tensors of all mixers. The attribute `state_shapes` of a mixer contains the
+    shapes of its state tensors, without batch axis.
+    """
+
+    def __init__(self, input_size: int, options: FastWeightOptions, mixers: Sequence[nn.Module]):
         super().__init__()
-        self.input = nn.Linear(input_size, sizes.hidden)
+        self.input = nn.Linear(input_size, options.hidden)
         self.mixers = nn.ModuleList(mixers)
-        self.feedforwards = nn.ModuleList(FeedForward(sizes.hidden, sizes.ff) for _ in mixers)
-        self.output_size = sizes.hidden
+        self.feedforwards = nn.ModuleList(FeedForward(options.hidden, options.ff) for _ in mixers)
+        self.output_size = options.hidden
 
     def initial_state(self, batch_size: int) -> State:
         mixers: Any = self.mixers
-        return tuple(self.input.weight.new_zeros(batch_size, *shape) for mixer in mixers for shape in mixer.shapes)
+        return tuple(
+            self.input.weight.new_zeros(batch_size, *shape) for mixer in mixers for shape in mixer.state_shapes
+        )
 
-    def forward(self, x: Tensor, done: Tensor, state: State, measures: Measures | None = None) -> tuple[Tensor, State]:
-        h, rest, after = self.input(x), list(state), list[Tensor]()
+    def forward(
+        self, x: Tensor, done: Tensor, state: State, metrics: LayerMetrics | None = None
+    ) -> tuple[Tensor, State]:
+        h = self.input(x)
+        remaining = list(state)
+        after: list[Tensor] = []
         mixer: Any
         for mixer, feedforward in zip(self.mixers, self.feedforwards, strict=True):
-            own, rest = rest[: len(mixer.shapes)], rest[len(mixer.shapes) :]
-            mixed, own = mixer(h, done, tuple(own), measures)
+            count = len(mixer.state_shapes)
+            mixed, mixer_state = mixer(h, done, tuple(remaining[:count]), metrics)
             h = feedforward(h + mixed)
-            after += own
+            after += mixer_state
+            remaining = remaining[count:]
         return h, tuple(after)
 
-    def watch(self, x: Tensor, done: Tensor, state: State) -> tuple[Tensor, State, dict[str, Tensor]]:
-        """The same, and means over layers, heads and batch of what is worth logging."""
-        measures: Measures = {}
-        y, after = self.forward(x, done, state, measures)
-        return y, after, {name: torch.stack(numbers).mean() for name, numbers in measures.items()}
+    def forward_with_metrics(self, x: Tensor, done: Tensor, state: State) -> tuple[Tensor, State, dict[str, Tensor]]:
+        """Like `forward`, but also return metrics, which are means over layers, heads and batch."""
+        metrics: LayerMetrics = {}
+        y, after = self.forward(x, done, state, metrics)
+        return y, after, {name: torch.stack(values).mean() for name, values in metrics.items()}
 
 
 class FeedForward(nn.Module):
+    """Residual block: adds the output of layer norm, linear layer, ReLU and linear layer to its input."""
+
     def __init__(self, hidden: int, width: int):
         super().__init__()
         self.norm = nn.LayerNorm(hidden)
@@ -124,230 +152,23 @@ class FeedForward(nn.Module):
 
 
 @torch.no_grad()
-def measure(measures: Measures | None, name: str, matrices: State, rates: Tensor) -> None:
-    """How large the matrices [B,H,E,M] of each head are, all together, and the mean rate of writing to them."""
-    if measures is not None:
-        squares = torch.stack([matrix.square().sum((-2, -1)) for matrix in matrices])  # [parts,B,H]
-        measures.setdefault(f"{name}_norm", []).append(squares.sum(0).sqrt().mean())
-        measures.setdefault(f"{name}_beta", []).append(rates.float().mean())
+def record_metrics(metrics: LayerMetrics | None, name: str, matrices: State, betas: Tensor) -> None:
+    """Append the norm and the mean learning rate of one layer's fast weights to `metrics`, unless `metrics` is None.
+
+    `matrices` are one or more tensors [B,H,E,columns], `betas` the learning rates. The norm of a head is the square
+    root of the sum of all squared entries of its matrices. The metric is the mean over heads and batch.
+    """
+    if metrics is not None:
+        squares = torch.stack([matrix.square().sum((-2, -1)) for matrix in matrices])  # [len(matrices),B,H]
+        metrics.setdefault(f"{name}_norm", []).append(squares.sum(0).sqrt().mean())
+        metrics.setdefault(f"{name}_beta", []).append(betas.float().mean())
 
 
-def into_heads(x: Tensor, heads: int) -> Tensor:
-    """[T,B,H*E] -> [B,H,T,E], as the kernels have it."""
+def split_heads(x: Tensor, heads: int) -> Tensor:
+    """Split features into heads: [T,B,H*E] -> [B,H,T,E], the order of axes in the kernels."""
     return x.unflatten(-1, (heads, -1)).permute(1, 2, 0, 3)
 
 
-def out_of_heads(x: Tensor) -> Tensor:
-    """[B,H,T,E] -> [T,B,H*E]"""
+def merge_heads(x: Tensor) -> Tensor:
+    """Merge the features of all heads: [B,H,T,E] -> [T,B,H*E], the inverse of `split_heads`."""
     return x.permute(2, 0, 1, 3).flatten(-2)
-
-
-def elu_features(x: Tensor) -> Tensor:
-    """Positive, and of sum (nearly) one."""
-    x = F.elu(x) + 1
-    return x / (x.sum(-1, keepdim=True) + 1e-5)
-
-
-def silu_features(x: Tensor) -> Tensor:
-    return F.normalize(F.silu(x), dim=-1, eps=1e-5)
-
-
-FEATURES: dict[str, Callable[[Tensor], Tensor]] = {
-    "elu": elu_features,
-    "softmax": lambda x: x.softmax(-1),
-    "silu": silu_features,
-}
-
-
-# --- DeltaNet ---
-
-
-class Delta(FastWeights):
-    """DeltaNet: a matrix that associates keys with values, and corrects what it had there before."""
-
-    @dataclass(frozen=True)
-    class Options(Recurrence):
-        features: str = option("elu", "of keys and queries", choices=tuple(FEATURES))
-
-    def __init__(self, input_size: int, options: Options = Options()):
-        super().__init__(input_size, options, [DeltaMixer(options) for _ in range(options.layers)])
-
-
-class DeltaMixer(nn.Module):
-    def __init__(self, options: Delta.Options):
-        super().__init__()
-        self.options, size, heads = options, options.size, options.heads
-        self.norm = nn.LayerNorm(options.hidden)
-        self.slow = nn.Linear(options.hidden, heads * (3 * size + 1), bias=False)
-        self.project = nn.Linear(heads * size, options.hidden, bias=False)
-        self.shapes = ((heads, size, size),)
-
-    def forward(self, h: Tensor, done: Tensor, state: State, measures: Measures | None = None) -> tuple[Tensor, State]:
-        o, feature = self.options, FEATURES[self.options.features]
-        made = into_heads(self.slow(self.norm(h)), o.heads)
-        read, memory = delta_step(made, done, state[0], feature, o, measures)
-        return self.project(out_of_heads(read)), (memory,)
-
-
-def delta_step(
-    made: Tensor,
-    done: Tensor,
-    memory: Tensor,
-    feature: Callable[[Tensor], Tensor],
-    o: Recurrence,
-    measures: Measures | None,
-) -> tuple[Tensor, Tensor]:
-    """Query, key, value and rate side by side, [B,H,T,3E+1], through the delta rule."""
-    q, k, v, rate = made.split((o.size, o.size, o.size, 1), dim=-1)
-    beta = rate.sigmoid()
-    read, memory = delta_seq(feature(q), feature(k), v, beta, done, memory, **o.how(v))
-    measure(measures, "delta", (memory,), beta)
-    return read, memory
-
-
-# --- self-referential weight matrices ---
-
-
-class SelfReferential(nn.Module):
-    """Base weights of a matrix that changes itself, for each head: columns for its output, query, key and rates.
-
-    The state is how far each has moved from its base."""
-
-    def __init__(self, size: int, heads: int, outputs: int, rate: float):
-        super().__init__()
-        widths = (outputs, size, size, RATES)
-        self.base = nn.ParameterList(torch.randn(heads, size, width) * size**-0.5 for width in widths)
-        with torch.no_grad():
-            self.base[3].add_(rate)
-        self.shapes = tuple((heads, size, width) for width in widths)
-
-    def forward(
-        self, x: Tensor, done: Tensor, shift: State, o: Recurrence, measures: Measures | None
-    ) -> tuple[Tensor, State]:
-        """x [B,H,T,E] -> [B,H,T,outputs]"""
-        base = (self.base[0], self.base[1], self.base[2], self.base[3])
-        y, shift = srwm_seq(x, done, base, shift, **o.how(x))
-        if measures is not None:  # the rates at which the last input would be written next
-            scores = torch.einsum("bhe,bhez->bhz", x[:, :, -1].to(base[3].dtype), base[3] + shift[3])
-            measure(measures, "shift", shift, scores.sigmoid())
-        return y, shift
-
-
-@dataclass(frozen=True)
-class SelfReferentialOptions(Recurrence):
-    softmax: bool = option(True, "what a head sees is a softmax of its numbers")
-    norm: bool = option(False, "normalise the layer's input first")
-    rate: float = option(0.0, "mean of the first weights that make the rates")
-
-
-class SRWM(FastWeights):
-    """A self-referential weight matrix: it makes its own keys, queries and rates, and rewrites itself with them."""
-
-    Options = SelfReferentialOptions
-
-    def __init__(self, input_size: int, options: SelfReferentialOptions = SelfReferentialOptions()):
-        super().__init__(input_size, options, [SRWMMixer(options) for _ in range(options.layers)])
-
-
-class SRWMMixer(nn.Module):
-    def __init__(self, options: SelfReferentialOptions):
-        super().__init__()
-        self.options = options
-        self.norm = nn.LayerNorm(options.hidden) if options.norm else nn.Identity()
-        self.matrix = SelfReferential(options.size, options.heads, options.size, options.rate)
-        self.project = nn.Linear(options.hidden, options.hidden, bias=False)
-        self.shapes = self.matrix.shapes
-
-    def forward(self, h: Tensor, done: Tensor, state: State, measures: Measures | None = None) -> tuple[Tensor, State]:
-        y, state = self.matrix(seen(self.norm(h), self.options), done, state, self.options, measures)
-        return self.project(out_of_heads(y)), state
-
-
-def seen(h: Tensor, o: SelfReferentialOptions) -> Tensor:
-    """What the heads see of a layer's input, [B,H,T,E]."""
-    x = into_heads(h, o.heads)
-    return x.softmax(-1) if o.softmax else x
-
-
-class SRDelta(FastWeights):
-    """DeltaNet, whose slow weights are a self-referential matrix."""
-
-    Options = SelfReferentialOptions
-
-    def __init__(self, input_size: int, options: SelfReferentialOptions = SelfReferentialOptions()):
-        super().__init__(input_size, options, [SRDeltaMixer(options) for _ in range(options.layers)])
-
-
-class SRDeltaMixer(nn.Module):
-    def __init__(self, options: SelfReferentialOptions):
-        super().__init__()
-        self.options, size, heads = options, options.size, options.heads
-        self.norm = nn.LayerNorm(options.hidden) if options.norm else nn.Identity()
-        self.matrix = SelfReferential(size, heads, 3 * size + 1, options.rate)
-        self.project = nn.Linear(options.hidden, options.hidden, bias=False)
-        self.shapes = (*self.matrix.shapes, (heads, size, size))
-
-    def forward(self, h: Tensor, done: Tensor, state: State, measures: Measures | None = None) -> tuple[Tensor, State]:
-        *shift, memory = state
-        made, moved = self.matrix(seen(self.norm(h), self.options), done, tuple(shift), self.options, measures)
-        read, memory = delta_step(made, done, memory, FEATURES["softmax"], self.options, measures)
-        return self.project(out_of_heads(read)), (*moved, memory)
-
-
-class FakeSR(FastWeights):
-    """SRWM without its self: a fixed matrix a head, and nothing remembered. Its input is not a softmax, as published."""
-
-    @dataclass(frozen=True)
-    class Options(Sizes):
-        softmax: bool = option(False, "what a head sees is a softmax of its numbers")
-
-    def __init__(self, input_size: int, options: Options = Options()):
-        super().__init__(input_size, options, [FakeMixer(options) for _ in range(options.layers)])
-
-
-class FakeMixer(nn.Module):
-    shapes: tuple[tuple[int, ...], ...] = ()
-
-    def __init__(self, options: FakeSR.Options):
-        super().__init__()
-        self.options, size = options, options.size
-        self.weight = nn.Parameter(torch.randn(options.heads, size, size) * size**-0.5)
-        self.project = nn.Linear(options.hidden, options.hidden, bias=False)
-
-    def forward(self, h: Tensor, done: Tensor, state: State, measures: Measures | None = None) -> tuple[Tensor, State]:
-        x = h.unflatten(-1, (self.options.heads, -1))  # [T,B,H,E]
-        x = x.softmax(-1) if self.options.softmax else x
-        return self.project(torch.einsum("tbhe,hem->tbhm", x, self.weight).flatten(-2)), ()
-
-
-class SRWMNoCarry(nn.Module):
-    """SRWM that begins anew with every unroll: what it learns of an episode does not outlive `span` steps."""
-
-    @dataclass(frozen=True)
-    class Options(SelfReferentialOptions):
-        span: int | None = option(None, "steps after which it begins anew (none: those of an unroll)", low=1)
-
-    def __init__(self, input_size: int, options: Options = Options()):
-        super().__init__()
-        self.span = options.span or 20
-        self.inner = SRWM(input_size, options)
-        self.output_size = self.inner.output_size
-
-    def initial_state(self, batch_size: int) -> State:
-        """The matrices', and how many steps ago the unroll began."""
-        age = torch.zeros(batch_size, dtype=torch.int64, device=self.inner.input.weight.device)
-        return *self.inner.initial_state(batch_size), age
-
-    def forward(self, x: Tensor, done: Tensor, state: State) -> tuple[Tensor, State]:
-        *inner, age = state
-        y, after = self.inner(x, done | self._begins(x, age), tuple(inner))
-        return y, (*after, (age + len(x)) % self.span)
-
-    def watch(self, x: Tensor, done: Tensor, state: State) -> tuple[Tensor, State, dict[str, Tensor]]:
-        *inner, age = state
-        y, after, measures = self.inner.watch(x, done | self._begins(x, age), tuple(inner))
-        return y, (*after, (age + len(x)) % self.span), measures
-
-    def _begins(self, x: Tensor, age: Tensor) -> Tensor:
-        """[T,B]: the entries that an unroll begins with. An actor's rollout begins there, and so does a learner's."""
-        return (age + torch.arange(len(x), device=age.device).unsqueeze(1)) % self.span == 0

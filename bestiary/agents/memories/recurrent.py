@@ -1,7 +1,8 @@
-"""LSTM and GRU, with resets inside the sequence.
+"""LSTM and GRU memories with episode resets inside a sequence.
 
-PyTorch's recurrent layers run fastest over many steps at once but know no resets. So the sequence is cut where any row of
-the batch starts a new episode, and the rows that do have their state zeroed there: the same as one step at a time.
+PyTorch's recurrent layers are fastest if they process many steps at once, but they cannot reset their state in between.
+The sequence is therefore cut at each step at which any row of the batch starts a new episode, and the state of these
+rows is set to zero there. The result is the same as if one step were processed at a time.
 """
 
 import itertools
@@ -11,20 +12,20 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
-from bestiary.options import option
+from bestiary.agents.defaults import MemoryDefaults
+from bestiary.agents.memories.base import State
+from bestiary.utils.options import option
 
-State = tuple[Tensor, ...]
 
+class Recurrent(nn.Module, MemoryDefaults):
+    """Common code of LSTM and GRU. The state consists of `num_state_tensors` tensors [B,layers,hidden]."""
 
-class Recurrent(nn.Module):
-    """What LSTM and GRU share: a state of `parts` tensors [B, layers, hidden]."""
-
-    parts: int
+    num_state_tensors: int
 
     @dataclass(frozen=True)
     class Options:
-        hidden: int = option(256, "units", low=1)
-        layers: int = option(1, "layers on top of each other", low=1, high=100)
+        hidden: int = option(256, "number of hidden units per layer", low=1)
+        layers: int = option(1, "number of stacked layers", low=1, high=100)
 
     def __init__(self, core: nn.RNNBase):
         super().__init__()
@@ -32,14 +33,14 @@ class Recurrent(nn.Module):
         self.output_size = core.hidden_size
 
     def initial_state(self, batch_size: int) -> State:
-        weight = next(self.parameters())  # for its device and type
+        weight = next(self.parameters())  # the state has the same device and type as the weights
         shape = (batch_size, self.core.num_layers, self.core.hidden_size)
-        return tuple(weight.new_zeros(shape) for _ in range(self.parts))
+        return tuple(weight.new_zeros(shape) for _ in range(self.num_state_tensors))
 
     def forward(self, x: Tensor, done: Tensor, state: State) -> tuple[Tensor, State]:
         length = x.shape[0]
-        opened = done.any(dim=1).tolist() if length > 1 else []
-        cuts = [0, *(t for t in range(1, length) if opened[t]), length]
+        any_done = done.any(dim=1).tolist() if length > 1 else []
+        cuts = [0, *(t for t in range(1, length) if any_done[t]), length]
         outputs = []
         for start, stop in itertools.pairwise(cuts):
             keep = (~done[start]).view(-1, 1, 1)  # [B,1,1]
@@ -48,24 +49,28 @@ class Recurrent(nn.Module):
         return torch.cat(outputs) if len(outputs) > 1 else outputs[0], state
 
     def _run(self, x: Tensor, state: State) -> tuple[Tensor, State]:
-        layered = tuple(s.transpose(0, 1).contiguous() for s in state)  # [B,L,H] -> [L,B,H], as PyTorch has it
-        output, after = self.core(x, layered if self.parts > 1 else layered[0])
-        return output, tuple(s.transpose(0, 1) for s in (after if self.parts > 1 else (after,)))
+        """Run the PyTorch layer over x [T,B,D]. No state is reset within these steps."""
+        layers_first = tuple(s.transpose(0, 1).contiguous() for s in state)  # [B,L,H] -> [L,B,H]
+        if self.num_state_tensors == 1:
+            output, after = self.core(x, layers_first[0])
+            return output, (after.transpose(0, 1),)
+        output, after = self.core(x, layers_first)
+        return output, tuple(s.transpose(0, 1) for s in after)
 
 
 class LSTM(Recurrent):
-    """Long short-term memory; its state is (h, c)."""
+    """Long short-term memory. The state consists of the output h and the cell c."""
 
-    parts = 2
+    num_state_tensors = 2
 
     def __init__(self, input_size: int, options: Recurrent.Options = Recurrent.Options()):
         super().__init__(nn.LSTM(input_size, options.hidden, options.layers))
 
 
 class GRU(Recurrent):
-    """Gated recurrent unit; its state is (h,)."""
+    """Gated recurrent unit. The state consists of the output h."""
 
-    parts = 1
+    num_state_tensors = 1
 
     def __init__(self, input_size: int, options: Recurrent.Options = Recurrent.Options()):
         super().__init__(nn.GRU(input_size, options.hidden, options.layers))

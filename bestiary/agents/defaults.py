@@ -1,0 +1,74 @@
+"""Defaults of the optional attributes and methods of agents, torsos, memories and critics.
+
+The built-in components inherit from these classes. A user's component is any `nn.Module` with the required methods
+(docs/extending.md); `with_defaults` adds the attributes that it does not define, so that callers need no `hasattr`.
+"""
+
+from collections.abc import Mapping
+from functools import cache
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from bestiary.agents.run_context import RunContext
+
+
+class ComponentDefaults:
+    """Default of the optional method that all components have."""
+
+    @classmethod
+    def derive_options(cls, options: Any, context: RunContext) -> Any:
+        """Return the options, with values for those that the user did not set."""
+        return options
+
+
+class AgentDefaults(ComponentDefaults):
+    """Default values of the optional attributes and methods of agents."""
+
+    components: ClassVar[tuple[str, ...]] = ()  # which of "torso", "memory" and "critic" the constructor accepts
+    # Default values of other options that this agent changes, by config key, for example {"algo.lr": 3e-4}.
+    config_defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({})
+    has_attention: Any = False  # True if the output has `extras["attention"]`
+    uses_last_reward: Any = None  # whether the last reward is an input of the agent; None: unknown
+    uses_last_action: Any = False  # True if the last action is an input of the agent
+
+
+class TorsoDefaults(ComponentDefaults):
+    """Default values of the optional attributes and methods of torsos."""
+
+    extra_inputs: tuple[str, ...] = ("reward", "action")  # further inputs of the memory if extra_inputs is auto
+    map_shape: Any = None  # shape (C, h, w) of the feature map; None if the torso has no convolutions
+    # True if the torso has the methods `encode` (the part before the fully connected layers) and `project` (the rest).
+    has_encoder: bool = False
+
+
+class MemoryDefaults(ComponentDefaults):
+    """Default values of the optional attributes and methods of memories."""
+
+    def forward_with_metrics(self: Any, x: Tensor, done: Tensor, state: Any) -> tuple[Tensor, Any, dict[str, Tensor]]:
+        """Process x as `forward` does, and also return metrics: scalar tensors, which are written to metrics.csv."""
+        return *self(x, done, state), {}
+
+
+class CriticDefaults(ComponentDefaults):
+    """Default values of the optional attributes and methods of critics."""
+
+    keeps_statistics: bool = False  # True if the critic normalises value targets with running statistics, like PopArt
+
+
+DEFAULTS: dict[str, type] = {
+    "agent": AgentDefaults,
+    "torso": TorsoDefaults,
+    "memory": MemoryDefaults,
+    "critic": CriticDefaults,
+}
+
+
+@cache
+def with_defaults(component: Any, kind: str) -> Any:
+    """Return a subclass of a component class with the defaults of its kind. Return the class itself if it has them."""
+    defaults = DEFAULTS.get(kind)
+    if defaults is None or not isinstance(component, type) or issubclass(component, defaults):
+        return component
+    return type(component.__name__, (component, defaults), {"__module__": component.__module__})

@@ -1,0 +1,104 @@
+"""DeltaNet (Schlag et al. 2021): an associative memory, which stores values under keys with the delta rule.
+
+Letters of shapes: H heads, E features per head.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch.nn as nn
+import torch.nn.functional as F
+from torch import Tensor
+
+from bestiary.agents.memories.base import State
+from bestiary.agents.memories.fast_weights import (
+    FastWeightMemory,
+    LayerMetrics,
+    RecurrenceOptions,
+    merge_heads,
+    record_metrics,
+    split_heads,
+)
+from bestiary.kernels import delta_seq
+from bestiary.utils.options import option
+
+
+def elu_features(x: Tensor) -> Tensor:
+    """Return elu(x) + 1, divided by its sum, so that the features add up to nearly 1."""
+    x = F.elu(x) + 1
+    return x / (x.sum(-1, keepdim=True) + 1e-5)
+
+
+def silu_features(x: Tensor) -> Tensor:
+    """Return silu(x), scaled to unit length."""
+    return F.normalize(F.silu(x), dim=-1, eps=1e-5)
+
+
+FEATURE_MAPS: dict[str, Callable[[Tensor], Tensor]] = {
+    "elu": elu_features,
+    "softmax": lambda x: x.softmax(-1),
+    "silu": silu_features,
+}
+
+
+class DeltaNet(FastWeightMemory):
+    """Fast-weight memory in which each head has one matrix that maps keys to values.
+
+    A new value replaces the value that was stored under the same key.
+    """
+
+    @dataclass(frozen=True)
+    class Options(RecurrenceOptions):
+        feature_map: str = option("elu", "function that is applied to keys and queries", choices=tuple(FEATURE_MAPS))
+
+    def __init__(self, input_size: int, options: Options = Options()):
+        super().__init__(input_size, options, [DeltaMixer(options) for _ in range(options.layers)])
+
+
+class DeltaMixer(nn.Module):
+    """One layer of DeltaNet. Its state is one tensor [B,H,E,E]: a matrix of E x E features for each of H heads."""
+
+    def __init__(self, options: DeltaNet.Options):
+        super().__init__()
+        heads, size = options.heads, options.size
+        self.options = options
+        self.norm = nn.LayerNorm(options.hidden)
+        self.slow = nn.Linear(options.hidden, heads * (3 * size + 1), bias=False)
+        self.project = nn.Linear(heads * size, options.hidden, bias=False)
+        self.state_shapes = ((heads, size, size),)
+
+    def forward(
+        self, h: Tensor, done: Tensor, state: State, metrics: LayerMetrics | None = None
+    ) -> tuple[Tensor, State]:
+        qkvb = split_heads(self.slow(self.norm(h)), self.options.heads)
+        feature_map = FEATURE_MAPS[self.options.feature_map]
+        y, weights = apply_delta_rule(qkvb, done, state[0], feature_map, self.options, metrics)
+        return self.project(merge_heads(y)), (weights,)
+
+
+def apply_delta_rule(
+    qkvb: Tensor,
+    done: Tensor,
+    weights: Tensor,
+    feature_map: Callable[[Tensor], Tensor],
+    options: RecurrenceOptions,
+    metrics: LayerMetrics | None,
+) -> tuple[Tensor, Tensor]:
+    """Run the delta rule over a sequence.
+
+    Args:
+        qkvb: queries, keys, values (E features each) and one learning-rate logit, concatenated, [B,H,T,3E+1].
+        done: marks the first entries of episodes, [T,B].
+        weights: fast weights (the matrices that are written) before the first step, [B,H,E,E].
+        feature_map: function that is applied to queries and keys.
+        options: the size of the heads (E) and the kernel that computes the recurrence.
+        metrics: dict to which `delta_norm` and `delta_beta` are added; None: no metrics.
+
+    Returns the outputs [B,H,T,E] and the fast weights after the last step.
+    """
+    size = options.size
+    q, k, v, beta_logit = qkvb.split((size, size, size, 1), dim=-1)
+    beta = beta_logit.sigmoid()
+    y, weights = delta_seq(feature_map(q), feature_map(k), v, beta, done, weights, **options.kernel_arguments(v))
+    record_metrics(metrics, "delta", (weights,), beta)
+    return y, weights

@@ -1,0 +1,32 @@
+"""RunContext: information about the rest of the run, with which a component sets options that the user did not set.
+
+A component class may define
+
+    @classmethod
+    def derive_options(cls, options, context: RunContext) -> options
+
+It returns the options, with values for those that the user did not set (their value is None or "auto").
+"""
+
+from dataclasses import dataclass, field
+
+from bestiary.envs.vector_env import EnvInterface
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """The environments and sizes of a run, before its components are built."""
+
+    interface: EnvInterface  # observations, actions and tasks of the environments
+    critic: str | None = None  # name of the critic; None: the agent has no exchangeable critic
+    reward_scale: float | None = None  # factor that maps typical training rewards to [-1,1]; None without --reward
+    pool_size: int = 1  # number of environments per vector environment
+    total_pools: int = 1  # number of vector environments of all actors
+    num_envs_given: bool = False  # True if the user chose the number of environments
+    learners: int = 1  # number of learners; each one processes a part of each batch
+    sequence_length: int = 0  # length of the collected rollouts; 0 while the algorithm derives its options
+    given: frozenset[str] = field(default_factory=frozenset)  # options of this component that the user chose
+
+    @property
+    def num_tasks(self) -> int:
+        return len(self.interface.tasks)

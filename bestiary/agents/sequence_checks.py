@@ -1,0 +1,315 @@
+"""Check that a memory or agent computes the same in one call with T steps and in T calls with one step.
+
+The actor calls an agent with T = 1, the learner with a whole rollout. If the results differ, the learner computes other
+probabilities than those with which the actor chose the actions. If a run has plug-ins, `Config.make_agent` compares
+both before training starts. `bestiary.testing` makes further checks with the functions of this module.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn as nn
+from torch import Tensor
+
+from bestiary.agents.agent import Output
+from bestiary.agents.memories.base import State
+from bestiary.rollout import ArraySpec, Inputs, ObservationSpec, Tensors
+
+# Two tensors count as equal if they differ by at most this fraction of their largest entry. Rounding causes about 1e-6.
+RELATIVE_TOLERANCE = 1e-4
+ABSOLUTE_TOLERANCE = 1e-6
+
+# Calls a memory or agent: (inputs [T,B], state) -> (outputs [T,B,...] by name, new state)
+Call = Callable[[Inputs, State], tuple[Tensors, State]]
+
+
+def call_agent(agent: Any) -> Call:
+    """Return a function that calls an agent and returns its logits and values."""
+
+    def call(inputs: Inputs, state: State) -> tuple[Tensors, State]:
+        output, state = _pair(agent(inputs, state), "(Output, state)")
+        if not isinstance(output, Output):
+            raise TypeError(f"forward returned a {type(output).__name__}; expected bestiary.agents.agent.Output")
+        return {"logits": output.distribution.logits, "value": output.value}, state
+
+    return call
+
+
+def call_memory(memory: Any) -> Call:
+    """Return a function that calls a memory. The input of the memory is the observation `vector`."""
+
+    def call(inputs: Inputs, state: State) -> tuple[Tensors, State]:
+        output, state = _pair(memory(inputs.observation["vector"], inputs.done, state), "(output, state)")
+        return {"output": output}, state
+
+    return call
+
+
+def _pair(result: Any, expected: str) -> Any:
+    if not isinstance(result, tuple) or len(result) != 2:
+        found = f"{len(result)} values" if isinstance(result, tuple) else f"one {type(result).__name__}"
+        raise TypeError(f"forward returned {found}; expected {expected}")
+    return result
+
+
+def random_inputs(
+    observation: ObservationSpec, num_actions: int, num_tasks: int, length: int, batch: int, seed: int = 0
+) -> Inputs:
+    """Return random inputs [T,B]. They contain no resets: `done` is False everywhere."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(spec: ArraySpec) -> Tensor:
+        shape = (length, batch, *spec.shape)
+        if spec.dtype == "uint8":
+            return torch.randint(256, shape, generator=generator, dtype=torch.uint8)
+        return torch.randn(shape, generator=generator).to(getattr(torch, spec.dtype))
+
+    return Inputs(
+        observation={kind: draw(spec) for kind, spec in observation.items()},
+        reward=torch.randn(length, batch, generator=generator),
+        done=torch.zeros(length, batch, dtype=torch.bool),
+        last_action=torch.randint(num_actions, (length, batch), generator=generator),
+        task=torch.randint(num_tasks, (length, batch), generator=generator),
+    )
+
+
+def with_resets(inputs: Inputs, *resets: tuple[int, int]) -> Inputs:
+    """Return the inputs with `done` set at the given pairs of entry and row."""
+    done = inputs.done.clone()
+    for entry, row in resets:
+        done[entry, row] = True
+    return replace(inputs, done=done)
+
+
+def select_rows(inputs: Inputs, rows: Sequence[int]) -> Inputs:
+    """Return the inputs of some rows of the batch."""
+    observation = {kind: x[:, rows] for kind, x in inputs.observation.items()}
+    others = (inputs.reward, inputs.done, inputs.last_action, inputs.task)
+    return Inputs(observation, *(x[:, rows] for x in others))
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The largest difference between tensors that should be equal."""
+
+    name: str  # name of the output or of the state tensor
+    size: float  # largest absolute difference; infinite if the shapes differ
+    scale: float = 0.0  # largest absolute value of the expected tensor
+    shapes: str = ""  # the two shapes, if they differ
+
+    def __str__(self) -> str:
+        if self.shapes:
+            return f"in the shape of {self.name}, {self.shapes}"
+        return f"by {self.size:.3g} in {self.name} (largest value {self.scale:.3g})"
+
+
+def find_difference(expected: Tensors, found: Tensors) -> Difference | None:
+    """Return the largest difference between tensors of the same name, or None if all are equal except for rounding.
+
+    Tensors of different shapes differ by infinity. Entries that are not finite in both tensors count as equal.
+    """
+    differences = []
+    for name, tensor in expected.items():
+        other = found[name]
+        if tensor.shape != other.shape:
+            return Difference(name, float("inf"), shapes=f"{list(tensor.shape)} and {list(other.shape)}")
+        if not tensor.numel():
+            continue
+        a, b = tensor.detach().double(), other.detach().double()
+        a_finite, b_finite = a.isfinite(), b.isfinite()
+        difference = torch.where(a_finite & b_finite, a - b, torch.where(a_finite == b_finite, 0.0, float("inf")))
+        scale = float(torch.where(a_finite, a, 0.0).abs().max())
+        size = float(difference.abs().max())
+        if size > RELATIVE_TOLERANCE * scale + ABSOLUTE_TOLERANCE:
+            differences.append(Difference(name, size, scale))
+    return max(differences, key=lambda difference: difference.size, default=None)
+
+
+def named_state(state: State, floating_only: bool = False) -> Tensors:
+    """Return the tensors of a state by name. `floating_only` leaves out integers, for example counters of steps."""
+    return {f"state[{i}]": s for i, s in enumerate(state) if s.is_floating_point() or not floating_only}
+
+
+def state_problems(state: Any, batch: int, what: str, like: State | None = None) -> list[str]:
+    """Return the problems of a recurrent state. Its shapes and types must be those of `like`, if it is given."""
+    if not isinstance(state, tuple):
+        return [f"{what} is a {type(state).__name__}; expected a flat tuple of tensors, which may be empty"]
+    problems = []
+    for index, tensor in enumerate(state):
+        if not isinstance(tensor, Tensor):
+            problems.append(f"{what}[{index}] is a {type(tensor).__name__}; expected a flat tuple of tensors")
+        elif tensor.shape[:1] != (batch,):
+            problems.append(f"{what}[{index}] has shape {list(tensor.shape)}; expected the batch axis, {batch}, first")
+        elif like is None and tensor.requires_grad:
+            problems.append(f"{what}[{index}] requires a gradient; return a detached tensor")
+    if problems or like is None:
+        return problems
+    if len(state) != len(like):
+        return [f"{what} has {len(state)} tensors, initial_state({batch}) has {len(like)}; both must be equal"]
+    for index, (tensor, first) in enumerate(zip(state, like, strict=True)):
+        if (tensor.shape, tensor.dtype) != (first.shape, first.dtype):
+            problems.append(
+                f"{what}[{index}] is {tensor.dtype}{list(tensor.shape)}, initial_state({batch})[{index}] is "
+                f"{first.dtype}{list(first.shape)}; both must be equal"
+            )
+    return problems
+
+
+@torch.no_grad()
+def run_sequence(call: Call, inputs: Inputs, state: State) -> Tensors:
+    """Return outputs and final state of one call with all T steps."""
+    outputs, state = call(inputs, state)
+    return {**outputs, **named_state(state)}
+
+
+@torch.no_grad()
+def run_single_steps(call: Call, inputs: Inputs, state: State) -> Tensors:
+    """Return outputs and final state of T calls with one step."""
+    steps = []
+    for t in range(len(inputs.done)):
+        outputs, state = call(inputs[t : t + 1], state)
+        steps.append(outputs)
+    return {**{name: torch.cat([step[name] for step in steps]) for name in steps[0]}, **named_state(state)}
+
+
+@dataclass(frozen=True)
+class SequenceMismatch:
+    """Two ways to compute the same differ: one call with T steps and T calls with one step, or two equal calls."""
+
+    layer: str | None  # path of the first layer whose outputs differ, "" for the module itself; None: unknown
+    text: str  # description without the name of the component
+
+
+def compare_repeated_calls(module: nn.Module, call: Call, inputs: Inputs, state: State) -> SequenceMismatch | None:
+    """Compare two equal calls. Random generators and buffers of the module are left unchanged."""
+    with unchanged(module):
+        expected = run_sequence(call, inputs, state)
+    with unchanged(module):
+        torch.rand(1)  # so that random layers, for example dropout, draw other numbers
+        found = run_sequence(call, inputs, state)
+    difference = find_difference(expected, found)
+    if difference is None:
+        return None
+    layer = _first_different_layer(module, call, [inputs], [inputs], state)
+    return SequenceMismatch(
+        layer,
+        f"two equal calls differ {difference}{_in_layer(module, layer)}; outputs must not be random, because the "
+        "learner computes them again (remove dropout or noise)",
+    )
+
+
+def compare_single_steps(module: nn.Module, call: Call, inputs: Inputs, state: State) -> SequenceMismatch | None:
+    """Check that one call on T steps gives the same results as T calls on one step each.
+
+    `inputs` should contain resets in the middle, and `state` should not be the initial state, because some mistakes are
+    found only then. Random generators and buffers of the module are left unchanged.
+    """
+    length = len(inputs.done)
+    with unchanged(module):
+        expected = run_sequence(call, inputs, state)
+    with unchanged(module):
+        found = run_single_steps(call, inputs, state)
+    difference = find_difference(expected, found)
+    if difference is None:
+        return None
+    layer = _first_different_layer(module, call, [inputs], [inputs[t : t + 1] for t in range(length)], state)
+    advice = "let the outputs of a step depend only on its own inputs, not on those of other steps or rows"
+    if state:
+        advice = (
+            "reset the state of a row before step t if done[t] is set for it, and let the outputs of a step depend "
+            "only on its inputs and the state of its row"
+        )
+    return SequenceMismatch(
+        layer,
+        f"one call with T={length} steps differs from {length} calls with T=1 {difference}{_in_layer(module, layer)}; "
+        f"{advice}",
+    )
+
+
+@contextmanager
+def unchanged(module: nn.Module) -> Iterator[None]:
+    """At the end, restore torch's random generator and the buffers of a module, for example of batch normalisation."""
+    owners = [(owner, name, buffer) for owner in module.modules() for name, buffer in owner._buffers.items()]
+    saved = [(owner, name, buffer, buffer.clone()) for owner, name, buffer in owners if buffer is not None]
+    with torch.random.fork_rng(devices=[]):
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for owner, name, buffer, values in saved:
+                    owner._buffers[name] = buffer.copy_(values)
+
+
+def _in_layer(module: nn.Module, layer: str | None) -> str:
+    """Return the end of a message: the layer that differs. Empty if it is unknown or is the module itself."""
+    if not layer:
+        return ""
+    return f", first in layer {layer} ({type(module.get_submodule(layer)).__name__})"
+
+
+def _first_different_layer(
+    module: nn.Module, call: Call, first: list[Inputs], second: list[Inputs], state: State
+) -> str | None:
+    """Return the path of the first layer that has different outputs for equal inputs, or None if it is unknown.
+
+    `first` and `second` are two ways to split the same inputs into consecutive calls. The first axis of a layer's
+    outputs is time, or time merged with the batch, so the concatenated outputs of all calls must be the same.
+    """
+    with unchanged(module), _recorded_layers(module) as expected:
+        _run_calls(call, first, state)
+    with unchanged(module), _recorded_layers(module) as found:
+        torch.rand(1)
+        _run_calls(call, second, state)
+    for layer, (inputs, outputs) in expected.items():
+        other_inputs, other_outputs = found.get(layer, ([], []))
+        if _equal(inputs, other_inputs) and _equal(outputs, other_outputs) is False:
+            return layer
+    return None
+
+
+def _equal(first: list[Tensor], second: list[Tensor]) -> bool | None:
+    """Return whether two lists of tensors are equal when concatenated along the first axis; None if shapes differ."""
+    if not first or not second or len({tensor.shape[1:] for tensor in [*first, *second]}) > 1:
+        return None
+    a, b = torch.cat(first), torch.cat(second)
+    return find_difference({"": a}, {"": b}) is None if a.shape == b.shape else None
+
+
+@torch.no_grad()
+def _run_calls(call: Call, pieces: Iterable[Inputs], state: State) -> None:
+    for piece in pieces:
+        _, state = call(piece, state)
+
+
+@contextmanager
+def _recorded_layers(module: nn.Module) -> Iterator[dict[str, tuple[list[Tensor], list[Tensor]]]]:
+    """Record the first input and output tensor of each call of each layer, in the order in which layers finish."""
+    records: dict[str, tuple[list[Tensor], list[Tensor]]] = {}
+
+    def make_hook(name: str) -> Callable[[nn.Module, Any, Any], None]:
+        def hook(layer: nn.Module, inputs: Any, output: Any) -> None:
+            given, returned = _first_tensor(inputs), _first_tensor(output)
+            if given is not None and returned is not None and given.dim() and returned.dim():
+                record = records.setdefault(name, ([], []))
+                record[0].append(given.detach().clone())
+                record[1].append(returned.detach().clone())
+
+        return hook
+
+    handles = [layer.register_forward_hook(make_hook(name)) for name, layer in module.named_modules()]
+    try:
+        yield records
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _first_tensor(value: Any) -> Tensor | None:
+    """Return the first tensor in a tensor, tuple, list or dict, or None."""
+    if isinstance(value, Tensor):
+        return value
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, tuple | list) else ()
+    return next((found for item in items if (found := _first_tensor(item)) is not None), None)

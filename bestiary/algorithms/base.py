@@ -1,0 +1,366 @@
+"""The base class of algorithms, and code that actor-critic algorithms share.
+
+Actors collect rollouts of `sequence_length` steps. The learner passes `rollouts_per_learn(...)` rollouts to `batches`,
+which yields batches. The learner splits each batch into micro-batches, sums the gradients of their losses, and makes
+one optimizer step:
+
+    actors -> [Rollout, ...] -> algorithm.batches -> Batch -> sum of gradients -> optimizer step
+                                      ^                                                |
+                                      +------------------- metrics --------------------+
+"""
+
+import inspect
+from collections.abc import Callable, Collection, Generator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import torch
+import torch.nn as nn
+from torch import Tensor
+
+from bestiary.agents.agent import Agent, Output, State
+from bestiary.agents.run_context import RunContext
+from bestiary.algorithms.optimizers import RMSprop, RMSpropTF, make_adam
+from bestiary.algorithms.reward_transform import REWARD_CLIPPING, transform_reward
+from bestiary.algorithms.schedules import SCHEDULES
+from bestiary.rollout import Inputs, Rollout, Tensors, concatenate
+from bestiary.utils.options import option
+
+Metrics = dict[str, float]
+MAIN_OPTIMIZER = "main"
+
+
+@dataclass
+class Loss:
+    """The loss of a batch."""
+
+    total: Tensor  # the loss, summed over all steps of the batch
+    sums: dict[str, Tensor]  # metrics by name, each summed over all steps of the batch
+    targets: Tensor | None = None  # value targets [T,B], for critics that normalise (PopArt)
+
+
+def loss_problem(loss: Any) -> str | None:
+    """Return a message if a loss function did not return a valid Loss, otherwise None. Only types and shapes count."""
+    if not isinstance(loss, Loss):
+        found = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+        return f"returned {found}; it must return bestiary.algorithms.base.Loss(total, sums)"
+    if not isinstance(loss.total, Tensor) or loss.total.shape != ():
+        found = f"shape {list(loss.total.shape)}" if isinstance(loss.total, Tensor) else type(loss.total).__name__
+        return f"returned a Loss whose total has {found}; it must be a scalar tensor: add .sum()"
+    if not loss.total.requires_grad:
+        return "returned a Loss whose total has no gradient; it must depend on the output of the agent, without detach"
+    if not isinstance(loss.sums, dict):
+        return f"returned a Loss whose sums are a {type(loss.sums).__name__}; expected a dict of scalar tensors"
+    for name, value in loss.sums.items():
+        if not isinstance(value, Tensor) or value.shape != ():
+            found = f"shape {list(value.shape)}" if isinstance(value, Tensor) else f"type {type(value).__name__}"
+            return f"returned a Loss whose sums[{name!r}] has {found}; expected a scalar tensor: add .sum()"
+    return None
+
+
+LossFunction = Callable[[Agent, Rollout, float], Loss]  # (agent, micro-batch, progress of the run from 0 to 1) -> Loss
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The trajectories of one update, and how the update is computed from them."""
+
+    rollout: Rollout  # trajectories [T,B]
+    loss: LossFunction  # the loss that the update reduces; usually `Algorithm.loss`
+    optimizer: str = MAIN_OPTIMIZER  # key in the result of `Algorithm.make_optimizers`
+    num_new: int | None = None  # the first `num_new` trajectories are new, the others are replayed; None: all are new
+
+
+Batches = Generator[Batch, Metrics, None]
+
+
+def batch_problem(batch: Any, optimizers: Collection[str]) -> str | None:
+    """Return a message if an object that `Algorithm.batches` yielded is not a valid Batch, otherwise None."""
+    if not isinstance(batch, Batch):
+        return f"yielded a {type(batch).__name__}; it must yield bestiary.algorithms.base.Batch(rollout, loss)"
+    if batch.optimizer not in optimizers:
+        return f"yielded a Batch with optimizer={batch.optimizer!r}; make_optimizers returned {', '.join(optimizers)}"
+    return None
+
+
+@dataclass(frozen=True)
+class LearnContext:
+    """Functions and objects of the learner that `Algorithm.batches` can use."""
+
+    infer: Callable[[Inputs, State], tuple[Output, State]]  # call the agent, without gradients
+    generator: torch.Generator  # random generator; its seed depends only on the run's seed and step
+    all_reduce: Callable[[Tensor], Tensor]  # return the sum of a tensor over all learners
+
+
+@dataclass(frozen=True)
+class ActorCriticOptions:
+    """Options that actor-critic algorithms share. Subclasses may change the defaults."""
+
+    lr: float = option(
+        5e-4, "initial learning rate (with --algo.lr-schedule warmup: the highest rate)", above=0, unprefixed=True
+    )
+    lr_schedule: str = option("linear", "how the learning rate changes during the run", choices=tuple(SCHEDULES))
+    discount: float = option(0.99, "discount factor gamma", low=0, high=1)
+    lam: float = option(0.95, "lambda of V-trace or GAE, which compute value targets and advantages", low=0, high=1)
+    entropy_coef: float = option(0.01, "coefficient of the entropy bonus", low=0)
+    value_coef: float = option(0.5, "coefficient of the value loss", low=0)
+    reward_clipping: str = option(
+        "auto",
+        "how rewards are clipped before learning (auto: abs_one; with --critic popart: none)",
+        choices=REWARD_CLIPPING,
+    )
+    reward_scale: float | None = option(
+        None,
+        "factor by which rewards are multiplied before clipping (default: 1; with --reward, a factor that maps typical "
+        "rewards to [-1,1])",
+        above=0,
+    )
+    eps: float = option(
+        1e-5,
+        "epsilon of the optimizer, added to the square root of the mean squared gradient (rmsprop_tf: added to the "
+        "mean squared gradient)",
+        above=0,
+    )
+    max_grad_norm: float = option(40.0, "maximum norm of the gradient; larger gradients are scaled down", above=0)
+
+    def derive_rewards(self, context: RunContext) -> Self:
+        """Return the options with the reward clipping and the reward scale that fit the run.
+
+        Rewards are clipped to [-1, 1], except with PopArt, which normalises the returns. If the user chose a training
+        reward, the scale maps typical rewards to [-1, 1], so that they are not clipped.
+        """
+        clipping, scale = self.reward_clipping, self.reward_scale
+        if clipping == "auto":
+            clipping = "none" if context.critic == "popart" else "abs_one"
+        if scale is None and clipping != "none":
+            scale = context.reward_scale
+        return replace(self, reward_clipping=clipping, reward_scale=scale)
+
+
+class Algorithm:
+    """Base class of algorithms. A subclass must define `loss`; all other methods have defaults.
+
+    By default, batches are formed from the rollouts in the order of collection, and each trajectory is used in `reuse`
+    updates. In all methods, `pools` is the number of vector environments of the run and `num_envs` the number of
+    environments in each of them.
+
+    An algorithm may own parameters and state. Its constructor gets only the options; `setup` gets the agent.
+    `parameters` returns what is trained in addition to the agent; `save` and `load` are for checkpoints.
+    """
+
+    on_policy = False  # True if only steps of the newest weights are used; actors then wait during updates
+    mean_loss = False  # True if the learner divides the gradient by the number of steps in the batch
+    batch_size_hint = "--batch-size"  # for messages: the option with which a user enlarges the batches
+
+    @dataclass(frozen=True)
+    class Options(ActorCriticOptions):
+        rollout_length: int = option(20, "number of steps per rollout (T)", low=1, high=100_000, unprefixed=True)
+        batch_size: int = option(4, "number of trajectories per update (B)", low=1, high=100_000, unprefixed=True)
+        reuse: int = option(1, "number of updates that use each rollout", low=1, high=100)
+        optimizer: str = option(
+            "adam",
+            "optimizer (rmsprop: as in PyTorch and TorchBeast; rmsprop_tf: as in TensorFlow and the IMPALA paper)",
+            choices=("adam", "rmsprop", "rmsprop_tf"),
+        )
+        alpha: float = option(0.99, "rmsprop, rmsprop_tf: smoothing constant", low=0, high=1)
+        momentum: float = option(0.0, "rmsprop, rmsprop_tf: momentum", low=0)
+
+    options: Any  # instance of Options; must have lr, lr_schedule (one of schedules.SCHEDULES) and max_grad_norm
+
+    def __init__(self, options: Any = None):
+        self.options = self.Options() if options is None else options
+
+    @classmethod
+    def derive_options(cls, options: Any, context: RunContext) -> Any:
+        """Return the options. Set reward clipping, reward scale and batch size if the user did not set them."""
+        if isinstance(options, ActorCriticOptions):
+            options = options.derive_rewards(context)
+        if isinstance(options, Algorithm.Options) and context.num_tasks > 1 and "batch_size" not in context.given:
+            options = cls._scale_batch_size(options, context)
+        return options
+
+    @classmethod
+    def _scale_batch_size(cls, options: Any, context: RunContext) -> Any:
+        """Multiply the default batch size by the number of tasks.
+
+        An update then has as many trajectories per task as in a run with a single task. With smaller batches, the noise
+        of the other tasks would be larger than the gradient of a task. If the user chose the number of environments,
+        not every batch size is valid. The batch size is then the largest valid multiple of the number of tasks, up to
+        this product.
+        """
+        sizes = [per_task * context.num_tasks for per_task in range(options.batch_size, 0, -1)]
+        candidates = [replace(options, batch_size=size) for size in sizes]
+        n, pools = context.pool_size, context.total_pools
+        if not context.num_envs_given or n == 0:
+            return candidates[0]
+        fitting = [
+            candidate
+            for candidate in candidates
+            if cls(candidate).can_split(context.learners, n, pools) and not cls(candidate).validate(n, pools)
+        ]
+        return fitting[0] if fitting else options
+
+    # --- loss and batches ---
+
+    def loss(self, agent: Agent, batch: Rollout, progress: float) -> Loss:
+        """Return the loss, summed over all steps of a batch. `progress` is the finished fraction of the run."""
+        raise NotImplementedError(f"{type(self).__name__} must define loss(self, agent, batch, progress)")
+
+    def batches(self, rollouts: Sequence[Rollout], context: LearnContext) -> Batches:
+        """Yield one batch for each update with these rollouts.
+
+        This is a generator: `metrics = yield Batch(...)` returns the metrics of the update. `loss` sees only a
+        micro-batch. Quantities that depend on the whole batch, for example normalised advantages, are therefore
+        computed here and passed to `loss` in `Rollout.extras`.
+        """
+        trajectories = concatenate(rollouts)
+        for _ in range(self.options.reuse):
+            for batch in trajectories.split(self.options.batch_size):
+                yield Batch(batch, self.loss)
+
+    # --- sizes ---
+
+    @property
+    def sequence_length(self) -> int:
+        """The length of the rollouts that actors collect, in steps."""
+        return self.options.rollout_length
+
+    def rollouts_per_learn(self, num_envs: int, pools: int) -> int:
+        """Return how many rollouts `batches` receives. They come from the vector environments in turn."""
+        return max(1, self.options.batch_size // num_envs)
+
+    def batch_size(self, num_envs: int, pools: int) -> int:
+        """Return the number of new trajectories per update."""
+        return self.options.batch_size
+
+    @property
+    def epochs(self) -> int:
+        """The maximum number of updates that use the same trajectory as new data."""
+        return self.options.reuse
+
+    def validate(self, num_envs: int, pools: int) -> list[str]:
+        """Return error messages if the rollouts of a run cannot be split into batches; an empty list if they can."""
+        size = self.options.batch_size
+        if size % num_envs == 0 or num_envs % size == 0:
+            return []
+        valid = (n for n in range(1, 2 * size + 1) if num_envs % n == 0 or n % num_envs == 0)
+        return [
+            f"--batch-size {size}: must divide the {num_envs} environments per pool or be a multiple of them; "
+            f"try --batch-size {min(valid, key=lambda n: abs(n - size))}"
+        ]
+
+    def dummy_batch(self, rollout: Rollout) -> Batch:
+        """Return a batch made of one rollout. It serves only to measure the time of an update."""
+        return Batch(rollout, self.loss)
+
+    def shard(self, learners: int) -> Self | None:
+        """Return a copy of the algorithm for one of several learners. Its batches are the part of one learner.
+
+        Return None if a batch cannot be divided among the learners.
+        """
+        if self.options.batch_size % learners:
+            return None
+        return type(self)(replace(self.options, batch_size=self.options.batch_size // learners))
+
+    def can_split(self, learners: int, num_envs: int, pools: int) -> bool:
+        """Return whether each batch can be split evenly among this number of learners."""
+        if learners == 1:
+            return True
+        part = self.shard(learners)
+        if part is None or num_envs % learners or min(self.batch_size(num_envs, pools), num_envs) % learners:
+            return False
+        return not part.validate(num_envs // learners, pools)
+
+    # --- parameters, optimizers and state ---
+
+    def setup(self, agent: Agent) -> None:
+        """Create the algorithm's own parameters, if it has any. The learner calls this once, before all other methods.
+
+        The agent is on its device and has its initial weights.
+        """
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """Return the algorithm's own parameters by name. They are trained and saved with those of the agent."""
+        return {}
+
+    def make_optimizers(self, parameters: list[nn.Parameter]) -> dict[str, torch.optim.Optimizer]:
+        """Return the optimizers by name. `parameters` are those of the agent, followed by the algorithm's own.
+
+        The learner sets the learning rate of each parameter group to the rate of the schedule. If the group has an
+        entry `lr_factor`, the rate is multiplied by it.
+        """
+        o = self.options
+        if o.optimizer == "adam":
+            return {MAIN_OPTIMIZER: make_adam(parameters, o.lr, o.eps)}
+        rmsprop = RMSprop if o.optimizer == "rmsprop" else RMSpropTF
+        return {MAIN_OPTIMIZER: rmsprop(parameters, lr=o.lr, alpha=o.alpha, eps=o.eps, momentum=o.momentum)}
+
+    def save(self) -> Tensors:
+        """Return the algorithm's state as tensors by name, for a checkpoint. Its parameters are saved separately."""
+        return {}
+
+    def load(self, tensors: Tensors) -> None:
+        """Restore a state that `save` returned."""
+
+    @property
+    def inherits_state(self) -> bool:
+        """Return whether `load_pretrained` uses the state of another run."""
+        return False
+
+    def load_pretrained(self, tensors: Tensors, task_indices: Sequence[int]) -> str:
+        """Load the useful part of the state of another run with the same algorithm (--init-from).
+
+        `task_indices[k]` is the index, in this run, of task k of the other run, or -1 if this run does not have it.
+        Return a description of what was loaded, or an empty text. By default, nothing is loaded.
+        """
+        return ""
+
+
+def algorithm_problem(component: Any) -> str | None:
+    """Return a message if a user's class is not a subclass of Algorithm with a usable `loss`, otherwise None."""
+    if not (isinstance(component, type) and issubclass(component, Algorithm)):
+        return "must be a subclass of bestiary.algorithms.base.Algorithm"
+    signature = inspect.signature(component.loss)
+    try:
+        signature.bind(None, None, None, 0.0)
+    except TypeError:
+        return f"loss has the arguments {signature}; expected loss(self, agent, batch, progress)"
+    return None
+
+
+def updates_per_learn(algorithm: Algorithm, num_envs: int, pools: int) -> int:
+    """Return the maximum number of updates that the learner makes with one set of rollouts."""
+    trajectories = algorithm.rollouts_per_learn(num_envs, pools) * num_envs
+    return trajectories * algorithm.epochs // algorithm.batch_size(num_envs, pools)
+
+
+def rewards_and_discounts(rollout: Rollout, options: ActorCriticOptions) -> tuple[Tensor, Tensor, Tensor]:
+    """Return three tensors [T,N]: rewards, rewards with bootstrapping at time limits, and the discounts of the actions.
+
+    The rewards are scaled and clipped. The discount is zero if the action ended the episode. A time limit is not a
+    terminal state: if it ended the episode, the discounted value of the final observation (`rollout.bootstrap`) is
+    added to the second result.
+    """
+    transformed = transform_reward(rollout.reward[1:], options.reward_clipping, options.reward_scale)
+    discounts = options.discount * (~rollout.done[1:]).float()
+    return transformed, transformed + options.discount * rollout.bootstrap, discounts
+
+
+def actor_critic_loss(
+    output: Output,
+    policy_loss: Tensor,
+    value_loss: Tensor,
+    entropy: Tensor,
+    targets: Tensor,
+    options: ActorCriticOptions,
+    **sums: Tensor,
+) -> Loss:
+    """Return the loss of a batch from policy loss, value loss and entropy, all summed over the batch.
+
+    `targets` are the value targets. `sums` are further metrics, also summed over the batch.
+    """
+    total = policy_loss + options.value_coef * value_loss - options.entropy_coef * entropy
+    sums = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy, **sums}
+    # The agent's metrics are means over the batch, but the learner expects sums.
+    sums |= {name: mean * targets.numel() for name, mean in output.metrics.items()}
+    return Loss(total, {name: value.detach() for name, value in sums.items()}, targets)

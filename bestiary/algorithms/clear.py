@@ -1,0 +1,138 @@
+"""CLEAR: IMPALA with experience replay and behaviour cloning, which reduce forgetting (Rolnick et al. 2019).
+
+Each batch has new trajectories, and `replay_ratio` times as many replayed trajectories. These are drawn from a buffer,
+which is a uniform sample of all trajectories of the run. V-trace corrects the policy lag of both. For the replayed
+trajectories, two further terms of the loss keep the policy and the values near those that the buffer stores:
+
+    L = L_V-trace(new and replayed) + policy_cloning_coef * sum KL(mu || pi) + value_cloning_coef * sum (V - V_old)^2
+
+V_old is the value that the actor computed. mu is the policy that the learner computes when it receives the trajectory,
+with weights that are newer than those of the actor by the policy lag. The new trajectories of a batch are added to the
+buffer after the update, so they are not replayed in the same update.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from bestiary.agents.agent import Agent
+from bestiary.agents.distributions import Categorical
+from bestiary.algorithms.base import Batch, Batches, LearnContext, Loss
+from bestiary.algorithms.impala import Impala
+from bestiary.algorithms.replay_buffer import ReservoirBuffer
+from bestiary.rollout import Rollout, Tensors, concatenate
+from bestiary.utils.console import note
+from bestiary.utils.options import option
+
+
+class Clear(Impala):
+    """IMPALA with a replay buffer and behaviour cloning."""
+
+    @dataclass(frozen=True)
+    class Options(Impala.Options):
+        buffer_size: int = option(
+            1000, "capacity of the replay buffer, in trajectories of --rollout-length steps", low=1, high=10_000_000
+        )
+        replay_ratio: float = option(
+            1.0,
+            "number of replayed trajectories per new trajectory in a batch (1: half of each batch is replayed)",
+            low=0,
+            high=100,
+        )
+        policy_cloning_coef: float = option(
+            0.01, "coefficient of KL(stored policy || policy), replayed steps only", low=0
+        )
+        value_cloning_coef: float = option(0.005, "coefficient of (value - stored value)^2, replayed steps only", low=0)
+        inherit_buffer: bool = option(
+            True, "with --init-from another run of CLEAR: start with the replay buffer of that run"
+        )
+        save_buffer: bool = option(
+            True, "save the replay buffer in checkpoints (off: a resumed run starts with an empty buffer)"
+        )
+
+    def __init__(self, options: Options | None = None):
+        super().__init__(options)
+        self.buffer = ReservoirBuffer(self.options.buffer_size)
+
+    def shard(self, learners: int) -> None:
+        """Return None: each learner would have its own buffer, and a checkpoint contains only one."""
+
+    def batches(self, rollouts: Sequence[Rollout], context: LearnContext) -> Batches:
+        """Yield batches of new trajectories, in the order of collection, followed by replayed ones."""
+        o = self.options
+        trajectories = _with_stored_policy(concatenate(rollouts), context)
+        for epoch in range(o.reuse):
+            for new in trajectories.split(o.batch_size):
+                num_replayed = round(o.replay_ratio * new.num_envs) if len(self.buffer) else 0
+                batch = new
+                if num_replayed:
+                    replayed = self.buffer.sample(num_replayed, context.generator).to(new.reward.device)
+                    replayed.extras["replayed"].fill_(1.0)
+                    batch = concatenate([new, replayed])
+                # Weights of steps in metrics of the new steps: 0 for replayed steps; the mean over all steps is 1.
+                new_weight = (1 - batch.extras["replayed"]) * batch.num_envs / new.num_envs
+                yield Batch(batch.with_extras(new_weight=new_weight), self.loss, num_new=new.num_envs)
+                if epoch == 0:
+                    self.buffer.add(new.to(torch.device("cpu")), context.generator)
+
+    def loss(self, agent: Agent, rollout: Rollout, progress: float = 0.0) -> Loss:
+        """Return the summed loss of a batch: the loss of IMPALA on all steps, and cloning on the replayed steps."""
+        o = self.options
+        output, _ = agent(rollout.inputs(), rollout.state)
+        loss = self.vtrace_loss(output, rollout)
+        if "replayed" not in rollout.extras:  # a batch that serves only to measure the time of an update
+            return loss
+        replayed = rollout.extras["replayed"]  # [T,B]: 1 if the step is replayed, else 0
+        stored_policy = Categorical(rollout.extras["stored_logits"])
+        estimate = output.value_estimate[:-1]
+        value_change = estimate.normalised - estimate.normalise(rollout.value)
+        policy_cloning = (replayed * stored_policy.kl_divergence(output.distribution[:-1])).sum()
+        value_cloning = (replayed * value_change.square()).sum()
+        loss.total = loss.total + o.policy_cloning_coef * policy_cloning + o.value_cloning_coef * value_cloning
+        loss.sums["policy_cloning"] = policy_cloning.detach()
+        loss.sums["value_cloning"] = value_cloning.detach()
+        loss.sums["replayed"] = replayed.sum()
+        # Replayed steps come from old policies. Only new steps show whether actor and learner compute the same policy.
+        log_ratio = output.distribution[:-1].log_prob(rollout.action).detach() - rollout.log_prob
+        loss.sums["abs_log_ratio"] = (rollout.extras["new_weight"] * log_ratio.abs()).sum()
+        return loss
+
+    def save(self) -> Tensors:
+        """Return the replay buffer or, with `save_buffer` off, only the number of trajectories that it has received."""
+        if self.options.save_buffer:
+            return self.buffer.save()
+        return {"num_seen": torch.tensor(self.buffer.num_seen)}
+
+    def load(self, tensors: Tensors) -> None:
+        """Restore the replay buffer. If it was not saved, start with an empty one and tell the user."""
+        self.buffer.load(tensors)
+        if self.buffer.num_seen and not len(self.buffer):
+            note("note: the checkpoint has no replay buffer (--algo.save-buffer off); the buffer is filled again")
+            self.buffer = ReservoirBuffer(self.options.buffer_size)
+
+    @property
+    def inherits_state(self) -> bool:
+        return self.options.inherit_buffer
+
+    def load_pretrained(self, tensors: Tensors, task_indices: Sequence[int]) -> str:
+        """Load the replay buffer of another run, so that its tasks are not forgotten.
+
+        A task that this run does not have gets index 0. This is correct only for a critic that ignores the task.
+        """
+        self.buffer.load(tensors)
+        if not len(self.buffer):
+            return "no replay buffer, because the other run did not save it (--algo.save-buffer off)"
+        mapped = torch.tensor(task_indices).clamp(min=0)
+        for trajectory in self.buffer.trajectories:
+            trajectory.task = mapped[trajectory.task]
+        self.buffer.shrink()
+        return f"replay buffer with {len(self.buffer)} trajectories"
+
+
+def _with_stored_policy(rollout: Rollout, context: LearnContext) -> Rollout:
+    """Add the logits of the current policy and `replayed` = 0 to the extras of a new rollout."""
+    output, _ = context.infer(rollout.inputs(), rollout.state)
+    return rollout.with_extras(
+        stored_logits=output.distribution.logits[:-1].float(), replayed=torch.zeros_like(rollout.value)
+    )

@@ -1,1 +1,0 @@
-"""Lenses: everything here reads run folders and never reaches into a running trainer."""

@@ -1,0 +1,198 @@
+"""Python API: functions that train, resume, load and evaluate runs. The command line calls the same functions."""
+
+from typing import Any
+
+from bestiary.config.resolve import resolve
+from bestiary.config.schema import Config, group_key
+from bestiary.config.toml import flatten
+from bestiary.distributed.trainer import connect_cluster, train_on_cluster
+from bestiary.envs.registry import make_env
+from bestiary.evaluation.evaluate import evaluate
+from bestiary.evaluation.result_tables import print_evaluation
+from bestiary.evaluation.video import record_video
+from bestiary.runs import checkpoints
+from bestiary.runs.checkpoints import Checkpoint
+from bestiary.runs.config_changes import find_changes, record_changes
+from bestiary.runs.loggers import check_loggers
+from bestiary.runs.option_sources import merge_sources
+from bestiary.runs.run import Run, RunLocation, create_run, open_run, unused_path, update_config, write_text
+from bestiary.training.callbacks.user_callback import make_user_callbacks
+from bestiary.training.config_summary import (
+    check_user_envs,
+    describe_rewards,
+    describe_warm_start,
+    warn_about_clipping,
+)
+from bestiary.training.devices import check_devices
+from bestiary.training.trainer import auto_tune, train_run
+from bestiary.training.validation import check_validation
+from bestiary.utils.console import note
+from bestiary.utils.errors import UserError
+
+__all__ = ["Run", "evaluate", "load", "make_env", "resume", "train"]
+
+
+def train(
+    *envs: str, name: str | None = None, run_dir: str | None = None, if_exists: str = "error", **options: Any
+) -> Run:
+    """Train a new run and return it.
+
+    Args:
+        envs: names of environments. If there are several, one agent is trained on all of them as its tasks.
+        name: name of the run; its folder is runs/NAME. The default name is composed of environment, agent and date.
+        run_dir: path of the run folder. It replaces runs/NAME.
+        if_exists: what to do if the folder already contains a run. "error": raise UserError. "resume": resume that run.
+            "new": append a number to the name.
+        options: options of `bestiary train` with underscores instead of hyphens, for example `sticky=0.25`,
+            `preset="hello"` or `config="runs/a/config.toml"`. Options of components are given as a dict
+            (`memory={"name": "lstm", "hidden": 512}`) or with a dot (`**{"memory.hidden": 512}`).
+
+    Raises:
+        UserError: options are invalid. The exception lists all problems.
+        RunError: the training cannot continue.
+    """
+    given, origin = merge_sources({**({"env": list(envs)} if envs else {}), **options})
+    if if_exists not in ("error", "resume", "new"):
+        raise UserError(f"if_exists={if_exists!r}: expected error, resume or new")
+    try:
+        location = RunLocation(name, run_dir, if_exists)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    return start(resolve(given, origin), location)
+
+
+def load(path: str, trust_code: bool = False) -> Run:
+    """Open a run folder, or a trained agent that comes with the package (`zoo/pong`).
+
+    A run may use plug-ins, whose code is copied into the run folder. If the original file of a plug-in is missing or
+    has changed, its copy is executed only if `trust_code` is True.
+    """
+    return open_run(path, trust_code)
+
+
+def start(config: Config, location: RunLocation = RunLocation()) -> Run:
+    """Train a new run to its end and return it. If the run exists and `location.if_exists` is "resume", resume it.
+
+    Raises:
+        UserError: the config is invalid, or the folder contains a run with another config or seed.
+        Interrupted: a signal stopped the run before its end.
+    """
+    check_loggers(config)
+    check_validation(config)
+    make_user_callbacks(config)  # raises UserError if a callback is not usable
+    check_devices(config)
+    check_user_envs(config)
+    agent = config.make_agent()  # built here so that errors in components occur before the run folder is created
+    if not config.rewards.is_default:
+        note(describe_rewards(config, agent))
+        warn_about_clipping(config)
+    if config.training.init_from is not None:
+        note(describe_warm_start(config))
+    if "critic" in config.components and config.components["critic"].name == "popart" and len(config.envs) == 1:
+        note("note: there is only one task, so PopArt normalises its returns but has no tasks to balance")
+    with connect_cluster(config) as ray:
+        run, exists = create_run(config, location)
+        if exists:
+            steps, saved_steps = config.training.steps, run.config.training.steps
+            same = group_key(flatten(run.config.tables()), "steps") == group_key(flatten(config.tables()), "steps")
+            if not same or run.config.training.seed != config.training.seed:
+                raise UserError(f"{run.path} contains a run with another config or seed; choose another --name")
+            trained = _resume(run, steps if steps != saved_steps else None, None, ray)
+        else:
+            trained = True
+            with run.lock():
+                if run.checkpoints:
+                    raise UserError(f"{run.path}: another process has started this run; choose another --name")
+                run.config = config
+                auto_tune(run)
+                _train(run, run.config, None, ray)
+    return run_final_tasks(run) if trained else run
+
+
+def resume(run: Run, steps: int | None = None, checkpoint: int | None = None) -> Run:
+    """Resume a run from its newest checkpoint and train it to its end.
+
+    Args:
+        run: run to resume.
+        steps: new total number of steps, or None to keep the total of the run.
+        checkpoint: resume from the checkpoint nearest to this step instead of the newest one. Later checkpoints are
+            renamed to abandoned-*.
+
+    Raises:
+        UserError: the run cannot be resumed as requested.
+        Interrupted: a signal stopped the run before its end.
+    """
+    check_loggers(run.config)
+    make_user_callbacks(run.config)  # raises UserError if a callback is not usable
+    check_devices(run.config)
+    with connect_cluster(run.config) as ray:
+        trained = _resume(run, steps, checkpoint, ray)
+    return run_final_tasks(run) if trained else run
+
+
+def _resume(run: Run, steps: int | None, checkpoint_steps: int | None, ray: Any) -> bool:
+    """Resume a run and train it to its end. Return False if it was already finished."""
+    with run.lock():
+        for name in checkpoints.remove_unfinished(run.path / "checkpoints"):
+            note(f"removed the incomplete checkpoint {name}")
+        checkpoint = _choose_checkpoint(run, checkpoint_steps)
+        done_steps = checkpoint.steps if checkpoint else 0
+        total_steps = run.config.training.steps
+        if steps is not None and steps <= done_steps:
+            raise UserError(f"--steps {steps}: {run.path} has already done {done_steps} steps; choose a larger total")
+        previous_text = (run.path / "config.toml").read_text()
+        if steps is not None and steps != total_steps:
+            update_config(run, steps=steps)
+            note(f"total steps {total_steps} -> {steps}; the learning-rate schedule is stretched to the new total")
+        elif total_steps is not None and done_steps >= total_steps:
+            note(
+                f"{run.path} is finished: {done_steps} of {total_steps} steps; "
+                f"to train longer: bestiary resume {run.path} --steps N"
+            )
+            return False
+        changes = find_changes(checkpoint.load_state()["config"], run.config.tables()) if checkpoint else []
+        for change in changes:
+            if change.option != "steps":
+                note(f"note: this option has changed since the checkpoint was saved: {change}")
+        note(f"resuming {run.path} at step {done_steps}")
+        try:
+            _train(run, run.config, checkpoint, ray)
+        except UserError:  # the run cannot be resumed, so config.toml must not change
+            write_text(run.path / "config.toml", previous_text)
+            raise
+        finally:
+            if changes and run.steps > done_steps:
+                record_changes(run.path, done_steps, changes)
+    return True
+
+
+def _choose_checkpoint(run: Run, steps: int | None) -> Checkpoint | None:
+    """Return the checkpoint to resume from, or None if the run has none. Rename later checkpoints to abandoned-*."""
+    if not run.checkpoints and steps is None:
+        note(f"{run.path} has no checkpoint; training starts from step 0")
+        return None
+    chosen = checkpoints.choose(run.path, steps)
+    for later in run.checkpoints:
+        if later.steps > chosen.steps:
+            new_path = unused_path(later.path.with_name(f"abandoned-{later.path.name}"))
+            later.path.rename(new_path)
+            note(f"checkpoint {later.path.name} is renamed to {new_path.name}")
+    return chosen
+
+
+def _train(run: Run, config: Config, checkpoint: Checkpoint | None, ray: Any) -> None:
+    """Train a run from a checkpoint or, if it is None, from step 0. `ray` is the connected Ray module, or None."""
+    if ray is None:
+        train_run(run, config, checkpoint)
+    else:
+        train_on_cluster(run, config, checkpoint, ray)
+
+
+def run_final_tasks(run: Run) -> Run:
+    """Evaluate a finished run and record a video, if --eval-at-end and --video-at-end are set. Return the run."""
+    training = run.config.training
+    if training.eval_at_end:
+        print_evaluation(evaluate(run, episodes=training.eval_at_end))
+    if training.video_at_end:
+        note(f"video: {record_video(run)}")
+    return run

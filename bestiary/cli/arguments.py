@@ -1,0 +1,310 @@
+"""The parser class of all commands, the flags for options of components, and arguments that several commands share."""
+
+import argparse
+import dataclasses
+import textwrap
+from collections.abc import Callable, Collection, Mapping
+from contextvars import ContextVar
+from functools import partial
+from types import MappingProxyType
+from typing import Any, NoReturn
+
+from bestiary.utils.errors import UserError
+from bestiary.utils.options import check_limits, convert, field_types, flag_name, parse_range, suggest
+
+BOOLEAN_METAVAR = "on|off"
+BOOLEAN_WORDS = ("on", "off", "yes", "no", "true", "false")
+
+
+class HelpFormatter(argparse.HelpFormatter):
+    """Formats help texts in wide columns, and does not break lines inside hyphenated names."""
+
+    def __init__(self, prog: str):
+        super().__init__(prog, max_help_position=36, width=120)
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser that checks the limits of numbers, and raises UserError if an argument is invalid."""
+
+    def __init__(self, command: str, description: str | None = None, usage: str | None = None):
+        super().__init__(
+            prog=f"bestiary {command}",
+            description=description,
+            usage=usage,
+            formatter_class=HelpFormatter,
+            allow_abbrev=False,
+        )
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(message.removeprefix("argument "))
+
+    def print_help(self, file: Any = None) -> None:
+        """Print the help. Inside `capture_parser`, only store the parser."""
+        captured = _captured_parsers.get()
+        if captured is None:
+            super().print_help(file)
+        else:
+            captured.append(self)
+
+    def add_integer(
+        self, flag: str, help: str, *, default: int | None = None, low: int = 0, metavar: str = "N"
+    ) -> None:
+        """Add an option whose value is a whole number >= low. It may be written as 200k or 5M."""
+        self._add_number(flag, int, {"low": low}, help, default, metavar)
+
+    def add_float(
+        self,
+        flag: str,
+        help: str,
+        *,
+        default: float | None = None,
+        low: float | None = None,
+        high: float | None = None,
+        above: float | None = None,
+        metavar: str = "X",
+    ) -> None:
+        """Add an option whose value is a number. Optional limits: low <= value <= high, and value > above."""
+        self._add_number(flag, float, {"low": low, "high": high, "above": above}, help, default, metavar)
+
+    def _add_number(
+        self, flag: str, kind: type, limits: Mapping[str, Any], help: str, default: float | None, metavar: str
+    ) -> None:
+        text = help if default is None else f"{help} (default: {default:,})"
+        parse = partial(parse_number, flag, kind, limits)
+        self.add_argument(flag, type=parse, default=default, metavar=metavar, help=text)
+
+    def parse_strictly(self, argv: list[str]) -> argparse.Namespace:
+        """Parse all arguments. Raise UserError if some are unknown, and suggest similar options."""
+        arguments, unknown = self.parse_known_args(argv)
+        if unknown:
+            flags = [flag for action in self._actions for flag in action.option_strings if flag.startswith("--")]
+            unknown_flags = [
+                f"unknown option {word}{suggest(word, flags)}" for word in unknown if word.startswith("--")
+            ]
+            raise UserError(*(unknown_flags or [f"unexpected argument {word}" for word in unknown]))
+        return arguments
+
+
+# Parsers whose help was requested inside `capture_parser`; None outside of it.
+_captured_parsers: ContextVar[list[Parser] | None] = ContextVar("captured_parsers", default=None)
+
+
+def capture_parser(command: Callable[[list[str]], None], argv: list[str]) -> Parser:
+    """Return the parser that a command builds for these arguments, without running the command.
+
+    The command is called with --help: it then adds all arguments to its parser, requests the help and exits.
+    """
+    captured: list[Parser] = []
+    token = _captured_parsers.set(captured)
+    try:
+        command([*argv, "--help"])
+    except SystemExit:
+        pass
+    finally:
+        _captured_parsers.reset(token)
+    (parser,) = captured
+    return parser
+
+
+def parse_number(flag: str, kind: type, limits: Mapping[str, Any], text: str) -> Any:
+    """Convert `text`, the value of the option `flag`, to a number. Raise UserError if it is invalid."""
+    try:
+        value = convert(text, kind)
+        check_limits(value, limits)
+    except ValueError as error:
+        raise UserError(f"{flag} {text}: {error}") from error
+    return value
+
+
+def parse_axis_range(flag: str, text: str) -> tuple[float, float]:
+    """Convert `text`, the value of the option `flag` (for example 2M:4M), to the first and last position on an axis."""
+    try:
+        return parse_range(text)
+    except ValueError as error:
+        raise UserError(f"{flag} {text}: {error}") from error
+
+
+# --- options of components ---
+
+
+def add_component_options(
+    group: Any,
+    options: type,
+    kind: str,
+    taken: Collection[str] = (),
+    only: Collection[str] | None = None,
+    defaults: Mapping[str, Any] = MappingProxyType({}),
+) -> None:
+    """Add a flag for each field of an options dataclass to an argument group.
+
+    `kind` is the prefix of the flags, for example "memory": the field `hidden` gets the flag --memory.hidden. Flags in
+    `taken` are not added, because the command uses these names itself. If `only` is given, only the fields in `only`
+    get a flag. `defaults` maps dotted names ("memory.hidden") to values; the help shows these values instead of the
+    defaults of the fields.
+    """
+    types = field_types(options)
+    for field in dataclasses.fields(options):
+        if only is not None and field.name not in only:
+            continue
+        dest = f"{kind}.{field.name}" if kind else field.name
+        spellings = [flag_name(kind, field)]
+        if kind:
+            spellings.append(f"--{kind}.{field.name}".replace("_", "-"))
+        spellings = [spelling for spelling in dict.fromkeys(spellings) if spelling not in taken]
+        is_boolean = types[field.name] is bool
+        const = True if is_boolean else field.metadata.get("const")
+        nargs: dict[str, Any] = {} if const is None else {"nargs": "?", "const": const}
+        if "tuple[str" in str(types[field.name]):
+            nargs = {"action": "append"}  # a flag with a list of names may be repeated
+        default = defaults.get(dest, None if field.default is dataclasses.MISSING else field.default)
+        group.add_argument(
+            *spellings,
+            dest=dest,
+            metavar=_metavar(types[field.name], field.metadata),
+            help=_help_with_default(field.metadata, default),
+            **nargs,
+        )
+        if is_boolean:
+            negated = [spelling.replace("--", "--no-", 1) for spelling in spellings]
+            group.add_argument(*negated, dest=dest, action="store_const", const=False, help=argparse.SUPPRESS)
+
+
+def _metavar(kind: Any, metadata: Mapping[str, Any]) -> str:
+    """Return the placeholder that stands for the value of an option in the help, for example N."""
+    if kind is bool:
+        return BOOLEAN_METAVAR
+    if metadata.get("metavar"):
+        return str(metadata["metavar"])
+    name = str(getattr(kind, "__name__", kind))
+    if metadata.get("choices"):
+        return "NAME"
+    if "tuple" in name:
+        return "N,N,..."
+    if "int" in name:
+        return "N"
+    if "float" in name:
+        return "X"
+    return "TEXT" if "str" in name else "VALUE"
+
+
+def _help_with_default(metadata: Mapping[str, Any], default: Any) -> str:
+    text = str(metadata.get("help", ""))
+    if choices := metadata.get("choices"):
+        text += f" [{', '.join(choices)}]"
+    runtimes = metadata.get("runtimes")
+    if runtimes and runtimes != ("cluster",):  # cluster options have a group of their own
+        text += f"; only with --runtime {' or '.join(runtimes)}"
+    if "(default:" not in text:
+        text += f" (default: {_format_value(default)})"
+    return text.strip().replace("%", "%%")
+
+
+def _format_value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if value is None:
+        return "none"
+    if isinstance(value, tuple):
+        return "x".join(map(str, value))
+    if isinstance(value, float):
+        return f"{value:g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def none_if_invalid(function: Callable[[], Any]) -> Any:
+    """Call a function and return its result, or None if it raises UserError."""
+    try:
+        return function()
+    except UserError:
+        return None
+
+
+# --- arguments that several commands share ---
+
+
+def add_run_argument(parser: Parser, several: bool = False) -> None:
+    """Add the positional argument RUN (one run, or several) and the option --trust-code."""
+    parser.add_argument(
+        "run",
+        metavar="RUN",
+        nargs="+" if several else None,
+        help=f"run folder{'s' if several else ''}, for example runs/latest, or zoo/NAME for an agent of the zoo",
+    )
+    add_trust_code(parser)
+
+
+def add_trust_code(parser: Parser) -> None:
+    parser.add_argument(
+        "--trust-code",
+        action="store_true",
+        help="if the file of a plug-in (your own component) changed or is missing, execute the copy that is stored in "
+        "the run folder (only for runs that you trust)",
+    )
+
+
+def add_policy_arguments(parser: Parser) -> None:
+    """Add the options that decide how an agent plays: --checkpoint, --greedy, --sample and --seed."""
+    parser.add_argument(
+        "--checkpoint",
+        metavar="STEPS",
+        help="play the checkpoint nearest to this number of steps, or one of these: best (highest validation return), "
+        "best-training (highest training return), best-true (highest true return) (default: the newest checkpoint)",
+    )
+    sampling = parser.add_mutually_exclusive_group()
+    add_greedy(sampling)
+    sampling.add_argument("--sample", action="store_true", help="sample actions from the policy; this is the default")
+    add_seed(parser)
+
+
+def add_greedy(parser: Any) -> None:
+    parser.add_argument("--greedy", action="store_true", help="choose the most probable action instead of sampling")
+
+
+def add_seed(parser: Parser) -> None:
+    parser.add_integer("--seed", "random seed for environments and action sampling", default=0)
+
+
+def add_game_limits(parser: Parser, num_envs: int = 32) -> None:
+    """Add --num-envs and --max-steps, for commands that play whole games."""
+    parser.add_integer("--num-envs", "number of environments that are stepped together", default=num_envs, low=1)
+    parser.add_integer(
+        "--max-steps",
+        "maximum length of a game in steps; games that are longer are not included in the results",
+        default=27_000,
+        low=1,
+        metavar="STEPS",
+    )
+
+
+def add_playback_arguments(parser: Parser) -> None:
+    """Add --fps, --overwrite, --env, --replay and --game, for commands that draw a game."""
+    parser.add_float(
+        "--fps",
+        "frames per second of the video; in a GIF at most 50, and each frame duration is rounded to 1/100 s (default: "
+        "about the speed of the game)",
+        low=0.1,
+        high=100,
+    )
+    add_overwrite(parser)
+    add_task(parser)
+    parser.add_argument(
+        "--replay",
+        metavar="FILE",
+        help="draw a recorded game instead of playing a new one; FILE is recordings/NAME.json in a run folder",
+    )
+    parser.add_integer(
+        "--game", "with --replay: row of the game in recordings/NAME.csv; the first row is 0 (default: 0)"
+    )
+
+
+def add_overwrite(parser: Parser) -> None:
+    parser.add_argument("--overwrite", action="store_true", help="replace output files that already exist")
+
+
+def add_task(parser: Parser) -> None:
+    parser.add_argument(
+        "--env", metavar="ENV", help="environment to play, if the run has several tasks (default: the first)"
+    )

@@ -1,0 +1,312 @@
+"""Commands that evaluate trained agents: `eval`, `video`, `export`, `compare` and `report`."""
+
+from pathlib import Path
+from typing import Any
+
+from bestiary.cli.arguments import (
+    Parser,
+    add_game_limits,
+    add_overwrite,
+    add_playback_arguments,
+    add_policy_arguments,
+    add_run_argument,
+    add_task,
+    add_trust_code,
+    parse_axis_range,
+)
+from bestiary.cli.run_arguments import parse_with_env_options, select_checkpoint, select_replay
+from bestiary.config.option_merging import expand_env_names
+from bestiary.evaluation.compare import compare_runs
+from bestiary.evaluation.evaluate import evaluate, evaluate_scripted_policy
+from bestiary.evaluation.export import export_rollouts
+from bestiary.evaluation.learning_curves import DEFAULT_SMOOTH
+from bestiary.evaluation.playback import PlaybackOptions
+from bestiary.evaluation.result_tables import print_evaluation
+from bestiary.evaluation.video import record_video
+from bestiary.interpretability.attention import attention_overlay
+from bestiary.interpretability.side_by_side import record_side_by_side
+from bestiary.runs.run import open_run
+from bestiary.studies.runs_report import write_runs_report
+from bestiary.utils.errors import UserError
+
+
+def eval_command(argv: list[str]) -> None:
+    """Play whole games with a trained agent or a scripted policy, and report the returns."""
+    parser = Parser(
+        "eval",
+        "Play whole games with a trained agent, print the returns, and write them as JSON and CSV to the run folder. "
+        "To play a scripted (hand-written) policy, give scripted:NAME instead of RUN.",
+    )
+    add_run_argument(parser)
+    parser.add_argument(
+        "--env",
+        nargs="+",
+        metavar="ENV",
+        help="environments to play (default: the training environments); a scripted policy needs --env, for example: "
+        "bestiary eval scripted:nearest --env warehouse",
+    )
+    parser.add_argument(
+        "--levels",
+        nargs="+",
+        metavar="RANGE",
+        help="ProcGen: ranges of levels to play; each range is reported separately, for example: 0:200 1000:1200",
+    )
+    parser.add_argument(
+        "--checkpoints",
+        choices=("all",),
+        metavar="all",
+        help="evaluate all checkpoints of the run and report them in one table",
+    )
+    parser.add_integer(
+        "--episodes",
+        "number of games for each task and each range of levels (default: 100; with --levels: one game per level, if "
+        "the range has at most 1,000 levels)",
+        low=1,
+    )
+    add_game_limits(parser)
+    parser.add_integer(
+        "--reset-state-every",
+        "reset the recurrent state every N steps, even in the middle of a game; 0 stands for the sequence length of "
+        "the training: --rollout-length, or --algo.sequence-length of PPO (default: reset only when an episode starts)",
+        metavar="N",
+    )
+    parser.add_argument(
+        "--record",
+        action="store_true",
+        help="save the actions of all games in recordings/ of the run folder, for bestiary video --replay",
+    )
+    add_policy_arguments(parser)
+    a, run, env_options = parse_with_env_options(parser, argv)
+    limits = {"seed": a.seed, "num_envs": a.num_envs, "max_steps": a.max_steps}
+    if run is None:
+        _check_scripted_arguments(a)
+        name = a.run.removeprefix("scripted:")
+        print_evaluation(evaluate_scripted_policy(name, a.env[0], env_options, episodes=a.episodes or 100, **limits))
+        return
+    if "levels" in env_options:
+        raise UserError(f"--env.levels {env_options['levels']}: use --levels to choose the levels to evaluate")
+    if a.checkpoint and a.checkpoints:
+        raise UserError("--checkpoint cannot be combined with --checkpoints all; remove one of them")
+    evaluation = evaluate(
+        run.with_env_options(env_options),
+        checkpoint=select_checkpoint(a.checkpoint, run),
+        every_checkpoint=a.checkpoints == "all",
+        env=expand_env_names(a.env or ()),
+        levels=a.levels or (),
+        greedy=a.greedy,
+        episodes=a.episodes,
+        reset_state_every=a.reset_state_every,
+        record=a.record,
+        **limits,
+    )
+    print_evaluation(evaluation)
+
+
+def _check_scripted_arguments(a: Any) -> None:
+    """Raise UserError if arguments of `eval` are given that need a trained agent."""
+    given = {
+        "--greedy": a.greedy,
+        "--sample": a.sample,
+        "--checkpoint": a.checkpoint,
+        "--checkpoints": a.checkpoints,
+        "--levels": a.levels,
+        "--reset-state-every": a.reset_state_every is not None,
+        "--record": a.record,
+        "--trust-code": a.trust_code,
+    }
+    if flags := [flag for flag, is_given in given.items() if is_given]:
+        raise UserError(f"{a.run}: a scripted policy does not support these options; remove {', '.join(flags)}")
+    if len(a.env) > 1:
+        raise UserError(f"--env {' '.join(a.env)}: a scripted policy plays only one environment; give only one")
+
+
+def video_command(argv: list[str]) -> None:
+    """Record a video of one agent, or of several agents side by side."""
+    parser = Parser(
+        "video",
+        "Record a video (GIF or MP4) of a game, drawn by the environment. Several runs are shown side by side.",
+    )
+    add_run_argument(parser, several=True)
+    parser.add_argument(
+        "--out", metavar="FILE", help="output file, .gif or .mp4 (default: a new file in videos/ of the run folder)"
+    )
+    parser.add_integer(
+        "--length", "maximum number of steps to record (default: 2,000, or 200 with --saliency)", low=1, metavar="STEPS"
+    )
+    add_playback_arguments(parser)
+    parser.add_argument("--attention", action="store_true", help="draw the attention map of the agent over the frames")
+    parser.add_argument(
+        "--saliency",
+        action="store_true",
+        help="add one panel per agent; it marks the image regions that influence the policy and the value of the agent",
+    )
+    parser.add_integer(
+        "--density",
+        "with --saliency: distance between neighbouring image patches that are tested, in pixels (default: 4 for "
+        "images of 84x84 pixels; scaled with the image size)",
+        low=1,
+        metavar="PIXELS",
+    )
+    parser.add_argument(
+        "--same-actions",
+        action="store_true",
+        help="all panels show one game, which the first agent plays and the other agents only observe",
+    )
+    add_policy_arguments(parser)
+    if scripted := [word for word in argv if word.startswith("scripted:")]:
+        raise UserError(f"{scripted[0]}: video needs a trained agent; only bestiary eval supports scripted policies")
+    a, first, env_options = parse_with_env_options(parser, argv)
+    runs = [first, *(open_run(word, a.trust_code) for word in a.run[1:])]
+    side_by_side = len(runs) > 1 or a.saliency
+    if a.density is not None and not a.saliency:
+        raise UserError(f"--density {a.density}: needs --saliency; add --saliency or remove --density")
+    if side_by_side and a.attention:
+        raise UserError(
+            "--attention: only for one run and without --saliency; otherwise use bestiary look attention for each run"
+        )
+    if a.same_actions and len(runs) == 1:
+        raise UserError("--same-actions: needs at least two runs; add a run or remove --same-actions")
+    if side_by_side and a.out is None:
+        raise UserError("--out is required for several runs or --saliency; for example: --out compare.gif")
+    checkpoints = [select_checkpoint(a.checkpoint, run) for run in runs]
+    playback = PlaybackOptions(
+        length=a.length or (200 if a.saliency else 2_000),
+        checkpoint=checkpoints[0],
+        env=a.env,
+        greedy=a.greedy,
+        seed=a.seed,
+        replay=select_replay(a),
+        fps=a.fps or 0,
+    )
+    runs = [run.with_env_options(env_options) for run in runs]
+    if side_by_side:
+        path = record_side_by_side(
+            runs,
+            playback,
+            out=a.out,
+            overwrite=a.overwrite,
+            same_actions=a.same_actions,
+            saliency=a.saliency,
+            density=a.density,
+            checkpoints=checkpoints,
+        )
+    else:
+        make_overlay = attention_overlay if a.attention else None
+        path = record_video(runs[0], playback, out=a.out, overwrite=a.overwrite, make_overlay=make_overlay)
+    print(f"video: {path}")
+
+
+def export_command(argv: list[str]) -> None:
+    """Save rollouts of a trained agent as NumPy arrays."""
+    parser = Parser(
+        "export",
+        "Play with a trained agent and save rollouts (observations, actions, log-probabilities, values and rewards of "
+        "consecutive steps) as NumPy arrays.",
+    )
+    add_run_argument(parser)
+    parser.add_integer(
+        "--rollouts", "number of rollouts; each rollout is played in its own environment", default=20, low=1
+    )
+    parser.add_integer("--length", "length of each rollout, in steps", default=500, low=1, metavar="STEPS")
+    parser.add_argument(
+        "--out", metavar="FILE", help="output file, .npz (default: a new file in rollouts/ of the run folder)"
+    )
+    add_overwrite(parser)
+    add_task(parser)
+    add_policy_arguments(parser)
+    a, run, env_options = parse_with_env_options(parser, argv)
+    if run is None:
+        raise UserError(f"{a.run}: export needs a trained agent; only bestiary eval supports scripted policies")
+    path = export_rollouts(
+        run.with_env_options(env_options),
+        out=a.out,
+        rollouts=a.rollouts,
+        length=a.length,
+        checkpoint=select_checkpoint(a.checkpoint, run),
+        greedy=a.greedy,
+        seed=a.seed,
+        env=a.env,
+        overwrite=a.overwrite,
+    )
+    print(f"rollouts: {path}")
+
+
+def compare_command(argv: list[str]) -> None:
+    """Plot the learning curves of runs and print a table."""
+    parser = Parser(
+        "compare",
+        "Plot the learning curves of runs and print a table. Runs that differ only in their seed are drawn as one "
+        "mean curve with a band from the lowest to the highest seed. Scores over several tasks are compared as well "
+        "(see docs/statistics.md).",
+    )
+    add_run_argument(parser, several=True)
+    parser.add_argument(
+        "--out",
+        metavar="FILE",
+        default="curves.png",
+        help="output file of the figure (.png, .svg or .pdf); a CSV file with the data is written next to it (default: "
+        "curves.png)",
+    )
+    parser.add_argument(
+        "--axis", choices=("steps", "minutes"), default="steps", help="quantity on the x axis (default: steps)"
+    )
+    parser.add_argument(
+        "--by",
+        choices=("task",),
+        help="draw one panel per task, with the steps of this task on the x axis; this is always done for runs with "
+        "several tasks",
+    )
+    parser.add_argument(
+        "--zoom", metavar="LOW:HIGH", help="add a panel that shows this range of the x axis, for example 2M:4M"
+    )
+    parser.add_integer(
+        "--smooth",
+        "number of games of a run over which its curve is averaged, looking back from each point; 0: draw single games "
+        "as points, and write them to the CSV file",
+        default=DEFAULT_SMOOTH,
+        metavar="GAMES",
+    )
+    parser.add_argument(
+        "--label",
+        nargs="+",
+        metavar="NAME",
+        default=[],
+        help="names of the groups of runs in figures and tables, one per group, in the order of the first run of each "
+        "group (default: the options in which the groups differ)",
+    )
+    add_overwrite(parser)
+    a = parser.parse_strictly(argv)
+    zoom = parse_axis_range("--zoom", a.zoom) if a.zoom is not None else None
+    compare_runs(
+        [open_run(word, a.trust_code) for word in a.run],
+        Path(a.out),
+        axis=a.axis,
+        by_task=a.by == "task",
+        zoom=zoom,
+        smooth=a.smooth,
+        names=a.label,
+        overwrite=a.overwrite,
+    )
+
+
+def report_command(argv: list[str]) -> None:
+    """Write an HTML page about all runs below a folder."""
+    parser = Parser(
+        "report",
+        "Write an HTML page about all runs below a folder: table, learning curves, videos, saliency images and "
+        "evaluations. The file contains all images and videos.",
+    )
+    parser.add_argument("folder", metavar="FOLDER", help="folder that contains run folders, for example runs")
+    parser.add_argument("--out", metavar="FILE", default="report.html", help="output file (default: report.html)")
+    parser.add_argument(
+        "--no-draw",
+        action="store_true",
+        help="show only videos and saliency images that exist; do not create missing ones",
+    )
+    add_trust_code(parser)
+    add_overwrite(parser)
+    a = parser.parse_strictly(argv)
+    path = write_runs_report(
+        Path(a.folder), Path(a.out), draw_missing=not a.no_draw, trust_code=a.trust_code, overwrite=a.overwrite
+    )
+    print(f"report: {path}")

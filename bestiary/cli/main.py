@@ -1,0 +1,125 @@
+"""Entry point of the command line: prints the overview, or calls the function of a command and returns the exit status.
+
+The module of a command is imported only when the command is called, so that `bestiary --help` does not import torch.
+"""
+
+import faulthandler
+import importlib
+import os
+import sys
+
+from bestiary import __version__
+from bestiary.utils import plugins
+from bestiary.utils.errors import RunError, UserError
+from bestiary.utils.options import suggest
+
+USAGE = """usage: bestiary COMMAND [arguments]
+
+Training
+  train ENV...        train a new agent, for example: bestiary train atari/Pong
+  resume RUN          continue a stopped run, or extend a finished one
+  study FILE          train all runs of a study (variants and seeds) and report the results
+
+Evaluation
+  eval RUN            play whole games with a trained agent and report its returns
+  video RUN...        record a video of one agent, or of several agents side by side
+  compare RUN...      plot the learning curves of runs and print a table
+  audit RUN...        compare the training return with the true return of agents
+  export RUN          save rollouts of a trained agent as NumPy arrays
+  report FOLDER       write an HTML page about all runs below a folder
+  look TOOL RUN...    inspect an agent: saliency, attention, filters or actions
+
+Information
+  runs [FOLDER]       list the runs below a folder
+  list WHAT           list environments, components, presets, rewards or zoo agents
+  doctor              check this machine and the installed packages
+  bench               measure the training throughput of this machine
+  completion SHELL    print a completion script for bash, zsh or fish
+
+ENV is an environment (bestiary list envs). RUN is a run folder, for example runs/latest, or a zoo agent, which is a
+trained agent that comes with the package (bestiary list zoo). `bestiary COMMAND --help` describes a command."""
+
+# Module (in bestiary/cli) and function of each command.
+COMMANDS = {
+    "train": ("train", "train"),
+    "resume": ("train", "resume"),
+    "study": ("study", "study"),
+    "eval": ("evaluate", "eval_command"),
+    "video": ("evaluate", "video_command"),
+    "compare": ("evaluate", "compare_command"),
+    "audit": ("audit", "audit_command"),
+    "export": ("evaluate", "export_command"),
+    "report": ("evaluate", "report_command"),
+    "look": ("look", "look"),
+    "runs": ("listing", "runs"),
+    "list": ("listing", "list_command"),
+    "doctor": ("doctor", "doctor"),
+    "bench": ("bench", "bench_command"),
+    "completion": ("completion", "completion"),
+}
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run a command and exit with its status."""
+    faulthandler.enable()  # print a traceback if C++ code crashes
+    sys.exit(run_command(list(sys.argv[1:] if argv is None else argv)))
+
+
+def run_command(argv: list[str]) -> int:
+    """Run a command, print errors to standard error, and return the exit status.
+
+    Status 0: success. 1: the command failed. 2: the input is invalid. 130 or 143: the command was interrupted by SIGINT
+    or SIGTERM. 141: the reader of the output closed the pipe.
+    """
+    try:
+        return _dispatch(argv)
+    except UserError as error:
+        for problem in error.problems:
+            _print_error(problem)
+        return 2
+    except RunError as error:
+        _print_error(str(error))
+        return 1
+    except KeyboardInterrupt as interrupt:
+        return 128 + getattr(interrupt, "signum", 2)
+    except BrokenPipeError:
+        # The reader of the output closed the pipe, for example `head` in `bestiary list envs | head`.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except OSError as error:
+        _print_error(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}")
+        return 1
+    except Exception as error:
+        cause = plugins.describe_error(error)
+        if cause is None:
+            raise  # an error in Bestiary itself: show the traceback
+        _print_error(cause)
+        return 1
+
+
+def _dispatch(argv: list[str]) -> int:
+    command = argv[0] if argv else ""
+    if command in ("", "-h", "--help", "help"):
+        print(USAGE, flush=True)
+        return 0 if argv else 2
+    if command in ("--version", "version"):
+        print(f"bestiary {__version__}")
+        return 0
+    if command not in COMMANDS:
+        raise UserError(f"unknown command {command}{suggest(command, COMMANDS)} (bestiary --help lists all commands)")
+    module, function = COMMANDS[command]
+    run = getattr(importlib.import_module(f"bestiary.cli.{module}"), function)
+    run([_with_hyphens(word) for word in argv[1:]])
+    return 0
+
+
+def _with_hyphens(word: str) -> str:
+    """Replace underscores in the name of a flag by hyphens: --num_envs=a_b becomes --num-envs=a_b."""
+    if not word.startswith("--"):
+        return word
+    name, equals, value = word.partition("=")
+    return name.replace("_", "-") + equals + value
+
+
+def _print_error(text: str) -> None:
+    print(f"bestiary: {text}", file=sys.stderr)

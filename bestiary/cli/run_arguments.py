@@ -1,0 +1,125 @@
+"""Arguments that depend on a run: the checkpoint, a recorded game, and the options of the run's environment."""
+
+import argparse
+from functools import partial
+from typing import Any
+
+from bestiary import envs
+from bestiary.cli.arguments import (
+    BOOLEAN_METAVAR,
+    BOOLEAN_WORDS,
+    Parser,
+    add_component_options,
+    none_if_invalid,
+    parse_number,
+)
+from bestiary.runs.checkpoints import BEST_LINKS, best_steps
+from bestiary.runs.recordings import INTERFACE_OPTIONS, open_recording
+from bestiary.runs.run import Run, open_run
+from bestiary.utils.errors import UserError
+
+
+def select_replay(a: argparse.Namespace) -> Any:
+    """Return the recording (--replay) and the game in it (--game), or None if --replay is not given."""
+    if a.replay is None:
+        if a.game is not None:
+            raise UserError(f"--game {a.game}: has an effect only with --replay; add --replay or remove --game")
+        return None
+    given = {"greedy": a.greedy, "sample": a.sample, "env": a.env, "seed": a.seed != 0}
+    given |= {name[4:]: value is not None for name, value in vars(a).items() if name.startswith("env.")}
+    fixed = [name for name, is_given in given.items() if is_given and name not in INTERFACE_OPTIONS]
+    if fixed:
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in fixed)
+        raise UserError(f"{flags}: cannot change a recorded game (--replay); remove {flags}")
+    recording = open_recording(a.replay)
+    return recording, recording.game(a.game or 0)
+
+
+def select_checkpoint(text: str | None, run: Any) -> int | None:
+    """Return the steps of the checkpoint that --checkpoint chooses, or None for the newest checkpoint."""
+    if text not in BEST_LINKS:
+        return parse_number("--checkpoint", int, {"low": 0}, text) if text else None
+    steps = best_steps(run.path / "checkpoints", text)
+    if steps is not None:
+        return steps
+    if text != "best":
+        raise UserError(
+            f"--checkpoint {text}: {run.path} has no such checkpoint; a run saves it after 20 games, and only if it "
+            "has one task and was started with --reward or --true-reward"
+        )
+    training = run.config.training
+    reason = "the run was not validated (--valid-every)"
+    if training.valid_every or training.valid_levels or training.valid_mode:
+        reason = "the returns of its tasks are on different scales, so that no mean can be computed"
+    raise UserError(f"--checkpoint best: {run.path} has no such checkpoint, because {reason} (see docs/procgen.md)")
+
+
+# --- commands that accept options of the run's environment ---
+
+
+def parse_with_env_options(parser: Parser, argv: list[str]) -> tuple[argparse.Namespace, Any, dict[str, Any]]:
+    """Parse a command that also accepts the options of the run's environment.
+
+    Return the arguments, the run, and the environment options that were given. These options replace the options of the
+    training. For a scripted policy, the run is None.
+    """
+    found, argv = _find_run(argv)
+    wants_help = not {"-h", "--help"}.isdisjoint(argv)
+    env = found.config.envs[0] if isinstance(found, Run) else _env_of_words(argv)
+    if not env and not wants_help:
+        raise UserError(f"{found}: no environment given; for example: --env warehouse")
+    if wants_help and not env:
+        parser.epilog = f"`{parser.prog} RUN --help` also lists the options of the run's environment."
+    if env:
+        group = parser.add_argument_group(f"options of {env} (default: as in training)")
+        taken = [spelling for action in parser._actions for spelling in action.option_strings]
+        add_component_options(group, envs.lookup_env(env).options, "env", taken)
+    a = parser.parse_strictly(_with_explicit_booleans(argv, parser))
+    given = {name[4:]: value for name, value in vars(a).items() if name.startswith("env.") and value is not None}
+    return a, found if isinstance(found, Run) else None, given
+
+
+def _find_run(argv: list[str]) -> tuple[Any, list[str]]:
+    """Find the argument that names a run or a scripted policy.
+
+    Return the opened run or the name of the scripted policy, and the arguments in a new order: the name of the run and
+    the words after it, up to the next flag, are moved to the front. If they followed another flag, argparse could take
+    them for the value of that flag.
+    """
+    trust_code = "--trust-code" in argv
+    for k, word in enumerate(argv):
+        if not word.startswith("-"):
+            run = word if word.startswith("scripted:") else none_if_invalid(partial(open_run, word, trust_code))
+            if run is not None:
+                end = next((n for n in range(k + 1, len(argv)) if argv[n].startswith("-")), len(argv))
+                return run, [*argv[k:end], *argv[:k], *argv[end:]]
+    if {"-h", "--help"}.isdisjoint(argv):
+        words = [word for word in argv if not word.startswith("-")]
+        if not words:
+            raise UserError("no run given; for example: runs/latest (the command bestiary runs lists all runs)")
+        open_run(words[0])  # raises UserError, which states the reason
+    return None, argv
+
+
+def _env_of_words(argv: list[str]) -> str:
+    """Return the value of --env on the command line `argv`, or an empty string if --env is not given."""
+    env = ""
+    for word, following in zip(argv, [*argv[1:], ""], strict=True):
+        if word == "--env":
+            env = following
+        elif word.startswith("--env="):
+            env = word.partition("=")[2]
+    return env
+
+
+def _with_explicit_booleans(argv: list[str], parser: Parser) -> list[str]:
+    """Add the value of boolean flags that have none: `--legacy RUN` becomes `--legacy=on RUN`.
+
+    Otherwise argparse would take RUN for the value of the flag.
+    """
+    words = []
+    for word, following in zip(argv, [*argv[1:], ""], strict=True):
+        action = parser._option_string_actions.get(word)
+        is_bare = action is not None and action.metavar == BOOLEAN_METAVAR and following not in BOOLEAN_WORDS
+        words.append(f"{word}=on" if is_bare else word)
+    return words

@@ -1,0 +1,78 @@
+"""Command `study`: train all runs that a study file describes, and write a report."""
+
+from pathlib import Path
+from typing import Any
+
+from bestiary.cli.arguments import Parser
+from bestiary.studies.runner import ClusterOptions, run_study
+from bestiary.utils.errors import UserError
+
+
+def study(argv: list[str]) -> None:
+    """Train the runs of a study that are not finished, and write its report."""
+    parser = Parser(
+        "study",
+        "Train the runs of a study that are not finished, and then write a table, learning curves and an HTML page. To "
+        "continue an interrupted study, start it again.",
+    )
+    parser.add_argument("file", metavar="FILE", help="TOML file that describes the study (see docs/studies.md)")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="do not train; list the runs with their progress and network sizes"
+    )
+    parser.add_argument(
+        "--report",
+        action="store_true",
+        help="do not train; write the table, learning curves and HTML page of the existing runs",
+    )
+    parser.add_integer("--jobs", "number of runs that are trained at the same time on this machine", default=1, low=1)
+    parser.add_argument(
+        "--cluster",
+        metavar="ADDRESS",
+        help="train on a Ray cluster: local (start one on this machine), auto (one that already runs on this machine) "
+        "or host:port (see docs/cluster.md)",
+    )
+    parser.add_float("--cpus-per-run", "with --cluster: number of CPUs per run (default: 1)", above=0)
+    parser.add_float("--gpus-per-run", "with --cluster: number of GPUs per run, for example 0.25 (default: 0)", low=0)
+    parser.add_argument(
+        "--trust-open-cluster",
+        action="store_true",
+        help="with --cluster: connect even if other machines can reach the cluster and it requires no token",
+    )
+    parser.add_argument(
+        "--dir",
+        metavar="FOLDER",
+        help="folder for the runs and results of the study (default: runs/NAME, with the name of the study)",
+    )
+    parser.add_argument(
+        "--if-changed",
+        choices=("error", "new"),
+        default="error",
+        help="what to do if the study file changed, so that existing runs have other settings than the file; error: "
+        "stop with a message; new: rename the old runs and train new ones (default: error)",
+    )
+    a = parser.parse_strictly(argv)
+    run_study(
+        Path(a.file),
+        Path(a.dir) if a.dir else None,
+        jobs=a.jobs,
+        cluster=_cluster_of(a),
+        if_changed=a.if_changed,
+        dry_run=a.dry_run,
+        report_only=a.report,
+    )
+
+
+def _cluster_of(a: Any) -> ClusterOptions | None:
+    """Return the cluster that the arguments describe, or None if --cluster is not given."""
+    if a.cluster:
+        if a.jobs != 1:
+            raise UserError(f"--jobs {a.jobs}: not supported with --cluster; use --cpus-per-run")
+        return ClusterOptions(a.cluster, a.cpus_per_run or 1.0, a.gpus_per_run or 0.0, a.trust_open_cluster)
+    given = {
+        "--cpus-per-run": a.cpus_per_run is not None,
+        "--gpus-per-run": a.gpus_per_run is not None,
+        "--trust-open-cluster": a.trust_open_cluster,
+    }
+    if flags := [flag for flag, is_given in given.items() if is_given]:
+        raise UserError(*(f"{flag}: has an effect only on a cluster; add --cluster or remove {flag}" for flag in flags))
+    return None

@@ -1,0 +1,47 @@
+"""Commands `train` and `resume`."""
+
+from bestiary import api
+from bestiary.cli.arguments import Parser, add_trust_code
+from bestiary.cli.train_parser import parse_train
+from bestiary.config.origins import annotated_toml, trace_origins
+from bestiary.config.resolve import resolve
+from bestiary.runs.option_sources import merge_sources
+from bestiary.runs.run import RunLocation, open_run
+from bestiary.training.callbacks.user_callback import make_user_callbacks
+from bestiary.training.config_summary import describe
+
+
+def train(argv: list[str]) -> None:
+    """Train a new run. With --dry-run, only print its config and the origin of each value."""
+    given, location, dry_run = parse_train(argv)
+    options, sources = merge_sources(given)
+    config = resolve(options, sources)
+    if dry_run:
+        make_user_callbacks(config)  # check the user's callbacks: raises UserError if one of them is invalid
+        print(annotated_toml(config, trace_origins(config, options, sources)))
+        print(describe(config))
+        return
+    run = api.start(config, RunLocation(**location))
+    print(f"run: {run.path}")
+
+
+def resume(argv: list[str]) -> None:
+    """Continue a stopped run, or extend a finished one."""
+    parser = Parser("resume", "Continue a stopped run from a checkpoint, or extend a finished run with --steps.")
+    parser.add_argument("run", metavar="RUN", help="run folder, for example runs/latest")
+    add_trust_code(parser)
+    parser.add_integer(
+        "--steps",
+        "new total number of steps; the learning-rate schedule is stretched to this number (default: unchanged)",
+        low=1,
+        metavar="STEPS",
+    )
+    parser.add_integer(
+        "--checkpoint",
+        "continue from the checkpoint nearest to this number of steps, and rename later checkpoints (default: the "
+        "newest checkpoint)",
+        metavar="STEPS",
+    )
+    a = parser.parse_strictly(argv)
+    run = api.resume(open_run(a.run, a.trust_code), a.steps, a.checkpoint)
+    print(f"run: {run.path}")

@@ -1,0 +1,176 @@
+"""Parser of `bestiary train`.
+
+The set of flags depends on the chosen environment and components, so the command line is read twice. The first pass
+finds the names of the environment, preset, config file and components. The second pass also knows the options of this
+environment and of these components. The values are checked later by `config/resolve.py`, which reports all problems
+together.
+"""
+
+import argparse
+import dataclasses
+import re
+from functools import partial
+from typing import Any
+
+from bestiary import envs
+from bestiary.agents.torsos import default_torso
+from bestiary.cli.arguments import BOOLEAN_METAVAR, BOOLEAN_WORDS, Parser, add_component_options, none_if_invalid
+from bestiary.config.components import DEFAULT_COMPONENTS, REGISTRIES, lookup_component
+from bestiary.config.option_merging import expand_env_names
+from bestiary.config.training_options import Training
+from bestiary.envs.registry import ENV_FAMILIES, STANDALONE_ENVS
+from bestiary.runs.option_sources import merge_sources
+from bestiary.runs.run import RunLocation
+from bestiary.utils.errors import UserError
+from bestiary.utils.options import options_class, parse_options
+
+# Descriptions of the flags --algo, --agent ..., which choose a component.
+COMPONENT_TITLES = {
+    "algo": "algorithm",
+    "agent": "agent",
+    "torso": "torso, the network before the memory",
+    "memory": "memory, the recurrent part of the network",
+    "critic": "critic, the value head",
+}
+
+
+def parse_train(argv: list[str]) -> tuple[dict[str, Any], dict[str, Any], bool]:
+    """Parse the command line of `train`.
+
+    Return the options of the run as a flat dict, the fields of its RunLocation, and whether --dry-run is given. The
+    options of the run are not checked yet.
+    """
+    parser = _full_parser(argv)
+    if not {"-h", "--help"}.isdisjoint(argv):
+        parser.print_help()
+        raise SystemExit(0)
+    given = read_flags(argv, parser)
+    dry_run = given.pop("dry_run", False)
+    problems: list[str] = []
+    location = {f.name: given.pop(f.name) for f in dataclasses.fields(RunLocation) if f.name in given}
+    parse_options(RunLocation, location, "", problems)
+    if problems:
+        raise UserError(*problems)
+    return given, location, dry_run
+
+
+def read_flags(argv: list[str], parser: Parser) -> dict[str, Any]:
+    """Return {option: value as the user wrote it} for all flags. The key "env" contains the names of the environments.
+
+    Unknown flags are included, so that `resolve` can report them together with all other problems.
+    """
+    given: dict[str, Any] = {}
+    env_names: list[str] = []
+    words = list(argv)
+    while words:
+        word = words.pop(0)
+        if word == "-h":
+            continue
+        if word.startswith("-") and not word.startswith("--"):
+            raise UserError(f"unknown option {word}; options start with two hyphens, for example --seed 3")
+        if not word.startswith("--"):
+            env_names.append(word)
+            continue
+        name, equals, value = word.partition("=")
+        action = parser._option_string_actions.get(name)
+        key = name.removeprefix("--").replace("-", "_") if action is None else action.dest
+        following = words[0] if words and not words[0].startswith("--") else None
+        is_env = following is not None and _looks_like_env(following)
+        earlier = given.get(key)
+        if equals:
+            given[key] = value
+        elif action is not None and action.nargs == 0:
+            given[key] = action.const
+        elif action is not None and action.nargs == "?":
+            is_boolean = action.metavar == BOOLEAN_METAVAR
+            takes_value = following is not None and not is_env and (not is_boolean or following in BOOLEAN_WORDS)
+            given[key] = words.pop(0) if takes_value else action.const
+        elif following is not None and (action is not None or not is_env):
+            given[key] = words.pop(0)
+        elif action is not None:
+            raise UserError(f"{name} needs a value")
+        else:
+            given[key] = ""
+        if earlier is not None and isinstance(action, argparse._AppendAction):
+            given[key] = f"{earlier},{given[key]}"
+    return {**given, "env": env_names} if env_names else given
+
+
+def _looks_like_env(word: str) -> bool:
+    return ".py:" in word or re.split("[/:]", word)[0] in {**ENV_FAMILIES, **STANDALONE_ENVS}
+
+
+def _base_parser() -> Parser:
+    """Return a parser without the options of environments and components, which depend on the command line."""
+    parser = Parser(
+        "train",
+        "Train a new agent and write a run folder. If an environment and components are given together with --help, "
+        "their options are listed, too, for example: bestiary train atari/Pong --memory lstm --help",
+        usage="bestiary train ENV [ENV ...] [options]",
+    )
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="do not train; print the complete config, with the origin of each value, and the size of the network",
+    )
+    group = parser.add_argument_group("environment and components")
+    group.add_argument(
+        "env",
+        nargs="*",
+        metavar="ENV",
+        help="environment, for example atari/Pong, procgen/maze:easy, warehouse, gymnasium/CartPole-v1, toy/recall or "
+        "your own my_env.py:Maze; if several are given, one agent is trained on all of them",
+    )
+    group.add_argument(
+        "--preset",
+        metavar="NAME",
+        help="use the options of a preset, usually a published experiment (bestiary list presets)",
+    )
+    group.add_argument(
+        "--config", metavar="FILE", help="use the options in a TOML file, for example config.toml of another run"
+    )
+    for kind, registry in REGISTRIES.items():
+        names = ", ".join(["auto", *registry] if kind == "torso" else registry)
+        group.add_argument(
+            f"--{kind}", metavar="NAME", help=f"{COMPONENT_TITLES[kind]}: {names}, or your own file.py:Name"
+        )
+    by_group: dict[str, list[str]] = {}
+    for field in dataclasses.fields(Training):
+        by_group.setdefault(field.metadata["group"], []).append(field.name)
+    for title, options in by_group.items():
+        add_component_options(parser.add_argument_group(title), Training, "", only=options)
+    add_component_options(parser.add_argument_group("location of the run"), RunLocation, "")
+    return parser
+
+
+def _full_parser(argv: list[str]) -> Parser:
+    """Return a parser that also has the options of the environment and components that the command line chooses.
+
+    If an environment or component is unknown, no options are added for it, and `resolve` reports its name later.
+    """
+    parser = _base_parser()
+    chosen, _ = merge_sources(read_flags(argv, parser))
+    env_name = next(iter(expand_env_names(chosen.get("env", ()))), "")
+    env_spec = none_if_invalid(lambda: envs.lookup_env(env_name)) if env_name else None
+    if env_spec is not None:
+        add_component_options(parser.add_argument_group(f"environment {env_name}"), env_spec.options, "env")
+    agent_name = str(chosen.get("agent", DEFAULT_COMPONENTS["agent"]))
+    agent = none_if_invalid(lambda: lookup_component("agent", agent_name))
+    agent_defaults = {} if agent is None else agent.config_defaults
+    for kind in DEFAULT_COMPONENTS:
+        default = agent_defaults.get(kind, DEFAULT_COMPONENTS[kind])
+        name = str(chosen.get(kind, default))
+        if name == "auto" and env_spec is not None:
+            name = none_if_invalid(lambda: _auto_torso(env_spec)) or name
+        if name == "auto":
+            continue
+        component = none_if_invalid(partial(lookup_component, kind, name))
+        if component is not None:
+            group = parser.add_argument_group(f"{kind} {name}")
+            add_component_options(group, options_class(component), kind, defaults=agent_defaults)
+    return parser
+
+
+def _auto_torso(spec: envs.EnvSpec) -> str:
+    """Return the name of the torso that `--torso auto` selects for this environment."""
+    return default_torso(spec.interface(spec.options()).observation_spec)

@@ -1,0 +1,1 @@
+"""Configuration of a run: options, presets, TOML files and their validation."""

@@ -1,0 +1,52 @@
+"""Merging of flat dicts of options from the command line, TOML files and Python, and expansion of environment names."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from bestiary.config.components import DEFAULT_COMPONENTS
+from bestiary.utils import plugins
+from bestiary.utils.errors import UserError
+from bestiary.utils.options import convert
+
+
+def override_options(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge two dicts of options. If both have a key, the value in `upper` is used.
+
+    If `upper` chooses another component or environment family than `lower`, the options that `lower` sets for its own
+    component or family are dropped. The keys of `upper` come last in the result, because an option can have two
+    spellings (`lr` and `algo.lr`), and `resolve` uses the last one.
+    """
+    replaced = {kind for kind in DEFAULT_COMPONENTS if kind in upper and kind in lower and upper[kind] != lower[kind]}
+    if "env" in upper and "env" in lower and _env_families(upper["env"]) != _env_families(lower["env"]):
+        replaced.add("env")
+    kept = {k: v for k, v in lower.items() if k not in upper and k.split(".")[0] not in replaced - {k}}
+    return {**kept, **upper}
+
+
+def _env_families(env: Any) -> set[str]:
+    return {name if plugins.is_plugin(name) else re.split("[/:]", name)[0] for name in expand_env_names(env)}
+
+
+def expand_env_names(env: Any) -> tuple[str, ...]:
+    """Return the environment names in `env`, which is one name or a list of names.
+
+    Braces are expanded as in most shells: `atari/{Pong,Breakout}` stands for two names.
+    """
+    names = tuple(env) if isinstance(env, list | tuple) else (env,)
+    if not all(isinstance(name, str) for name in names):
+        raise UserError(f"env = {env!r}: expected the name of an environment, for example atari/Pong")
+    return tuple(expanded for name in names for expanded in _expand_braces(name))
+
+
+def _expand_braces(name: str) -> list[str]:
+    braces = re.fullmatch(r"([^{}]*)\{([^{}]*)\}([^{}]*)", name)
+    return [f"{braces[1]}{word}{braces[3]}" for word in braces[2].split(",")] if braces else [name]
+
+
+def convert_or_none(value: Any, kind: Any) -> Any:
+    """Convert a value to type `kind`, or return None if that is not possible."""
+    try:
+        return convert(value, kind)
+    except ValueError:
+        return None

@@ -1,0 +1,365 @@
+"""Checking of user input: `resolve` turns a flat dict of names and options into a Config, in one pass.
+
+Flags, TOML files, presets and Python keywords all become entries of one flat dict (see `runs/option_sources.py`), for
+example `{"memory": "lstm", "memory.hidden": 512, "steps": "5M"}`. `resolve`
+
+    1. looks up the environments and components by name,
+    2. parses the options that each of them declares,
+    3. lets each of them derive the options that the user has not set,
+    4. checks that all options fit together, and reports all problems at once.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from bestiary import envs
+from bestiary.agents.run_context import RunContext
+from bestiary.agents.torsos import default_torso
+from bestiary.config.clipping_check import unclipped_scale
+from bestiary.config.components import (
+    DEFAULT_COMPONENTS,
+    REGISTRIES,
+    ComponentConfig,
+    construct_component,
+    lookup_component,
+)
+from bestiary.config.derived import check_batches, derive_max_lag, derive_num_envs, derive_runtime
+from bestiary.config.option_merging import expand_env_names
+from bestiary.config.schema import Config, task_interfaces
+from bestiary.config.training_options import Training
+from bestiary.envs.multitask import combine_interfaces, task_name
+from bestiary.envs.registry import options_by_family
+from bestiary.envs.rewards.wrapper import RewardConfig, RewardWrapper, check_custom_rewards, parse_rewards
+from bestiary.envs.vector_env import EnvInterface
+from bestiary.utils import plugins
+from bestiary.utils.errors import UserError
+from bestiary.utils.options import (
+    field_types,
+    options_class,
+    parse_options,
+    positional_hint,
+    same_options,
+    suggest,
+)
+
+# Options that choose the run folder. They are not part of a Config, so they are accepted only on the command line.
+LOCATION_OPTIONS = ("name", "run_dir", "if_exists")
+
+
+def resolve(given: Mapping[str, Any], origin: Mapping[str, str] | None = None) -> Config:
+    """Check a flat dict of names and options and return a Config.
+
+    `origin` is used in error messages. It maps each key that comes from a preset, file or run to a description of that
+    source, for example "config a.toml". Raise UserError with all problems found.
+    """
+    given = dict(given)
+    origin = origin or {}
+    problems: list[str] = []
+
+    # 1. Names of environments and components.
+    env_names = expand_env_names(given.pop("env", ()))
+    env_spec = _collect_errors(problems, lambda: _find_env_spec(env_names))
+    names = _choose_components(given, origin, problems)
+    defaults = declared_defaults(names["agent"], names["algo"], env_spec)
+
+    # 2. Options of the environments, the components and the training. The torso `auto` depends on the observations.
+    schemas: dict[str, type] = {"": Training}
+    env_options = interfaces = None
+    if env_spec is not None:
+        schemas["env"] = env_spec.options
+        env_options = parse_options(env_spec.options, _values_by_schema(given, schemas)["env"], "env", problems)
+    if env_options is not None:
+        found = _collect_errors(problems, lambda: _find_interfaces(env_names, env_spec, env_options))
+        interfaces, env_options = found or (None, env_options)
+    if interfaces is not None and names.get("torso") == "auto":
+        names["torso"] = default_torso(interfaces[0].observation_spec)
+    components = {kind: _find_component(kind, name, problems) for kind, name in names.items()}
+    classes = {kind: component for kind, component in components.items() if component is not None}
+    schemas |= {kind: options_class(component) for kind, component in classes.items()}
+    chosen = _values_by_schema(given, schemas)  # values that the user has set
+    values = _values_by_schema({**defaults, **given}, schemas)  # also the defaults that environment and agent declare
+    problems += _unknown_options(given, schemas, {"env", *names} - set(schemas), origin)
+    options = {kind: parse_options(schemas[kind], values[kind], kind, problems) for kind in classes}
+    training = parse_options(Training, values[""], "", problems)
+
+    # 3. Options that depend on other options, and 4. checks of options against each other.
+    if training is not None:
+        problems += _invalid_callbacks(training.callback or ())
+        if training.steps is None and env_spec is not None:
+            training = dataclasses.replace(training, steps=env_spec.default_steps * len(env_names))
+    reward_scale = None
+    if training is not None and interfaces is not None:
+        rewards = RewardConfig(training.reward, training.true_reward)
+        reward_scale = _collect_errors(problems, lambda: _check_rewards(rewards, env_names, env_options, interfaces))
+    if training is not None and options.get("algo") is not None:
+        direct = _values_by_schema({key: given[key] for key in given if key not in origin}, schemas)[""]
+        training = derive_runtime(training, chosen[""], direct, problems)
+        if interfaces is not None:
+            context = RunContext(
+                interface=combine_interfaces(env_names, interfaces),
+                critic=names.get("critic"),
+                reward_scale=reward_scale,
+                pool_size=training.pool_size,
+                total_pools=training.total_pools,
+                num_envs_given="num_envs" in chosen[""],
+                learners=training.learners,
+            )
+            options = _derive_options(classes, names, options, context, chosen)
+        algorithm = construct_component("algo", ComponentConfig(names["algo"], options["algo"]))
+        if len(env_names) > 1 and "num_envs" not in chosen[""]:
+            training = dataclasses.replace(training, num_envs=derive_num_envs(training, algorithm, len(env_names)))
+        training = derive_max_lag(training, algorithm)
+        check_batches(training, algorithm, max(1, len(env_names)), problems)
+
+    if problems:
+        raise UserError(*dict.fromkeys(problems))
+    component_configs = {kind: ComponentConfig(_absolute_name(names[kind]), options[kind]) for kind in classes}
+    return _make_config(env_names, env_options, component_configs, training)
+
+
+def declared_defaults(agent: str, algo: str, env_spec: envs.EnvSpec | None) -> dict[str, Any]:
+    """Return the defaults of options that the environment and the agent class declare, by config key.
+
+    If both declare a default for an option, that of the agent is used.
+    """
+    own = {} if env_spec is None else {**env_spec.defaults.get("", {}), **env_spec.defaults.get(algo, {})}
+    agent_class = _find_component("agent", agent, [])
+    agent_defaults = agent_class.config_defaults if agent_class is not None else {}
+    return {**own, **{key: value for key, value in agent_defaults.items() if "." in key}}
+
+
+def _derive_options(
+    classes: Mapping[str, Any],
+    names: Mapping[str, str],
+    options: Mapping[str, Any],
+    context: RunContext,
+    chosen: Mapping[str, Mapping[str, Any]],
+) -> dict[str, Any]:
+    """Let the algorithm, and then all other components, derive the options that the user has not set."""
+    derived = dict(options)
+    for kind in sorted(classes, key=lambda kind: kind != "algo"):
+        component = classes[kind]
+        if derived[kind] is not None:
+            own_context = dataclasses.replace(context, given=frozenset(chosen[kind]))
+            derived[kind] = component.derive_options(derived[kind], own_context)
+        if kind == "algo":
+            algorithm = construct_component(kind, ComponentConfig(names[kind], derived[kind]))
+            context = dataclasses.replace(context, sequence_length=algorithm.sequence_length)
+    return derived
+
+
+def _make_config(
+    env_names: tuple[str, ...], env_options: Any, components: dict[str, ComponentConfig], training: Training
+) -> Config:
+    """Build the Config. Plug-ins are named by absolute paths, and the hashes of their files are stored."""
+    rewards = {name: getattr(training, name) for name in ("reward", "true_reward")}
+    functions = [name for text in rewards.values() for name in plugins.find_names(text or "")]
+    rewards = plugins.replace_names(rewards, lambda path, name: plugins.absolute_name(f"{path}:{name}"))
+    callbacks = tuple(plugins.absolute_name(name) for name in training.callback or ())
+    used = [*env_names, *(component.name for component in components.values()), *functions, *callbacks]
+    paths = [plugins.split_name(plugins.absolute_name(name))[0] for name in used if plugins.is_plugin(name)]
+    return Config(
+        envs=tuple(envs.canonical_name(name) for name in env_names),
+        env_options=env_options,
+        components=components,
+        training=dataclasses.replace(training, **rewards, callback=callbacks or None),
+        plugin_hashes={str(path): plugins.file_sha256(path) for path in paths},
+    )
+
+
+def _absolute_name(name: str) -> str:
+    return plugins.absolute_name(name) if plugins.is_plugin(name) else name
+
+
+def _collect_errors(problems: list[str], function: Callable[[], Any]) -> Any:
+    """Return the result of a function. If it raises UserError, append the problems to `problems` and return None."""
+    try:
+        return function()
+    except UserError as error:
+        problems.extend(error.problems)
+        return None
+
+
+def _invalid_callbacks(names: Iterable[str]) -> list[str]:
+    """Return a problem for each callback name whose form is wrong or whose file does not exist.
+
+    The files are not imported here, because only the process that trains needs their classes.
+    """
+    problems = []
+    for name in names:
+        path, _ = plugins.split_name(name)
+        if not plugins.is_plugin(name):
+            problems.append(f"--callback {name}: expected a class in a Python file, for example my_callback.py:Name")
+        elif not path.is_file():
+            problems.append(f"--callback {name}: file {path} does not exist")
+    return problems
+
+
+# --- environments ---
+
+
+def _find_env_spec(names: tuple[str, ...]) -> envs.EnvSpec:
+    """Check that all tasks have the same options dataclass and different names. Return the spec of the first task."""
+    if not names:
+        raise UserError("no environment given; for example: bestiary train atari/Pong (bestiary list envs shows all)")
+    first, *others = (envs.lookup_env(name) for name in names)
+    for name, other in zip(names[1:], others, strict=True):
+        if not same_options(other.options, first.options):
+            raise UserError(
+                f"{names[0]} and {name} have different options; all tasks must belong to one environment family"
+            )
+    canonical = [envs.canonical_name(name) for name in names]
+    for name, full_name in zip(names, canonical, strict=True):
+        if (count := canonical.count(full_name)) > 1:
+            raise UserError(f"{name} is given {count} times; the tasks of a run must be different")
+    tasks = [task_name(full_name) for full_name in canonical]
+    for name, task in zip(names, tasks, strict=True):
+        if tasks.count(task) > 1:
+            raise UserError(f"{name}: two tasks have the name {task}; rename one of the files")
+    return first
+
+
+def _find_interfaces(names: tuple[str, ...], spec: envs.EnvSpec, options: Any) -> tuple[tuple[EnvInterface, ...], Any]:
+    """Return the interface of each task, and the options. Raise UserError if one agent cannot play all tasks.
+
+    If the action sets differ and the environment family has an option for a common action set, this option is set.
+    """
+    interfaces = task_interfaces(names, options)
+    if len({interface.action_spec for interface in interfaces}) > 1:
+        unified = spec.unify_actions(options)
+        if unified != options:
+            options = unified
+            interfaces = task_interfaces(names, options)
+    combine_interfaces(names, interfaces)
+    return interfaces, options
+
+
+def _check_rewards(
+    rewards: RewardConfig, names: tuple[str, ...], env_options: Any, interfaces: tuple[EnvInterface, ...]
+) -> float | None:
+    """Check that each environment supports the training reward and the true rewards.
+
+    Return the scale that maps the typical training rewards of all tasks to [-1,1], or None without --reward.
+    """
+    if rewards.is_default:
+        return None
+    scales = []
+    for name, interface in zip(names, interfaces, strict=True):
+        parsed = parse_rewards(rewards, interface)
+        scales.append(unclipped_scale(parsed.training, parsed.components))
+        if parsed.has_custom:
+            pool = RewardWrapper(envs.lookup_env(name).build(2, 0, env_options, False), rewards)
+            try:
+                check_custom_rewards(pool)
+            finally:
+                pool.close()
+    return None if rewards.training is None else min(scales)
+
+
+# --- components ---
+
+
+def _choose_components(given: dict[str, Any], origin: Mapping[str, str], problems: list[str]) -> dict[str, str]:
+    """Remove the component names from `given` and return the name of each kind of component.
+
+    If a kind is not given, its default name is used. Besides "algo" and "agent", a run has the kinds in the attribute
+    `components` of the agent class (torso, memory and critic if the class was not found).
+    """
+    names = {kind: str(given.pop(kind, DEFAULT_COMPONENTS[kind])) for kind in ("algo", "agent")}
+    agent = _find_component("agent", names["agent"], problems)
+    kinds, defaults = ("torso", "memory", "critic"), DEFAULT_COMPONENTS
+    if agent is not None:
+        kinds, defaults = agent.components, {**DEFAULT_COMPONENTS, **agent.config_defaults}
+    for kind in kinds:
+        names[kind] = str(given.pop(kind, defaults[kind]))
+    unused = DEFAULT_COMPONENTS.keys() - names.keys()
+    for kind in unused:
+        if kind in given and kind not in origin:
+            del given[kind]
+            problems.append(f"unknown option --{kind}: agent {names['agent']} has no {kind}; remove it")
+        # A preset or config file may be written for another agent that has this kind. Then these options are ignored.
+        for key in [key for key in given if key.split(".")[0] == kind and key in origin]:
+            del given[key]
+    return names
+
+
+def _find_component(kind: str, name: str, problems: list[str]) -> Any:
+    if (kind, name) == ("torso", "auto"):
+        return None
+    return _collect_errors(problems, lambda: lookup_component(kind, name))
+
+
+# --- spellings of options ---
+
+
+def option_spellings(schemas: Mapping[str, type]) -> dict[str, tuple[str, str]]:
+    """Map each spelling of an option to its kind and field: both `algo.lr` and `lr` are mapped to ("algo", "lr").
+
+    `schemas` maps each kind of component to its options dataclass. The kind "" stands for the training options.
+    """
+    spellings: dict[str, tuple[str, str]] = {}
+    # Training options come last. So if a component has an option of the same name, the short name means the training
+    # option.
+    for kind in sorted(schemas, key=lambda kind: kind == ""):
+        for f in dataclasses.fields(schemas[kind]):
+            if kind:
+                spellings[f"{kind}.{f.name}"] = (kind, f.name)
+            if kind in ("", "env") or f.metadata.get("unprefixed"):
+                spellings[f.name] = (kind, f.name)
+    return spellings
+
+
+def _values_by_schema(given: Mapping[str, Any], schemas: Mapping[str, type]) -> dict[str, dict[str, Any]]:
+    """Group the given values, which are not converted yet, by kind of component and field name."""
+    spellings = option_spellings(schemas)
+    values: dict[str, dict[str, Any]] = {kind: {} for kind in schemas}
+    for key, value in given.items():
+        if key in spellings:
+            kind, name = spellings[key]
+            values[kind][name] = value
+    return values
+
+
+def _unknown_options(
+    given: Mapping[str, Any], schemas: Mapping[str, type], missing: set[str], origin: Mapping[str, str]
+) -> list[str]:
+    """Return a problem for each given option that is neither a training option nor an option of a component.
+
+    Options of the kinds in `missing` are not checked, because the components of these kinds were not found.
+    """
+    spellings = option_spellings(schemas)
+    problems = []
+    command_line = ("preset", "config", "dry_run", *LOCATION_OPTIONS)
+    valid = [name for name in (*spellings, *DEFAULT_COMPONENTS, *command_line) if not name.startswith("env.")]
+    for key in given:
+        kind = key.split(".")[0] if "." in key else ""
+        if key in spellings or kind in missing or (not kind and missing & {"env", "algo"}):
+            continue
+        flag = f"--{key.replace('_', '-')}"
+        where = f" (in {origin[key]})" if key in origin else ""
+        own = positional_hint(schemas.get(kind or "env"), key.rpartition(".")[2])
+        advice = own or _components_with_option(key) or suggest(flag, [f"--{name.replace('_', '-')}" for name in valid])
+        if key in LOCATION_OPTIONS:
+            advice = ": the location of a run is set on the command line, not in a file"
+        problems.append(f"unknown option {flag}{where}{advice}")
+    return problems
+
+
+def _components_with_option(key: str) -> str:
+    """Return a hint that names the environments or components that have this option; empty if there is none."""
+    kind, dot, name = key.partition(".")
+    if dot and kind != "env":
+        registry = REGISTRIES.get(kind, {})
+        owners = [n for n, component in registry.items() if name in field_types(options_class(component))]
+        return f": it is an option of {kind} {' and '.join(owners)}" if owners else ""
+    name = name or key
+    families = [family for family, options in options_by_family().items() if name in field_types(options)]
+    if families:
+        return f": it is an option of {' and '.join(families)} environments"
+    algorithms = [
+        algorithm
+        for algorithm, component in REGISTRIES["algo"].items()
+        if any(f.name == name and f.metadata.get("unprefixed") for f in dataclasses.fields(options_class(component)))
+    ]
+    return f": it is an option of algo {' and '.join(algorithms)}" if algorithms else ""

@@ -1,0 +1,179 @@
+"""Config: the complete description of a run.
+
+`resolve.resolve` checks user input and returns a Config. A Config builds the environments, the agent and the algorithm
+that it describes, and converts itself to the text of config.toml.
+"""
+
+import dataclasses
+import importlib.metadata
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from bestiary import __version__, envs
+from bestiary.agents.agent import Agent
+from bestiary.algorithms.base import Algorithm
+from bestiary.config.components import ComponentConfig, build_module, check_forward_pass, construct_component
+from bestiary.config.toml import dump_toml, flatten
+from bestiary.config.training_options import UNCOMPARED, Training, unused_options
+from bestiary.envs.multitask import MultiTaskVectorEnv, combine_interfaces
+from bestiary.envs.rewards.wrapper import DEFAULT_REWARDS, RewardConfig, RewardWrapper
+from bestiary.envs.vector_env import EnvInterface, VectorEnv
+from bestiary.utils import plugins
+
+
+@dataclass(frozen=True)
+class Config:
+    """A checked configuration: environments, components with their options, and training options."""
+
+    envs: tuple[str, ...]  # canonical names; several environments are the tasks of one agent
+    env_options: Any  # instance of the options dataclass of the environment; all tasks have the same options
+    components: dict[str, ComponentConfig]  # by kind: "algo", "agent", and the kinds that the agent consists of
+    training: Training
+    plugin_hashes: dict[str, str] = field(default_factory=dict, compare=False)  # SHA-256 of each plug-in file, by path
+
+    # --- construction ---
+
+    def make_vector_env(self, num_envs: int, seed: int | np.random.SeedSequence, render: bool = False) -> VectorEnv:
+        """Build a vector environment with all tasks and the rewards of this config."""
+        return make_vector_env(self.envs, self.env_options, num_envs, seed, render, self.rewards)
+
+    @cached_property
+    def interface(self) -> EnvInterface:
+        """The interface of the environments, with all tasks of this config.
+
+        It is computed from the options. Only users' and Gymnasium environments are built for this purpose.
+        """
+        interfaces = task_interfaces(self.envs, self.env_options)
+        return interfaces[0] if len(interfaces) == 1 else combine_interfaces(self.envs, interfaces)
+
+    @property
+    def total_envs(self) -> int:
+        """Return the total number of environments of all actors. With K tasks, environment i plays task i mod K."""
+        return self.training.total_pools * self.training.pool_size
+
+    def envs_of_task(self, task: int) -> range:
+        """Return the indices of the environments that play a task.
+
+        The range is empty if this is not known, because a user's vector environment has several tasks of its own.
+        """
+        num_tasks = len(self.envs)
+        return range(task, self.total_envs, num_tasks) if len(self.interface.tasks) == num_tasks else range(0)
+
+    @property
+    def rewards(self) -> RewardConfig:
+        """Return the training reward and the true rewards."""
+        return RewardConfig(self.training.reward, self.training.true_reward)
+
+    def make_agent(self, interface: VectorEnv | EnvInterface | None = None, seed: int = 0) -> Agent:
+        """Build an untrained agent for the observations, actions and tasks of an interface.
+
+        The default interface is that of this config. The global random state of torch is not changed.
+        """
+        if isinstance(interface, VectorEnv):
+            interface = interface.interface
+        interface = interface or self.interface
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            inner = {
+                kind: partial(build_module, kind, component, len(interface.tasks))
+                for kind, component in self.components.items()
+                if kind not in ("algo", "agent")
+            }
+            agent = construct_component(
+                "agent", self.components["agent"], interface.observation_spec, interface.action_spec, **inner
+            )
+        if self.plugin_hashes:
+            check_forward_pass(agent, interface, self.components)
+        return agent
+
+    def make_algorithm(self) -> Algorithm:
+        """Build the algorithm."""
+        return construct_component("algo", self.components["algo"])
+
+    # --- text ---
+
+    def tables(self) -> dict[str, Any]:
+        """Return the config as nested dicts of plain values, with the same keys as config.toml."""
+        omitted = {*unused_options(self.training.runtime), *(() if self.training.cluster else ("cluster",))}
+        sections: dict[str, Any] = {
+            **{name: value for name, value in _plain(self.training).items() if name not in omitted},
+            "env": {"name": list(self.envs), **_plain(self.env_options)},
+        }
+        for kind, component in self.components.items():
+            sections[kind] = {"name": component.name, **_plain(component.options)}
+        return sections
+
+    def to_toml(self) -> str:
+        """Return the text of config.toml: the config, versions of the main packages, and hashes of plug-in files."""
+        tables = self.tables()
+        packages = ("torch", "envpool", "numpy", "gymnasium")
+        tables["versions"] = {
+            "bestiary": __version__,
+            **{name: importlib.metadata.version(name) for name in packages},
+        }
+        if self.plugin_hashes:
+            tables["plugins"] = self.plugin_hashes
+        return dump_toml(tables)
+
+    def group_key(self) -> str:
+        """Return a key that is equal for two runs if they differ only in options of UNCOMPARED, such as the seed."""
+        return group_key(flatten(self.tables()))
+
+    def label(self) -> str:
+        """Return a short name of the environment, agent, torso, memory and critic, for example "Pong-shallow-lstm"."""
+        task = env_slug(self.envs[0])
+        if len(self.envs) > 1:
+            task = f"{len(self.envs)}-{self.envs[0].split('/')[0].replace(':', '-')}"
+        inner = [p.name for kind, p in self.components.items() if kind in ("torso", "memory") and p.name != "none"]
+        inner += [p.name for kind, p in self.components.items() if kind == "critic" and p.name != "shared"]
+        named = [] if self.components["agent"].name == "basic" else [self.components["agent"].name]
+        return "-".join([task, *(plugins.split_name(n)[1] if plugins.is_plugin(n) else n for n in named + inner)])
+
+
+def env_slug(env: str) -> str:
+    """Return the name of an environment in a form for file names: procgen/starpilot:easy -> starpilot-easy."""
+    return env.rsplit("/", 1)[-1].split("@")[0].replace(".py:", "-").replace(":", "-")
+
+
+def group_key(settings: Mapping[str, Any], *ignored: str) -> str:
+    """Return all settings as JSON, except those in UNCOMPARED and `ignored`.
+
+    Two runs with the same key are repetitions of one experiment.
+    """
+    return json.dumps({k: v for k, v in settings.items() if k not in (*UNCOMPARED, *ignored)}, sort_keys=True)
+
+
+def make_vector_env(
+    names: Sequence[str],
+    options: Any,
+    num_envs: int,
+    seed: int | np.random.SeedSequence,
+    render: bool = False,
+    rewards: RewardConfig = DEFAULT_REWARDS,
+) -> VectorEnv:
+    """Build a vector environment. Each name is a task, and the environments are divided equally among the tasks."""
+    builds = [partial(_build_env, envs.lookup_env(name), options, render, rewards) for name in names]
+    return builds[0](num_envs, seed) if len(names) == 1 else MultiTaskVectorEnv(names, builds, num_envs, seed)
+
+
+def task_interfaces(names: Sequence[str], options: Any) -> tuple[EnvInterface, ...]:
+    """Return the interface of each environment."""
+    return tuple(envs.lookup_env(name).interface(options) for name in names)
+
+
+def _build_env(
+    spec: envs.EnvSpec, options: Any, render: bool, rewards: RewardConfig, num_envs: int, seed: Any
+) -> VectorEnv:
+    pool = spec.build(num_envs, seed, options, render)
+    return pool if rewards.is_default else RewardWrapper(pool, rewards)
+
+
+def _plain(options: Any) -> dict[str, Any]:
+    values: Iterable[tuple[str, Any]] = dataclasses.asdict(options).items()
+    return {k: list(v) if isinstance(v, tuple) else v for k, v in values if v is not None}

@@ -1,0 +1,66 @@
+"""Functions that read and write TOML config files and read the presets of the package."""
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from bestiary.utils.errors import UserError
+from bestiary.utils.options import suggest
+
+NON_OPTION_TABLES = ("versions", "plugins")  # tables of config.toml that only document a run and set no option
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Read a config file or preset and return it as a flat dict for `resolve`."""
+    return flatten({name: value for name, value in read_tables(path).items() if name not in NON_OPTION_TABLES})
+
+
+def read_tables(path: Path) -> dict[str, Any]:
+    """Read a TOML file and return its tables. Raise UserError if it is missing or invalid."""
+    try:
+        return tomllib.loads(path.read_text())
+    except FileNotFoundError as error:
+        raise UserError(f"{path}: no such file") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+        raise UserError(f"{path}: not a valid TOML file: {error}") from error
+
+
+def flatten(tables: Mapping[str, Any]) -> dict[str, Any]:
+    """Turn nested tables into a flat dict with dotted keys.
+
+    {"memory": {"name": "lstm", "num-layers": 2}} becomes {"memory": "lstm", "memory.num_layers": 2}.
+    """
+    flat = {}
+    for key, value in tables.items():
+        key = key.replace("-", "_")
+        if isinstance(value, Mapping):
+            for name, inner in value.items():
+                flat[key if name == "name" else f"{key}.{name.replace('-', '_')}"] = inner
+        else:
+            flat[key] = value
+    return flat
+
+
+def preset_paths() -> dict[str, Path]:
+    """Return a dict: name of each preset -> its file."""
+    folder = Path(__file__).resolve().parents[1] / "presets"
+    return {path.stem: path for path in sorted(folder.glob("*.toml"))}
+
+
+def read_preset(name: str) -> dict[str, Any]:
+    """Read a preset and return it as a flat dict for `resolve`."""
+    paths = preset_paths()
+    if name not in paths:
+        raise UserError(f"--preset {name}: unknown; expected one of {', '.join(paths)}{suggest(name, paths)}")
+    return read_toml(paths[name])
+
+
+def dump_toml(tables: Mapping[str, Any]) -> str:
+    """Return tables as TOML text: first the keys outside tables, then one section per table. Each array is one line."""
+    text = tomli_w.dumps(tables, indent=0)
+    # tomli-w writes each item of an array on a line of its own. Strings cannot be damaged when these lines are joined,
+    # because tomli-w writes a line break in a string as \n.
+    return text.replace("[\n", "[").replace(",\n]", "]").replace(",\n", ", ")

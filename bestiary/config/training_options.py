@@ -1,0 +1,366 @@
+"""Options of a training run that do not belong to a component: length, rewards, runtime, logging, checkpoints."""
+
+from dataclasses import dataclass, fields
+
+from bestiary.utils.options import option
+
+# Titles of the groups in the help of `bestiary train`.
+TRAINING = "training"
+RUNTIME = "runtime"
+CLUSTER = "cluster (only with --cluster)"
+LOGGING = "logging and checkpoints"
+VALIDATION = "validation during training"
+MONITOR = "reward-hacking monitor (only with --reward or --true-reward)"
+
+ASYNCHRONOUS = ("local", "cluster")  # runtimes in which actors and learner work at the same time
+
+
+@dataclass(frozen=True)
+class Training:
+    """Training options. Each field is a flag of `bestiary train` and a top-level key of config.toml."""
+
+    # --- training ---
+
+    steps: int | None = option(
+        None,
+        "number of training steps, over all environments (default: depends on the environment)",
+        low=1,
+        metavar="STEPS",
+        group=TRAINING,
+    )
+    reward: str | None = option(
+        None,
+        "reward that the agent is trained on: a weighted sum of reward components (collected=1,expired=-1), a named "
+        "reward (fuel:10) or your own function (file.py:name) (default: the environment's reward)",
+        metavar="REWARD",
+        group=TRAINING,
+    )
+    true_reward: str | None = option(
+        None,
+        "reward that is only logged and not used for training; same syntax as --reward; separate several rewards by "
+        "semicolons (default: the environment's reward)",
+        metavar="REWARD",
+        group=TRAINING,
+    )
+    seed: int = option(
+        1,
+        "random seed for environments, initial weights and action sampling",
+        low=0,
+        high=2**63 - 1,
+        group=TRAINING,
+        compared=False,
+    )
+    num_envs: int = option(
+        32,
+        "number of environments; on a cluster, the number per actor",
+        low=1,
+        high=100_000,
+        group=TRAINING,
+    )
+    device: str = option(
+        "auto",
+        "device of the learner: auto (a GPU if there is one), cpu, cuda or cuda:N",
+        metavar="DEVICE",
+        group=TRAINING,
+    )
+    precision: str = option(
+        "float32",
+        "floating-point precision of the forward and backward pass",
+        choices=("float32", "bfloat16"),
+        group=TRAINING,
+    )
+    init_from: str | None = option(
+        None,
+        "start training with the agent and the weights of another run (warm start)",
+        metavar="RUN",
+        group=TRAINING,
+    )
+
+    # --- runtime ---
+
+    runtime: str = option(
+        "local",
+        "how the run is executed (local: threads on all cores of this machine; serial: one thread, deterministic; "
+        "cluster: processes that Ray starts)",
+        choices=("local", "serial", "cluster"),
+        group=RUNTIME,
+    )
+    pools: int = option(
+        2,
+        "number of vector environments into which --num-envs is split; while one of them steps, "
+        "the actions for another one are computed",
+        low=1,
+        group=RUNTIME,
+        runtimes=ASYNCHRONOUS,
+    )
+    actor_threads: int = option(
+        0,
+        "number of actor threads; 0: one thread, or for on-policy algorithms one per core (at most --pools)",
+        low=0,
+        group=RUNTIME,
+        runtimes=("local",),
+    )
+    actor_device: str = option(
+        "auto",
+        "device on which actors run the network: auto (same as --device), cpu, cuda or cuda:N",
+        metavar="DEVICE",
+        group=RUNTIME,
+        runtimes=("local",),
+    )
+    learner_threads: int = option(
+        0,
+        "number of threads that compute gradients; 0: one per core, or one on a GPU",
+        low=0,
+        group=RUNTIME,
+        runtimes=ASYNCHRONOUS,
+    )
+    micro_batch_size: int | None = option(
+        None,
+        "number of trajectories whose gradient is computed at once; it changes the speed, but not the result (except "
+        "for rounding) (default: on CPUs, the fastest size, which is measured; on a GPU, the whole batch)",
+        low=1,
+        group=RUNTIME,
+        compared=False,
+    )
+    max_lag: int | None = option(
+        None,
+        "maximum policy lag, in updates: how many updates the weights that choose actions may be behind the learner; "
+        "ignored if --lag is given (default: 16; more if a cluster needs it to keep all actors busy)",
+        low=0,
+        group=RUNTIME,
+        runtimes=ASYNCHRONOUS,
+    )
+    lag: int | None = option(
+        None,
+        "fix the policy lag to this number of rollouts, so that the run is reproducible (default: the lag varies)",
+        low=0,
+        group=RUNTIME,
+        runtimes=ASYNCHRONOUS,
+    )
+    max_skipped_updates: int = option(
+        10,
+        "training stops after this number of consecutive updates whose loss or gradient is not finite",
+        low=1,
+        group=RUNTIME,
+        compared=False,
+    )
+
+    # --- cluster (only with --cluster) ---
+
+    cluster: str | None = option(
+        None,
+        "Ray cluster to train on: local (start one on this machine for the run), auto (one that already runs on this "
+        "machine) or host:port",
+        metavar="ADDRESS",
+        group=CLUSTER,
+        compared=False,
+    )
+    actors: int = option(
+        1,
+        "number of actor processes; each uses one CPU",
+        low=1,
+        high=100_000,
+        group=CLUSTER,
+        runtimes=("cluster",),
+    )
+    min_actors: int = option(
+        0,
+        "minimum number of actors that must be scheduled before training starts; 0: all actors",
+        low=0,
+        group=CLUSTER,
+        runtimes=("cluster",),
+        compared=False,
+    )
+    learners: int = option(
+        1,
+        "number of learner processes, among which each batch is split evenly",
+        low=1,
+        high=1024,
+        group=CLUSTER,
+        runtimes=("cluster",),
+    )
+    inference: str = option(
+        "actor",
+        "where actions are computed: actor (in each actor) or central (in one inference server for all actors)",
+        choices=("actor", "central"),
+        group=CLUSTER,
+        runtimes=("cluster",),
+    )
+    max_restarts: int = option(
+        10,
+        "maximum number of process restarts within 10 minutes; training stops if there are more",
+        low=0,
+        group=CLUSTER,
+        runtimes=("cluster",),
+        compared=False,
+    )
+    actor_timeout: float = option(
+        120.0,
+        "an actor is replaced if it makes no step for this time, in seconds",
+        above=0,
+        metavar="SECONDS",
+        group=CLUSTER,
+        runtimes=("cluster",),
+        compared=False,
+    )
+    trust_open_cluster: bool = option(
+        False,
+        "allow connecting to a cluster that other machines can reach and that requires no token",
+        group=CLUSTER,
+        runtimes=("cluster",),
+        compared=False,
+    )
+
+    # --- logging and checkpoints ---
+
+    log_every: int = option(
+        5_000,
+        "interval between rows of metrics.csv, in steps",
+        low=1,
+        metavar="STEPS",
+        group=LOGGING,
+        compared=False,
+    )
+    save_every: int = option(
+        1_000_000,
+        "interval between permanent checkpoints, in steps; 0: only the newest and the best checkpoints are kept",
+        low=0,
+        metavar="STEPS",
+        group=LOGGING,
+        compared=False,
+    )
+    save_minutes: float = option(
+        5.0,
+        "interval between rolling checkpoints, in minutes; only the newest rolling checkpoints are kept",
+        above=0,
+        metavar="MINUTES",
+        group=LOGGING,
+        compared=False,
+    )
+    keep_at: tuple[int, ...] = option(
+        (),
+        "steps at which a checkpoint is saved and kept, for example 0,150M; 0 is the untrained agent (default: none)",
+        low=0,
+        metavar="STEPS",
+        group=LOGGING,
+        compared=False,
+    )
+    record: bool = option(
+        False,
+        "record the actions of all games in recordings/ of the run folder, for bestiary video --replay",
+        group=LOGGING,
+        runtimes=("local", "serial"),
+        compared=False,
+    )
+    callback: tuple[str, ...] | None = option(
+        None,
+        "your own callback, which is called during training (file.py:Name); give the flag several times, or separate "
+        "names by commas, for several callbacks (default: none)",
+        metavar="FILE:NAME",
+        group=LOGGING,
+    )
+    tensorboard: bool = option(
+        False,
+        "also write TensorBoard event files",
+        group=LOGGING,
+        compared=False,
+    )
+    wandb: str | None = option(
+        None,
+        "also log to this Weights & Biases project; without a value, the project is bestiary",
+        const="bestiary",
+        metavar="PROJECT",
+        group=LOGGING,
+        compared=False,
+    )
+    eval_at_end: int = option(
+        0,
+        "after training, evaluate the agent by playing this number of games per task; 0: no evaluation",
+        low=0,
+        group=LOGGING,
+        compared=False,
+    )
+    video_at_end: bool = option(
+        False,
+        "after training, record a video of one game",
+        group=LOGGING,
+        compared=False,
+    )
+
+    # --- validation during training ---
+
+    valid_every: int = option(
+        0,
+        "interval between validations, in steps; 0: no validation (or every 1M steps if --valid-levels or --valid-mode "
+        "is given)",
+        low=0,
+        metavar="STEPS",
+        group=VALIDATION,
+        compared=False,
+    )
+    valid_levels: str | None = option(
+        None,
+        "ProcGen: levels to validate on, for example 500:700 (default: the training levels)",
+        metavar="RANGE",
+        group=VALIDATION,
+        compared=False,
+    )
+    valid_mode: str | None = option(
+        None,
+        "ProcGen: mode to validate in, for example hard (default: the training mode)",
+        metavar="MODE",
+        group=VALIDATION,
+        compared=False,
+    )
+    valid_episodes: int = option(
+        50,
+        "number of games per task that are played in each validation",
+        low=1,
+        group=VALIDATION,
+        compared=False,
+    )
+    valid_greedy: bool = option(
+        False,
+        "choose the most probable action in validations instead of sampling",
+        group=VALIDATION,
+        compared=False,
+    )
+
+    # --- reward-hacking monitor (only with --reward or --true-reward) ---
+
+    monitor_games: int = option(
+        100,
+        "number of games between two checks of the monitor, which warns if the training return rises while the true "
+        "return falls; 0: no monitor",
+        low=0,
+        high=100_000,
+        group=MONITOR,
+        compared=False,
+    )
+    monitor_windows: int = option(
+        4,
+        "number of windows: each check of the monitor uses the last --monitor-windows x --monitor-games games",
+        low=1,
+        high=1000,
+        group=MONITOR,
+        compared=False,
+    )
+
+    @property
+    def total_pools(self) -> int:
+        """Return the number of vector environments of all actors together."""
+        return 1 if self.runtime == "serial" else self.actors * self.pools
+
+    @property
+    def pool_size(self) -> int:
+        """Return the number of environments in each vector environment."""
+        return self.num_envs if self.runtime == "serial" else self.num_envs // self.pools
+
+
+# If two runs differ only in these options, they count as repetitions of one experiment.
+UNCOMPARED = tuple(f.name for f in fields(Training) if not f.metadata["compared"])
+
+
+def unused_options(runtime: str) -> set[str]:
+    """Return the training options that have no effect in a runtime."""
+    return {f.name for f in fields(Training) if f.metadata["runtimes"] and runtime not in f.metadata["runtimes"]}

@@ -1,0 +1,55 @@
+"""Measures of Gymnasium environments: numbers in the `info` of a step, for example `success`.
+
+The set of measures must be known before the training starts. It consists of the numbers in the first step of a separate
+environment, and of the keys that the user names (`--info-measures`, or the attribute `info_measures` of a class). In a
+step without the key, the measure is 0.
+"""
+
+import contextlib
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from bestiary.envs.rewards.components import COMMON_COMPONENTS
+
+# Columns of episodes.csv and names of rewards. A measure of such a name gets the prefix `info_`.
+RESERVED_NAMES = re.compile(
+    "|".join(["step|task|return|length|game_.*|env|level|training|training_.*|true|true_.*", *COMMON_COMPONENTS])
+)
+
+
+def numbers_in(info: dict[str, Any]) -> dict[str, float]:
+    """Return the numbers in the `info` of one environment by measure name: bools, ints, floats and arrays of shape ().
+
+    In names, characters other than letters, digits and underscores become underscores.
+    """
+    numbers = {}
+    for key, value in info.items():
+        array = np.asarray(value) if isinstance(value, bool | int | float | np.generic | np.ndarray) else None
+        if array is not None and array.shape == () and array.dtype.kind in "biuf":
+            numbers[measure_name(str(key))] = float(array)
+    return numbers
+
+
+def measure_name(key: str) -> str:
+    """Return the name of the measure for a key of `info`."""
+    name = re.sub(r"\W", "_", key)
+    return f"info_{name}" if RESERVED_NAMES.fullmatch(name) or not name.isidentifier() else name
+
+
+def find_measures(probe: Any, keys: Sequence[str]) -> list[str]:
+    """Return the names of the measures, and close the environment `probe`.
+
+    `probe` returns only the numbers of its `info` (`numbers_in`). `keys` are further keys of `info`.
+    """
+    numbers: dict[str, float] = {}
+    # Errors of the environment are ignored here. They occur again in training, which reports them.
+    with contextlib.suppress(Exception):
+        probe.action_space.seed(0)
+        probe.reset(seed=0)
+        numbers = probe.step(probe.action_space.sample())[-1]
+    declared = (*getattr(probe.unwrapped, "info_measures", ()), *keys)
+    probe.close()
+    return list(dict.fromkeys([*numbers, *map(measure_name, declared)]))

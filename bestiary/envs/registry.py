@@ -1,0 +1,265 @@
+"""Lookup of environments by name, and `make_env`.
+
+A name is `family/game` (`atari/Pong`), a standalone environment with an optional variant (`warehouse:mini`), or a class
+in a user's file (`path/to/file.py:Name`).
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from bestiary.envs import atari, atari_games, gymnasium_env, procgen, toy
+from bestiary.envs.atari_scores import RANDOM_AND_HUMAN_SCORES
+from bestiary.envs.vector_env import EnvInterface, VectorEnv
+from bestiary.utils import plugins
+from bestiary.utils.errors import UserError
+from bestiary.utils.options import construct, options_class, parse_keywords, suggest
+
+
+def _unchanged(options: Any) -> Any:
+    return options
+
+
+@dataclass(frozen=True)
+class ScoreRange:
+    """The two returns of the environment's own reward that a normalised return maps to 0 and to 1."""
+
+    low: float
+    high: float
+    meaning: str  # what 0 and 1 stand for, and the source of the two returns
+
+    def normalise(self, value: Any) -> Any:
+        """Return (value - low) / (high - low) for a return or an array of returns."""
+        return (value - self.low) / (self.high - self.low)
+
+
+@dataclass(frozen=True)
+class EnvSpec:
+    """The description of one environment: its options and defaults, and functions to create it."""
+
+    name: str  # canonical name: a ProcGen name includes the mode, and the path of a user's file is absolute
+    build: Callable[..., VectorEnv]  # build(num_envs, seed, options, render) creates the vector environment
+    # interface(options) returns the interface. For users' and Gymnasium environments it creates one environment; for
+    # all others it creates none.
+    interface: Callable[[Any], EnvInterface]
+    options: type  # dataclass of the options
+    default_steps: int  # number of training steps if --steps is not given
+    # Returns changed options with which all environments of the family have the same actions, for multi-task training.
+    unify_actions: Callable[[Any], Any] = _unchanged
+    # Default values for this environment, {algorithm: {option: value}}; the algorithm "" stands for all algorithms.
+    # They replace the general defaults of training and component options such as "num_envs" and "memory.hidden".
+    defaults: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    score_range: ScoreRange | None = None  # None: returns cannot be normalised
+
+
+def _spec(env_class: Any, full_name: str, name: str, **fields: Any) -> EnvSpec:
+    return EnvSpec(
+        name=full_name,
+        build=partial(env_class, name),
+        interface=partial(env_class.make_interface, name),
+        options=env_class.Options,
+        default_steps=env_class.default_steps,
+        defaults=env_class.defaults,
+        **fields,
+    )
+
+
+_built_interfaces: dict[tuple[Any, str], EnvInterface] = {}  # (environment, its options as text) -> interface
+
+
+def _spec_of_built(
+    name: str, key: Any, build: Callable[..., VectorEnv], options: type, vector_class: type[VectorEnv]
+) -> EnvSpec:
+    """Return the EnvSpec of an environment whose interface is known only after it is built. Cache the interface."""
+
+    def interface(values: Any) -> EnvInterface:
+        cache_key = (key, repr(values))
+        if cache_key not in _built_interfaces:
+            pool = _build_or_explain(build, values)
+            try:
+                _built_interfaces[cache_key] = pool.interface
+            except AttributeError as error:
+                raise UserError(f"{name}: the attribute {error.name} is missing (see docs/extending.md)") from error
+            finally:
+                pool.close()
+        return _built_interfaces[cache_key]
+
+    return EnvSpec(name, build, interface, options, vector_class.default_steps, defaults=vector_class.defaults)
+
+
+def _build_or_explain(build: Callable[..., VectorEnv], options: Any) -> VectorEnv:
+    """Build a vector environment with one environment. If its constructor fails, raise UserError with the cause."""
+    try:
+        return build(1, 0, options, False)
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"the environment could not be created: {type(error).__name__}: {error}") from error
+
+
+def _atari(name: str) -> EnvSpec:
+    atari_games.check_game(name)
+    scores = RANDOM_AND_HUMAN_SCORES.get(name)
+    return _spec(
+        atari.AtariVectorEnv,
+        f"atari/{name}",
+        name,
+        unify_actions=atari.with_full_actions,
+        score_range=ScoreRange(*scores, "0: random policy, 1: human (Wang et al. 2016)") if scores else None,
+    )
+
+
+def _procgen(name: str) -> EnvSpec:
+    game, mode = procgen.parse_name(name)
+    limits = procgen.return_limits(game, mode)
+    score_range = ScoreRange(*limits, "0 and 1: constants of Cobbe et al. 2020") if limits else None
+    return _spec(procgen.ProcgenVectorEnv, f"procgen/{game}:{mode}", name, score_range=score_range)
+
+
+def _toy(name: str) -> EnvSpec:
+    if name not in toy.TOY_GAMES:
+        hint = suggest(name, toy.TOY_GAMES)
+        raise UserError(f"toy/{name}: unknown toy environment; available: {', '.join(toy.TOY_GAMES)}{hint}")
+    return _spec(toy.ToyVectorEnv, f"toy/{name}", name)
+
+
+def _gymnasium(name: str) -> EnvSpec:
+    gymnasium_env.check_id(name)
+    vector_class = gymnasium_env.GymnasiumVectorEnv
+    build = partial(vector_class, name)
+    return _spec_of_built(f"gymnasium/{name}", name, build, vector_class.Options, vector_class)
+
+
+def _warehouse(name: str) -> EnvSpec:
+    # Imported here because the import of Numba takes 0.25 s.
+    from bestiary.envs.warehouse.env import WarehouseVectorEnv
+    from bestiary.envs.warehouse.variants import VARIANTS
+
+    if name not in VARIANTS:
+        raise UserError(f"{name}: unknown variant; available: {', '.join(VARIANTS)}")
+    return _spec(WarehouseVectorEnv, name, name)
+
+
+# Families of environments. Names have the form `family/game`.
+ENV_FAMILIES: dict[str, Callable[[str], EnvSpec]] = {
+    "atari": _atari,
+    "procgen": _procgen,
+    "gymnasium": _gymnasium,
+    "toy": _toy,
+}
+# Environments outside the families. Names have the form `environment` or `environment:variant`.
+STANDALONE_ENVS: dict[str, Callable[[str], EnvSpec]] = {"warehouse": _warehouse}
+
+
+def options_by_family() -> dict[str, type]:
+    """Return the options class of each built-in environment family and standalone environment, by name."""
+    from bestiary.envs.warehouse.env import WarehouseVectorEnv
+
+    return {
+        "atari": atari.AtariVectorEnv.Options,
+        "procgen": procgen.ProcgenVectorEnv.Options,
+        "gymnasium": gymnasium_env.GymnasiumVectorEnv.Options,
+        "toy": toy.ToyVectorEnv.Options,
+        "warehouse": WarehouseVectorEnv.Options,
+    }
+
+
+def lookup_env(name: str) -> EnvSpec:
+    """Return the EnvSpec of the environment with this name. Raise UserError, with similar names, if there is none."""
+    if plugins.is_plugin(name):
+        return _plugin(name)
+    if (standalone := name.partition(":")[0]) in STANDALONE_ENVS:
+        return STANDALONE_ENVS[standalone](name)
+    family, slash, game = name.partition("/")
+    if family not in ENV_FAMILIES or not game:
+        hint = suggest(family, [*ENV_FAMILIES, *STANDALONE_ENVS])
+        if family in STANDALONE_ENVS:
+            hint = f"; did you mean {name.replace('/', ':', 1)}?"
+        elif not slash and name in atari_games.list_games():
+            hint = f"; did you mean atari/{name}?"
+        elif not slash and name in gymnasium_env.gymnasium.registry:
+            hint = f"; did you mean gymnasium/{name}?"
+        known = ", ".join([*(f"{family}/..." for family in ENV_FAMILIES), *STANDALONE_ENVS])
+        raise UserError(f"unknown environment {name}; available: {known} or path/to/file.py:Name{hint}")
+    return ENV_FAMILIES[family](game)
+
+
+def lookup_score_range(name: str) -> ScoreRange | None:
+    """Return the score range of an environment, or None if its returns cannot be normalised.
+
+    Unknown names and users' files have no score range. The files are not imported.
+    """
+    if plugins.is_plugin(name):
+        return None
+    try:
+        return lookup_env(name).score_range
+    except UserError:
+        return None
+
+
+def canonical_name(name: str) -> str:
+    """Return the unique name of an environment (`EnvSpec.name`). A user's file is not executed."""
+    return plugins.absolute_name(name) if plugins.is_plugin(name) else lookup_env(name).name
+
+
+def _plugin(name: str) -> EnvSpec:
+    """Return the EnvSpec of a class in a user's file."""
+    env_class = plugins.load(name, "environment", required=("reset",))
+    if not hasattr(env_class, "recv"):
+        plugins.load(name, "environment", required=("reset", "step"))
+    return class_spec(env_class, name)
+
+
+def class_spec(env_class: Any, name: str) -> EnvSpec:
+    """Return the EnvSpec of a user's class. `name` is the name of the environment in messages.
+
+    If the class has a method `recv`, it is a vector environment. Otherwise it is a Gymnasium environment.
+    """
+    options = options_class(env_class)
+    if hasattr(env_class, "recv"):
+        vector_class = _with_defaults(env_class)
+        build = partial(_build_vector_env, vector_class)
+        return _spec_of_built(name, env_class, build, options, vector_class)
+    build = partial(_build_gymnasium_env, name, env_class)
+    return _spec_of_built(name, env_class, build, options, gymnasium_env.GymnasiumVectorEnv)
+
+
+def _with_defaults(env_class: type) -> Any:
+    """Return the class itself if it is a VectorEnv. Otherwise return a subclass that adds the defaults of VectorEnv."""
+    if issubclass(env_class, VectorEnv):
+        return env_class
+    return type(env_class.__name__, (env_class, VectorEnv), {})
+
+
+def _build_vector_env(env_class: Any, num_envs: int, seed: Any, options: Any, render: bool = False) -> VectorEnv:
+    rendering = {"render": render} if "render" in inspect.signature(env_class).parameters else {}
+    return construct(env_class, num_envs, seed, options=options, **rendering)
+
+
+def _build_gymnasium_env(
+    name: str, env_class: Any, num_envs: int, seed: Any, options: Any, render: bool = False
+) -> VectorEnv:
+    if render and "render_mode" not in inspect.signature(env_class).parameters:
+        raise UserError(f"{name} cannot be rendered: its constructor has no parameter render_mode")
+
+    def constructor(**rendering: Any) -> Any:
+        return construct(env_class, options=options, **rendering)
+
+    vector_class = gymnasium_env.GymnasiumVectorEnv
+    return vector_class(name, num_envs, seed, vector_class.Options(), render, constructor)
+
+
+def make_env(
+    name: str, num_envs: int = 1, seed: int | np.random.SeedSequence = 0, render: bool = False, **options: Any
+) -> VectorEnv:
+    """Return a vector environment of `num_envs` environments.
+
+    Example: `make_env("atari/Pong", num_envs=32, seed=1, sticky=0.25)`. `VectorEnv.render` requires `render=True`.
+    Raises UserError if the name is unknown or if options are unknown or invalid. The error lists all such options.
+    """
+    spec = lookup_env(name)
+    return spec.build(num_envs, seed, parse_keywords(spec.options, options, name), render)

@@ -1,0 +1,42 @@
+"""Reward components: named numbers that an environment computes in each step. Weighted rewards are sums of them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from bestiary.rollout import ArraySpec
+
+SCALAR = ArraySpec((), "float32")  # shape and type of a component in `Step.measures`
+
+
+@dataclass(frozen=True)
+class RewardComponent:
+    """Description of one reward component.
+
+    config/clipping_check.py uses `values`, `tied` and `open` to predict how reward clipping changes a reward.
+    """
+
+    description: str
+    values: tuple[float, ...] = ()  # typical values in a step; empty: unknown
+    # Name of another component to which this one is tied, or empty. If two components are tied, values[k] of one occurs
+    # in the same step as values[k] of the other.
+    tied: str = ""
+    open: bool = False  # True if `values` are only examples and other values are also common
+
+
+# Components that all environments have.
+COMMON_COMPONENTS = {
+    "reward": RewardComponent("reward of the environment"),
+    "alive": RewardComponent("1 in each step", (1,)),
+    "changed": RewardComponent("1 if the action differs from the previous action of the episode", (0, 1)),
+}
+
+
+def resolve_alias(name: str, available: Mapping[str, RewardComponent]) -> str:
+    """Return the name of the component for which `name` is an alias; if it is not an alias, return `name`.
+
+    A component is an alias if it is tied to a component with the same values: in Atari, `reward` is an alias of
+    `score`.
+    """
+    component = available[name]
+    other = available.get(component.tied)
+    return component.tied if other is not None and component.values == other.values else name

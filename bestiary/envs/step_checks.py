@@ -1,0 +1,158 @@
+"""Checks of vector environments against the interface in `vector_env.py`: attributes, and shapes and types of steps.
+
+Each function returns a list of problems. Training makes these checks on the first steps of a user's environment;
+`bestiary.testing` makes them on many steps.
+"""
+
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+
+from bestiary.envs.vector_env import VectorEnv, find_nonfinite
+from bestiary.rollout import ActionSpec, ArraySpec, Step
+from bestiary.utils import plugins
+from bestiary.utils.errors import RunError, UserError
+
+REQUIRED_ATTRIBUTES = ("num_envs", "observation_spec", "action_spec", "measures_spec", "tasks")
+# The fields of a Step with one number per environment, and their types.
+ROW_FIELDS = {
+    "reward": "float32",
+    "done": "bool",
+    "truncated": "bool",
+    "game_over": "bool",
+    "task": "int64",
+}
+
+
+def check_first_steps(name: str, build: Callable[[np.random.SeedSequence], VectorEnv]) -> None:
+    """Build a vector environment with one environment, reset it and make one step.
+
+    Args:
+        name: name of the environment in messages.
+        build: function that builds the vector environment with a seed.
+
+    Raises:
+        UserError: the environment fails or does not keep the contract of vector environments.
+    """
+    stage = "its constructor, with a np.random.SeedSequence as seed"
+    try:
+        with closing(build(np.random.SeedSequence(0))) as pool:
+            stage = "its first step"
+            problems = interface_problems(pool, 1)
+            if not problems:
+                problems += step_problems(pool.reset(), pool, "reset")
+            if not problems:
+                pool.send(np.zeros(1, np.int64))
+                problems += step_problems(pool.recv(), pool, "recv")
+    except (UserError, RunError) as error:
+        raise UserError(str(error)) from error
+    except Exception as error:
+        cause = plugins.describe_error(error) or plugins.error_line(error)
+        raise UserError(f"the environment failed in {stage}: {cause}") from error
+    if problems:
+        raise UserError(*(f"{name}: {problem}" for problem in problems))
+
+
+def interface_problems(pool: Any, num_envs: int) -> list[str]:
+    """Return the problems of the attributes of a vector environment that was made for `num_envs` environments."""
+    missing = [name for name in REQUIRED_ATTRIBUTES if not hasattr(pool, name)]
+    if missing:
+        return [f"attribute {name} is missing; the constructor must set self.{name}" for name in missing]
+    problems = []
+    if pool.num_envs != num_envs:
+        problems.append(f"num_envs is {pool.num_envs!r}; the constructor was called with num_envs={num_envs}")
+    if not isinstance(pool.action_spec, ActionSpec) or not pool.action_spec.names:
+        problems.append(f"action_spec is {pool.action_spec!r}; expected bestiary.rollout.ActionSpec(names) with a name")
+    if not _is_tuple_of_text(pool.tasks):
+        problems.append(f"tasks is {pool.tasks!r}; expected a tuple with at least one name")
+    for attribute in ("observation_spec", "measures_spec"):
+        problems += _spec_problems(attribute, getattr(pool, attribute))
+    if not pool.observation_spec:
+        problems.append("observation_spec is empty; expected at least one observation, for example image or vector")
+    return problems
+
+
+def _is_tuple_of_text(value: Any) -> bool:
+    return isinstance(value, tuple) and bool(value) and all(isinstance(item, str) for item in value)
+
+
+def _spec_problems(attribute: str, specs: Any) -> list[str]:
+    expected = 'a dict of bestiary.rollout.ArraySpec, for example {"vector": ArraySpec((4,), "float32")}'
+    if not isinstance(specs, dict) or not all(isinstance(spec, ArraySpec) for spec in specs.values()):
+        return [f"{attribute} is {specs!r}; expected {expected}"]
+    if attribute == "measures_spec":
+        return []
+    problems = []
+    for kind, spec in specs.items():
+        if spec.dtype not in ("uint8", "float32"):
+            problems.append(f"{attribute}[{kind!r}] has the dtype {spec.dtype!r}; expected 'uint8' or 'float32'")
+        if kind == "image" and (spec.dtype != "uint8" or len(spec.shape) != 3):
+            problems.append(
+                f"{attribute}['image'] is {spec.dtype}{list(spec.shape)}; an image is uint8 [C,H,W], channels first"
+            )
+    return problems
+
+
+def step_problems(step: Any, pool: VectorEnv, method: str) -> list[str]:
+    """Return the problems of a step that the method `reset` or `recv` of a vector environment returned."""
+    if not isinstance(step, Step):
+        return [f"{method} returned {_describe(step)}; it must return a bestiary.rollout.Step"]
+    n = pool.num_envs
+    problems = []
+    for name, dtype in ROW_FIELDS.items():
+        problems += _array_problems(f"{method}: {name}", getattr(step, name), (n,), dtype)
+    problems += _dict_problems(f"{method}: observation", step.observation, pool.observation_spec, n)
+    problems += _dict_problems(f"{method}: measures", step.measures, pool.measures_spec, n)
+    if problems:
+        return problems
+    if step.final or step.truncated.any():
+        count = int(step.truncated.sum())
+        problems += _dict_problems(
+            f"{method}: final", step.final, pool.observation_spec, count, "one row per truncated environment"
+        )
+    for name in ("truncated", "game_over"):
+        rows = np.flatnonzero(getattr(step, name) & ~step.done)
+        if len(rows):
+            problems.append(f"{method}: {name} is set without done in row {rows[0]}; set done, too")
+    if step.task.min() < 0 or step.task.max() >= len(pool.tasks):
+        problems.append(f"{method}: task has the index {step.task.max()}, but there are {len(pool.tasks)} tasks")
+    elif (nonfinite := find_nonfinite(step, pool.tasks)) is not None:
+        problems.append(f"{method}: {nonfinite}")
+    if method == "reset":
+        if not step.done.all():
+            problems.append(f"reset: done is {_short(step.done)}; expected True in all rows (vector_env.initial_step)")
+        if step.reward.any() or step.truncated.any():
+            problems.append("reset: reward and truncated must be zero in all rows (vector_env.initial_step)")
+    return problems
+
+
+def _dict_problems(
+    what: str, arrays: Any, specs: Mapping[str, ArraySpec], rows: int, meaning: str = "one row per environment"
+) -> list[str]:
+    if not isinstance(arrays, dict) or arrays.keys() != specs.keys():
+        found = f"the keys {sorted(arrays)}" if isinstance(arrays, dict) else _describe(arrays)
+        return [f"{what} has {found}; expected a dict with the keys {sorted(specs)}"]
+    problems = []
+    for name, spec in specs.items():
+        problems += _array_problems(f"{what}[{name!r}]", arrays[name], (rows, *spec.shape), spec.dtype, meaning)
+    return problems
+
+
+def _array_problems(what: str, array: Any, shape: tuple[int, ...], dtype: str, meaning: str = "") -> list[str]:
+    if isinstance(array, np.ndarray) and array.shape == shape and array.dtype == dtype:
+        return []
+    explained = f", {meaning}" if meaning and np.shape(array)[:1] != shape[:1] else ""
+    return [f"{what} is {_describe(array)}; expected an array {dtype}{list(shape)}{explained}"]
+
+
+def _describe(value: Any) -> str:
+    """Return dtype and shape of an array, or the type of another object."""
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype}{list(value.shape)}"
+    return "None" if value is None else f"an object of type {type(value).__name__}"
+
+
+def _short(array: np.ndarray) -> str:
+    return str(array.tolist() if len(array) <= 8 else [*array[:8].tolist(), "..."])

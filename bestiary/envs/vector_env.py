@@ -1,0 +1,244 @@
+"""The interface of vector environments: N environments that step together. A variable `pool` is a vector environment.
+
+All environment families implement this interface, and all callers run the same loop:
+
+    step = pool.reset()                  # `done` is set in all rows: each environment starts its first episode
+    while True:
+        pool.send(actions)               # int64 [N]; starts the step and usually returns before it has finished
+        step = pool.recv()               # waits for the step; row i of each array is always environment i
+
+A vector environment resets finished episodes itself. If `step.done[i]` is set, the observation of row i is already the
+first one of the next episode. If a time limit ended the episode, `step.truncated[i]` is set and `step.final` contains
+the last observation of the old episode. Steps that the agent did not choose (resets, FIRE presses) are never returned.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+import numpy as np
+
+from bestiary.envs.rewards.components import SCALAR, RewardComponent
+from bestiary.rollout import ActionSpec, Arrays, ArraySpec, ObservationSpec, Step
+from bestiary.utils.errors import UserError
+
+
+@dataclass(frozen=True)
+class EnvInterface:
+    """The properties of a vector environment that follow from its name and options.
+
+    The interface of a built-in environment can be computed without creating the environment (`EnvSpec.interface`).
+    """
+
+    tasks: tuple[str, ...]  # names of the tasks; `Step.task` contains indices into this tuple
+    observation_spec: ObservationSpec
+    action_spec: ActionSpec
+    # Shape and type of each measure. A measure is a number or array that the environment reports at every step in
+    # addition to the reward (`Step.measures`).
+    measures_spec: Mapping[str, ArraySpec] = field(default_factory=dict)
+    components: Mapping[str, RewardComponent] = field(default_factory=dict)  # reward components; see enable_components
+    frames_per_step: int = 1  # emulator frames per step
+    saveable: bool = False  # True if `load` restores exactly the state that `save` returned
+    has_lives: bool = True  # False if each game has only one life
+    max_game_steps: int = 0  # maximum length of a game in steps; 0: unknown or unlimited
+    # Name of an image observation -> number of frames that are stacked in it. An environment with such an entry must
+    # guarantee two things. Each image consists of the previous image without its oldest frame, plus one new frame. The
+    # first image of an episode repeats one frame (see `FrameStack`). The cluster runtime then sends each frame only
+    # once.
+    frame_stacks: Mapping[str, int] = field(default_factory=dict)
+    observes_whole_screen: bool = False  # True if the rendered image and the observation show the same area
+    input_cells: np.ndarray | None = None  # int64 [D,2]: row and column of the cell that each of D inputs describes
+
+
+class VectorEnv:
+    """Base class of vector environments.
+
+    A subclass must define the methods `reset`, `send` and `recv` and all attributes that have no default here. The
+    other attributes and methods are optional. A user's class need not be a subclass: if it has these three methods,
+    `make_env` adds the defaults of this class.
+    """
+
+    num_envs: int
+    # The attributes of EnvInterface, which explains them. A user's class may set them directly; the built-in classes
+    # call `set_interface`.
+    tasks: tuple[str, ...]
+    observation_spec: ObservationSpec
+    action_spec: ActionSpec
+    measures_spec: Mapping[str, ArraySpec]
+    components: Mapping[str, RewardComponent] = MappingProxyType({})
+    frames_per_step: int = 1
+    saveable: bool = False
+    has_lives: bool = True
+    max_game_steps: int = 0
+    frame_stacks: Mapping[str, int] = MappingProxyType({})
+    observes_whole_screen: bool = False
+    input_cells: np.ndarray | None = None
+
+    default_steps: ClassVar[int] = 500_000  # number of training steps if --steps is not given
+    # Defaults of training and algorithm options that suit this environment (see EnvSpec.defaults).
+    defaults: ClassVar[Mapping[str, Mapping[str, Any]]] = MappingProxyType({})
+    components_enabled: bool = False  # True after `enable_components`: `Step.measures` contains all reward components
+
+    @property
+    def interface(self) -> EnvInterface:
+        """The interface of this vector environment."""
+        return EnvInterface(**{f.name: getattr(self, f.name) for f in fields(EnvInterface)})
+
+    def set_interface(self, interface: EnvInterface) -> None:
+        """Copy all attributes of an interface to this vector environment."""
+        for f in fields(EnvInterface):
+            setattr(self, f.name, getattr(interface, f.name))
+
+    def enable_components(self) -> None:
+        """From the next reset on, compute all `components` in each step and return them in `Step.measures`.
+
+        Only `RewardWrapper` calls this method, because some components are expensive to compute.
+        """
+        self.components_enabled = True
+        computed = {name: SCALAR for name in self.components if name != "reward"}
+        self.measures_spec = {**self.measures_spec, **computed}
+
+    def reset(self) -> Step:
+        """Start a new episode in all environments and return their first observations."""
+        raise NotImplementedError
+
+    def send(self, actions: np.ndarray) -> None:
+        """Start a step. `actions` has one action per environment, int64 [N]."""
+        raise NotImplementedError
+
+    def recv(self) -> Step:
+        """Wait for the step that `send` started and return it."""
+        raise NotImplementedError
+
+    def render(self) -> list[np.ndarray]:
+        """Return one RGB image uint8 [H,W,3] per environment. The environments must be made with `render=True`."""
+        raise UserError(f"{self.tasks[0]} cannot be rendered: its class has no render method")
+
+    def save(self) -> Arrays:
+        """Return the complete state as arrays, or an empty dict if `saveable` is False.
+
+        Call it after `recv` and before the next `send`.
+        """
+        return {}
+
+    def load(self, state: Arrays) -> None:
+        """Restore a saved state. Call it instead of `reset`.
+
+        The environment must have been made with the same name, options and seed as the saved one.
+        """
+        raise NotImplementedError(f"the state of {self.tasks[0]} cannot be restored")
+
+    def close(self) -> None:
+        """Free the resources of the environments."""
+
+    @property
+    def unwrapped(self) -> Any:
+        """The vector environment inside all wrappers; an environment without wrappers returns itself."""
+        return self
+
+
+class VectorEnvWrapper(VectorEnv):
+    """Base class of wrappers. It forwards all methods and attributes to the wrapped vector environment `pool`.
+
+    This includes attributes that `VectorEnv` does not define.
+    """
+
+    def __init__(self, pool: VectorEnv):
+        self.pool = pool
+        self.num_envs = pool.num_envs
+        self.set_interface(pool.interface)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "pool":  # `pool` is not set yet; without this check, the last line would recurse for ever
+            raise AttributeError(name)
+        return getattr(self.pool, name)
+
+    def enable_components(self) -> None:
+        self.pool.enable_components()
+        self.components_enabled = True
+        self.measures_spec = self.pool.measures_spec
+
+    def reset(self) -> Step:
+        return self.pool.reset()
+
+    def send(self, actions: np.ndarray) -> None:
+        self.pool.send(actions)
+
+    def recv(self) -> Step:
+        return self.pool.recv()
+
+    def render(self) -> list[np.ndarray]:
+        return self.pool.render()
+
+    def save(self) -> Arrays:
+        return self.pool.save()
+
+    def load(self, state: Arrays) -> None:
+        self.pool.load(state)
+
+    def close(self) -> None:
+        self.pool.close()
+
+    @property
+    def unwrapped(self) -> Any:
+        return self.pool.unwrapped
+
+
+def initial_step(observation: Arrays, measures: Arrays) -> Step:
+    """Return the first step, for the method `reset`: in all rows, `done` is set and the reward is zero."""
+    n = len(next(iter(observation.values())))
+    return Step(
+        observation=observation,
+        reward=np.zeros(n, np.float32),
+        done=np.ones(n, bool),
+        truncated=np.zeros(n, bool),
+        game_over=np.zeros(n, bool),
+        task=np.zeros(n, np.int64),
+        measures=measures,
+    )
+
+
+def spawn_seeds(seed: int | np.random.SeedSequence, count: int) -> list[int]:
+    """Return one independent 31-bit seed for each of `count` environments."""
+    sequence = seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed)
+    return [int(child.generate_state(1)[0] >> 1) for child in sequence.spawn(count)]
+
+
+def check_actions(actions: np.ndarray, spec: ActionSpec, num_envs: int) -> np.ndarray:
+    """Return the actions unchanged; raise ValueError if they are not N valid integers.
+
+    Without this check, EnvPool would accept invalid actions silently.
+    """
+    is_valid_type = actions.dtype.kind in "iu" and actions.shape == (num_envs,)
+    if not is_valid_type or actions.min(initial=0) < 0 or actions.max(initial=0) >= spec.n:
+        raise ValueError(f"actions must be {num_envs} integers in 0..{spec.n - 1}, got {actions!r}")
+    return actions
+
+
+def action_index(action: str, pool: VectorEnv, user: object) -> int:
+    """Return the index of the action with this name; raise UserError if the environment has no such action.
+
+    `user` is the run or recording that needs the action; the error message starts with it.
+    """
+    names = pool.action_spec.names
+    if action not in names:
+        raise UserError(f"{user}: {pool.tasks[0]} has no action {action}; its actions are {', '.join(names)}")
+    return names.index(action)
+
+
+def find_nonfinite(step: Step, names: Sequence[str]) -> str | None:
+    """Return a message about the first reward or observation that is not finite; None if all are finite.
+
+    `names` are the names of the tasks.
+    """
+    all_rows = np.arange(len(step.reward))
+    truncated_rows = np.flatnonzero(step.truncated)
+    checked = [("reward", step.reward, all_rows)]
+    checked += [(f"observation {kind}", array, all_rows) for kind, array in step.observation.items()]
+    checked += [(f"final observation {kind}", array, truncated_rows) for kind, array in step.final.items()]
+    for what, array, rows in checked:
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            row = int(rows[np.argwhere(~np.isfinite(array))[0][0]])
+            return f"environment {row} ({names[int(step.task[row])]}) returned a {what} that is not finite"
+    return None

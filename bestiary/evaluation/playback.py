@@ -1,0 +1,320 @@
+"""Play a game step by step with rendered images, for videos and interpretability tools.
+
+    viewer = open_viewer(run, seed=0)
+    for frames in Playback([viewer], length=300):  # one frame per viewer
+        frames[0].screen, frames[0].record
+
+A viewer is an agent together with an environment in which it plays or watches the game. The same run, checkpoint, seed
+and options give the same game in every tool. Several agents can watch the same game: the agent of the first viewer (or
+a recording) selects the actions, and all viewers take these actions in their own environments.
+"""
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from bestiary.agents.agent import Agent
+from bestiary.config.schema import env_slug, make_vector_env
+from bestiary.envs import canonical_name
+from bestiary.envs.multitask import describe_observations
+from bestiary.envs.vector_env import VectorEnv, action_index
+from bestiary.evaluation.policy_runner import PolicyRunner, StepRecord
+from bestiary.rollout import Step
+from bestiary.runs import checkpoints
+from bestiary.runs.recordings import INTERFACE_OPTIONS, RecordedGame, Recording
+from bestiary.runs.run import Run
+from bestiary.utils.console import note
+from bestiary.utils.errors import UserError
+from bestiary.utils.images import enlarge
+from bestiary.utils.options import suggest
+
+MIN_VIDEO_STEPS = 50  # if a game ends before this many steps are drawn, another game follows
+
+
+@dataclass
+class Viewer:
+    """An agent of a run, and the environment in which it plays or watches a game."""
+
+    run: Run
+    agent: Agent
+    pool: VectorEnv  # vector environment of size 1 that can render images
+    task: int  # index of the task among the run's tasks
+    checkpoint_steps: int
+    action_seed: int  # seed with which actions are sampled
+    game_info: dict[str, Any]  # options, seed or recording of the game, for the protocol
+    first_step: Step | None = None  # first step of a recorded game; None: the game starts with pool.reset()
+
+    @property
+    def file_stem(self) -> str:
+        """The stem of output file names: the checkpoint's step count, or TASK-STEPS if the run has several tasks."""
+        several = len(self.run.config.envs) > 1
+        return (
+            f"{env_slug(self.pool.tasks[0])}-{self.checkpoint_steps:012d}"
+            if several
+            else f"{self.checkpoint_steps:012d}"
+        )
+
+    @property
+    def screen_is_observation(self) -> bool:
+        """Whether the rendered screen shows the same area as the agent's observation, possibly at another size.
+
+        This is False for users' environments that do not set `observes_whole_screen`.
+        """
+        return self.pool.observes_whole_screen
+
+
+@dataclass
+class Frame:
+    """One step of a game, with the rendered image and the inputs and outputs of one viewer's agent."""
+
+    record: StepRecord
+    screen: np.ndarray  # rendered image, uint8 [H,W,3]
+    action: str  # action taken at this step
+    screen_is_observation: bool = True
+
+    @property
+    def display_image(self) -> np.ndarray:
+        """The screen, darkened if flicker hides it from the agent at this step."""
+        blank = self.record.step.measures.get("blank")
+        return self.screen // 4 if blank is not None and blank[0] else self.screen
+
+    @property
+    def canvas(self) -> np.ndarray:
+        """The image on which saliency and attention are drawn.
+
+        If the screen may differ from the observation, this is the newest observed frame; otherwise it is the screen.
+        """
+        image = self.record.step.observation.get("image")
+        if self.screen_is_observation or image is None:
+            return self.display_image
+        return enlarge(newest_frame(image[0]))
+
+
+def open_viewer(
+    run: Run, *, checkpoint: int | None = None, env: str | None = None, seed: int = 0, like: Run | None = None
+) -> Viewer:
+    """Return a viewer that plays a new game of the task `env` of the run. The default is the run's first task.
+
+    If the run `like` is given, the game starts exactly as a game of `like` with the same seed.
+    """
+    config = run.config
+    task = task_index(run, env)
+    chosen = checkpoints.choose(run.path, checkpoint)
+    agent = run.agent(chosen)
+    streams = np.random.SeedSequence([(like or run).config.training.seed, 2, seed]).spawn(2)
+    game_info = {"environment_options": config.tables()["env"], "seed": seed}
+    pool = make_vector_env([config.envs[task]], config.env_options, 1, streams[0], render=True, rewards=config.rewards)
+    return Viewer(run, agent, pool, task, chosen.steps, int(streams[1].generate_state(1)[0]), game_info)
+
+
+def task_index(run: Run, env: str | None) -> int:
+    """Return the index of the environment `env` among the run's tasks. If `env` is None, return 0."""
+    names = run.config.envs
+    name = canonical_name(env) if env is not None else names[0]
+    if name not in names:
+        raise UserError(f"--env {name}: the run's tasks are {', '.join(names)}{suggest(name, names)}")
+    return names.index(name)
+
+
+def open_replay(run: Run, recording: Recording, game: RecordedGame, checkpoint: int | None = None) -> Viewer:
+    """Return a viewer of a recorded game, whose environment is at the start of this game.
+
+    The environment has the options of the recording. Only observations, rewards and the set of actions are those with
+    which the run's agent was trained. Raise UserError if the agent cannot play in this environment.
+    """
+    config = run.config
+    name = recording.env_name(game)
+    own_options = config.tables()["env"]
+    recorded_options = recording.metadata["environment_options"]
+    options = {key: own_options[key] for key in INTERFACE_OPTIONS if key in own_options and key in recorded_options}
+    pool = recording.make_env(game, render=True, interface_options=options, rewards=config.rewards, trusted=config.envs)
+    own = config.interface
+    if (pool.observation_spec, pool.action_spec) != (own.observation_spec, own.action_spec):
+        pool.close()
+        raise UserError(
+            f"{recording.path}: the recorded game of {name} has {describe_observations(pool.interface)} and "
+            f"{pool.action_spec.n} actions, but the agent of {run.path} was trained with {describe_observations(own)} "
+            f"and {own.action_spec.n} actions"
+        )
+    chosen = checkpoints.choose(run.path, checkpoint)
+    task = config.envs.index(name) if name in config.envs else 0
+    note(f"replaying {recording.path}: {game.first_step} steps before the game, then the game of {game.length} steps")
+    try:
+        first_step = recording.fast_forward(game, pool, run.path)
+    except UserError:
+        pool.close()
+        raise
+    game_info = {
+        "environment_options": {**recorded_options, **options},
+        "recording": str(recording.path),
+        # These values identify the game's row in the CSV file of the recording.
+        "recorded_game": {"env": game.env, "first_step": game.first_step, "length": game.length},
+    }
+    return Viewer(run, run.agent(chosen), pool, task, chosen.steps, 0, game_info, first_step)
+
+
+@dataclass(frozen=True)
+class PlaybackOptions:
+    """Options that say which game of a run is played, which of its steps are drawn, and how fast a video shows them."""
+
+    length: int = 300  # maximum number of steps that are drawn
+    start: int = 0  # first step that is drawn
+    checkpoint: int | None = None  # step count of the checkpoint; None: the newest checkpoint
+    env: str | None = None  # name of one of the run's tasks; None: the first task
+    greedy: bool = False  # take the most probable action instead of sampling an action
+    seed: int = 0  # seed of the environment and of action sampling
+    replay: tuple[Recording, RecordedGame] | None = None  # a recorded game to play again; None: a new game
+    fps: float = 0  # frames per second of the video; 0: about the speed of the game
+
+
+def open_game(run: Run, options: PlaybackOptions, like: Run | None = None) -> tuple[Viewer, list[str] | None]:
+    """Return a viewer of the game that `options` describe, and the names of the recorded actions.
+
+    The second value is None if the game is new. If `like` is given, a new game starts exactly as a game of the run
+    `like` with the same seed.
+    """
+    if options.replay is not None:
+        recording, game = options.replay
+        return open_replay(run, recording, game, options.checkpoint), recording.game_actions(game)
+    viewer = open_viewer(run, checkpoint=options.checkpoint, env=options.env, seed=options.seed, like=like)
+    return viewer, None
+
+
+def open_playback(run: Run, options: PlaybackOptions) -> "Playback":
+    """Return a Playback of the game that `options` describe, with the run's agent as the only viewer."""
+    viewer, actions = open_game(run, options)
+    return Playback([viewer], start=options.start, length=options.length, greedy=options.greedy, actions=actions)
+
+
+class Playback:
+    """Iterator over the steps of a game. Each item is a list with one Frame per viewer.
+
+    The iterator yields at most `length` steps, from step `start` on. With `single_game`, it stops at the end of the
+    game. If fewer than MIN_VIDEO_STEPS steps have been yielded by then and the game is not a recorded one, another game
+    follows. `actions` are the names of recorded actions; if `actions` is None, the agent of the first viewer selects
+    the actions. The environments of all viewers take the same actions, and are closed at the end.
+    """
+
+    def __init__(
+        self,
+        viewers: Sequence[Viewer],
+        *,
+        start: int = 0,
+        length: int,
+        greedy: bool = False,
+        actions: Iterable[str] | None = None,
+        single_game: bool = True,
+    ):
+        self.viewers = viewers
+        self.start = start
+        self.length = length
+        self.greedy = greedy
+        self.single_game = single_game
+        self.actions = None if actions is None else iter(actions)
+        self.returns = [0.0]  # return of each game so far, in the first viewer's environment
+        self.frames_per_step = viewers[0].pool.frames_per_step
+
+    @property
+    def fps(self) -> float:
+        """Frame rate at which a video has about the speed of the game.
+
+        This is 60 emulator frames per second or, in environments whose steps are single frames, 10 steps per second.
+        """
+        return 60 / self.frames_per_step if self.frames_per_step > 1 else 10
+
+    def protocol(self) -> dict[str, Any]:
+        """Return the settings with which the first viewer plays the game, as JSON-compatible values."""
+        viewer = self.viewers[0]
+        policy = "greedy" if self.greedy else "sampled"
+        return {
+            "run": viewer.run.name,
+            "checkpoint_steps": viewer.checkpoint_steps,
+            "environment": viewer.pool.tasks[0],
+            "policy": policy if self.actions is None else "recorded",
+            **viewer.game_info,
+        }
+
+    def __iter__(self) -> Iterator[list[Frame]]:
+        try:
+            yield from self._play()
+        finally:
+            for viewer in self.viewers:
+                viewer.pool.close()
+
+    def _play(self) -> Iterator[list[Frame]]:
+        runners = [
+            PolicyRunner(viewer.agent, 1, greedy=self.greedy, seed=viewer.action_seed, task=viewer.task)
+            for viewer in self.viewers
+        ]
+        steps = [viewer.first_step or viewer.pool.reset() for viewer in self.viewers]
+        for t in itertools.count():
+            if t:  # the reward in the first step belongs to the previous game
+                self.returns[-1] += float(steps[0].reward[0])
+            if t >= self.start + self.length:
+                return
+            if t and steps[0].game_over[0]:
+                if t <= self.start:
+                    raise UserError(f"--start {self.start}: the game ended after {t} steps; choose an earlier start")
+                if self.single_game and (t - self.start >= MIN_VIDEO_STEPS or self.actions is not None):
+                    return  # the current observation already belongs to the next game
+                self.returns.append(0.0)
+            records = [runner.observe(step) for runner, step in zip(runners, steps, strict=True)]
+            action = self._next_action(records[0], runners[0])
+            if action is None:
+                if t <= self.start:
+                    raise UserError(f"--start {self.start}: the recorded game has {t} steps; choose an earlier start")
+                return
+            if t >= self.start:
+                yield self._make_frames(records, action)
+            steps = [
+                runner.act(viewer.pool, np.array([action_index(action, viewer.pool, viewer.run.path)]))
+                for runner, viewer in zip(runners, self.viewers, strict=True)
+            ]
+
+    def _next_action(self, record: StepRecord, runner: PolicyRunner) -> str | None:
+        """Return the name of the next action, or None after the last recorded action.
+
+        Names are used because the viewers' environments may number the actions differently.
+        """
+        if self.actions is None:
+            return self.viewers[0].pool.action_spec.names[int(runner.select_actions(record.output)[0])]
+        return next(self.actions, None)
+
+    def _make_frames(self, records: list[StepRecord], action: str) -> list[Frame]:
+        """Render the environments of all viewers. Raise UserError if their screens differ."""
+        screens = [viewer.pool.render()[0] for viewer in self.viewers]
+        first = self.viewers[0]
+        for viewer, screen in zip(self.viewers[1:], screens[1:], strict=True):
+            if np.array_equal(screen, screens[0]):
+                continue
+            paths = f"{viewer.run.path} and {first.run.path}"
+            if viewer.pool.tasks != first.pool.tasks:
+                raise UserError(
+                    f"{paths}: {viewer.pool.tasks[0]} and {first.pool.tasks[0]} are different games; "
+                    "choose a task of both runs with --env"
+                )
+            raise UserError(
+                f"{paths}: the same actions lead to different games; choose runs with the same "
+                "environment options (--noop-max, --frame-skip, --sticky ...)"
+            )
+        return [
+            Frame(record, screen, action, viewer.screen_is_observation)
+            for record, screen, viewer in zip(records, screens, self.viewers, strict=True)
+        ]
+
+
+def newest_frame(image: np.ndarray) -> np.ndarray:
+    """Return an observed image [C,H,W] as RGB [H,W,3].
+
+    An image with three channels is regarded as one RGB frame. Otherwise the last channel is the newest grey frame.
+    """
+    return np.moveaxis(image if len(image) == 3 else np.repeat(image[-1:], 3, axis=0), 0, -1)
+
+
+def note_screen_differs(viewers: Sequence[Viewer]) -> None:
+    """Print a note for each task whose saliency or attention is drawn on the observation instead of the screen."""
+    for task in dict.fromkeys(viewer.pool.tasks[0] for viewer in viewers if not viewer.screen_is_observation):
+        note(f"note: the screen of {task} may differ from the observation, so maps are drawn on the observation")

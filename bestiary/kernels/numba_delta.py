@@ -1,0 +1,207 @@
+"""Delta rule on CPUs: forward and backward kernels compiled by Numba, float32 and float64.
+
+A sequence is one head of one batch entry. One thread computes one sequence after the other, so that the state matrix
+stays in the L1 cache. The backward pass needs the state before each step. To save memory, the forward pass saves only
+the state at every CHUNK-th step and the error v - kW of each step; the backward pass recomputes the states of a chunk
+(CHUNK steps) from them. The recomputation is exact, also if an episode starts within the chunk. Results are
+deterministic.
+
+Shapes: N = B * H sequences, B batch entries, H heads, T steps, E rows, M columns. The columns are padded with zeros to
+a multiple of the vector length. Names that end in `_at` are offsets in flat arrays.
+"""
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from bestiary.kernels import numba_simd
+from bestiary.kernels.numba_simd import (
+    CHUNK,
+    as_arrays,
+    broadcast,
+    copy,
+    fill_zero,
+    fma,
+    horizontal_sum,
+    load,
+    mul,
+    needs_backward,
+    pad_columns,
+    store,
+    sub,
+    vector_length,
+    zeros,
+)
+from bestiary.utils.numba_jit import cached_njit
+
+compile_kernel = partial(cached_njit, depends_on=(numba_simd.__file__,))
+
+
+@compile_kernel
+def delta_forward(q, k, v, beta, done, state, out, errors, saved):
+    """Run the forward pass.
+
+    Args:
+        q, k, v, beta: inputs [N,T,E], [N,T,E], [N,T,M], [N,T].
+        done: bool [T,B]; if True, an episode starts.
+        state: initial state [N,E,M]; overwritten with the final state.
+        out: result [N,T,M]; overwritten with q W.
+        errors: result [N,T,M]; overwritten with v - kW. Empty if no backward pass follows.
+        saved: result [N,chunks,E,M]; overwritten with the state at the start of each chunk. Empty if no backward pass
+            follows.
+    """
+    num_sequences, num_steps, rows = k.shape
+    columns = v.shape[2]
+    matrix_size = rows * columns
+    num_heads = num_sequences // done.shape[1]
+    for n in range(num_sequences):
+        state_at = n * matrix_size
+        for t in range(num_steps):
+            step = n * num_steps + t
+            if done[t, n // num_heads]:
+                fill_zero(state, state_at, matrix_size)
+            if len(saved) and t % CHUNK == 0:
+                copy(state, state_at, saved, (n * saved.shape[1] + t // CHUNK) * matrix_size, matrix_size)
+            # Columns are independent of each other, so the whole step is computed for one SIMD vector of columns at a
+            # time.
+            for c in range(0, columns, vector_length(out)):
+                recalled = zeros(out)
+                for e in range(rows):
+                    recalled = fma(broadcast(k, step * rows + e), load(state, state_at + e * columns + c), recalled)
+                error = sub(load(v, step * columns + c), recalled)
+                update = mul(broadcast(beta, step), error)
+                read_out = zeros(out)
+                for e in range(rows):
+                    new_row = fma(broadcast(k, step * rows + e), update, load(state, state_at + e * columns + c))
+                    store(state, state_at + e * columns + c, new_row)
+                    read_out = fma(broadcast(q, step * rows + e), new_row, read_out)
+                store(out, step * columns + c, read_out)
+                if len(errors):
+                    store(errors, step * columns + c, error)
+
+
+@compile_kernel
+def delta_backward(q, k, beta, done, errors, saved, d_out, d_state, truncate, d_q, d_k, d_v, d_beta):
+    """Run the backward pass, and overwrite d_q, d_k, d_v and d_beta with the gradients of the inputs.
+
+    `d_state` [N,E,M] contains the gradient of the final state and is overwritten with the gradient of the initial
+    state. If `truncate` is set, no gradient flows from a step to the previous step.
+    """
+    num_sequences, num_steps, rows = k.shape
+    columns = d_out.shape[2]
+    matrix_size = rows * columns
+    num_heads = num_sequences // done.shape[1]
+    states = np.empty((CHUNK, rows, columns), k.dtype)  # the state before each step of a chunk
+    update = np.empty(columns, k.dtype)  # beta (v - kW)
+    minus_d_error = np.empty(columns, k.dtype)  # the negative gradient of the error: -beta x gradient of `update`
+    for n in range(num_sequences):
+        grad_at = n * matrix_size
+        for chunk in range(saved.shape[1] - 1, -1, -1):
+            start, end = chunk * CHUNK, min(chunk * CHUNK + CHUNK, num_steps)
+            copy(saved, (n * saved.shape[1] + chunk) * matrix_size, states, 0, matrix_size)
+            for t in range(start + 1, end):
+                previous_at = (t - start - 1) * matrix_size
+                current_at = (t - start) * matrix_size
+                step = n * num_steps + t - 1
+                if done[t, n // num_heads]:
+                    fill_zero(states, current_at, matrix_size)
+                    continue
+                for c in range(0, columns, vector_length(states)):
+                    written = mul(broadcast(beta, step), load(errors, step * columns + c))
+                    for e in range(rows):
+                        at = e * columns + c
+                        new_row = fma(broadcast(k, step * rows + e), written, load(states, previous_at + at))
+                        store(states, current_at + at, new_row)
+            for t in range(end - 1, start - 1, -1):
+                step = n * num_steps + t
+                w_at = (t - start) * matrix_size
+                update_dot_d_out, d_beta_sum = zeros(beta), zeros(beta)
+                for c in range(0, columns, vector_length(beta)):
+                    at = step * columns + c
+                    d_out_part, error = load(d_out, at), load(errors, at)
+                    d_update = zeros(beta)
+                    for e in range(rows):
+                        grad_row_at = grad_at + e * columns + c
+                        grad_row = fma(broadcast(q, step * rows + e), d_out_part, load(d_state, grad_row_at))
+                        store(d_state, grad_row_at, grad_row)
+                        d_update = fma(broadcast(k, step * rows + e), grad_row, d_update)
+                    d_beta_sum = fma(d_update, error, d_beta_sum)
+                    error = mul(broadcast(beta, step), error)
+                    d_update = mul(broadcast(beta, step), d_update)
+                    update_dot_d_out = fma(error, d_out_part, update_dot_d_out)
+                    store(update, c, error)
+                    store(d_v, at, d_update)
+                    store(minus_d_error, c, sub(zeros(beta), d_update))
+                d_beta[n, t] = horizontal_sum(d_beta_sum)
+                own_update = horizontal_sum(update_dot_d_out)  # q reads W after the update of the same step
+                for e in range(rows):
+                    d_q_sum, d_k_sum = zeros(beta), zeros(beta)
+                    for c in range(0, columns, vector_length(beta)):
+                        grad_row_at = grad_at + e * columns + c
+                        w_row = load(states, w_at + e * columns + c)
+                        grad_row = load(d_state, grad_row_at)
+                        d_q_sum = fma(w_row, load(d_out, step * columns + c), d_q_sum)
+                        d_k_sum = fma(grad_row, load(update, c), fma(w_row, load(minus_d_error, c), d_k_sum))
+                        grad_row = fma(broadcast(k, step * rows + e), load(minus_d_error, c), grad_row)
+                        store(d_state, grad_row_at, grad_row)
+                    d_q[n, t, e] = horizontal_sum(d_q_sum) + k[n, t, e] * own_update
+                    d_k[n, t, e] = horizontal_sum(d_k_sum)
+                if truncate or done[t, n // num_heads]:
+                    fill_zero(d_state, grad_at, matrix_size)
+
+
+class DeltaFunction(torch.autograd.Function):
+    """Autograd function of `delta_seq` for contiguous tensors [N,T,...]. The columns of v and state must be padded."""
+
+    @staticmethod
+    def forward(ctx: Any, q, k, v, beta, done, state, truncate, save):
+        num_sequences, num_steps, rows = k.shape
+        columns = v.shape[2]
+        num_chunks = -(-num_steps // CHUNK)
+        out = torch.empty_like(v)
+        state = state.clone()
+        errors = v.new_empty((num_sequences, num_steps, columns) if save else (0, 0, 0))
+        saved = v.new_empty((num_sequences, num_chunks, rows, columns) if save else (0, 0, 0, 0))
+        delta_forward(*as_arrays(q, k, v, beta, done, state, out, errors, saved))
+        if save:
+            ctx.save_for_backward(q, k, beta, done, errors, saved)
+            ctx.truncate = truncate
+        return out, state
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_out, d_state):
+        q, k, beta, done, errors, saved = ctx.saved_tensors
+        d_out = d_out.contiguous()
+        d_state = d_state.clone(memory_format=torch.contiguous_format)
+        d_q, d_k, d_v, d_beta = (torch.empty_like(x) for x in (q, k, d_out, beta))
+        arrays = as_arrays(q, k, beta, done, errors, saved, d_out, d_state)
+        delta_backward(*arrays, ctx.truncate, *as_arrays(d_q, d_k, d_v, d_beta))
+        return d_q, d_k, d_v, d_beta, None, d_state, None, None
+
+
+def delta_seq(
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, done: Tensor, state: Tensor, truncate: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Compute the delta rule. Arguments and results are those of `reference.delta_seq`."""
+    batch, heads, steps, rows = k.shape
+    columns = v.shape[-1]
+    save = needs_backward(q, k, v, beta, state)
+    out, final_state = DeltaFunction.apply(
+        q.reshape(-1, steps, rows).contiguous(),
+        k.reshape(-1, steps, rows).contiguous(),
+        pad_columns(v.reshape(-1, steps, columns)),
+        beta.reshape(-1, steps).contiguous(),
+        done.contiguous(),
+        pad_columns(state.reshape(-1, rows, columns)),
+        truncate,
+        save,
+    )
+    return (
+        out[..., :columns].reshape(batch, heads, steps, columns),
+        final_state[..., :columns].reshape(batch, heads, rows, columns),
+    )

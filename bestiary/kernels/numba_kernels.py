@@ -1,0 +1,6 @@
+"""Numba implementation of both recurrences, for CPUs."""
+
+from bestiary.kernels.numba_delta import delta_seq
+from bestiary.kernels.numba_srwm import srwm_seq
+
+__all__ = ["delta_seq", "srwm_seq"]

@@ -1,0 +1,95 @@
+"""Reading of CSV files, and writing of CSV files to which training appends rows."""
+
+import csv
+import io
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+
+class CsvTable:
+    """A CSV file with a header, to which rows are appended.
+
+    If a row has new columns, the whole file is written again with a longer header. If rows cannot be written, for
+    example because the disk is full, they are kept in memory until the next call of `write`.
+    """
+
+    def __init__(self, path: Path, keep_rows: int = 0):
+        """Open the table. If the file exists, keep its first `keep_rows` rows and remove the others."""
+        self.path = path
+        self.columns: list[str] = []
+        self.num_rows = 0  # number of rows in the file
+        self.pending: list[dict[str, Any]] = []  # rows that are not in the file yet
+        if keep_rows and path.exists():
+            with path.open(newline="") as file:
+                reader = csv.DictReader(file)
+                kept = [row for row, _ in zip(reader, range(keep_rows), strict=False)]
+            self._rewrite(list(reader.fieldnames or []), kept)
+        elif path.exists():
+            path.unlink()
+
+    def write_header(self, columns: list[str]) -> None:
+        """Create the file with these columns, if it does not exist yet."""
+        if not self.path.exists():
+            self._rewrite(columns, [])
+
+    def write(self, rows: list[dict[str, Any]]) -> None:
+        """Append rows to the file.
+
+        Raises OSError if the file cannot be written. The next call then tries again to write these rows.
+        """
+        self.pending += rows
+        if not self.pending:
+            return
+        columns = list(dict.fromkeys([*self.columns, *(key for row in self.pending for key in row)]))
+        if columns != self.columns:
+            self._rewrite(columns, read_rows(self.path) if self.path.exists() else [])
+        text = io.StringIO()
+        csv.DictWriter(text, self.columns, restval="", lineterminator="\n").writerows(self.pending)
+        end = self.path.stat().st_size
+        try:
+            with self.path.open("a", newline="") as file:
+                file.write(text.getvalue())
+        except OSError:
+            os.truncate(self.path, end)  # remove an incomplete row
+            raise
+        self.num_rows += len(self.pending)
+        self.pending = []
+
+    def _rewrite(self, columns: list[str], rows: list[dict[str, str]]) -> None:
+        temporary = self.path.with_name(f".{self.path.name}")
+        with temporary.open("w", newline="") as file:
+            writer = csv.DictWriter(file, columns, restval="", lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
+        temporary.replace(self.path)
+        self.columns = columns
+        self.num_rows = len(rows)
+
+
+def read_rows(path: Path) -> list[dict[str, str]]:
+    """Read a CSV file. Return each row as a dict: column name -> text."""
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def read_columns(path: Path) -> dict[str, np.ndarray]:
+    """Read a CSV file and return its columns by name.
+
+    A column of numbers becomes a float64 array, in which empty cells are nan. Any other column becomes an array of
+    text. Incomplete rows are ignored. If the file does not exist, the returned dict is empty.
+    """
+    if not path.exists():
+        return {}
+    with path.open(newline="") as file:
+        header, *rows = list(csv.reader(file)) or [[]]
+    columns = {}
+    for index, name in enumerate(header):
+        texts = [row[index] for row in rows if len(row) == len(header)]
+        try:
+            columns[name] = np.array([float(text) if text else np.nan for text in texts])
+        except ValueError:
+            columns[name] = np.array(texts)
+    return columns

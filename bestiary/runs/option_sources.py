@@ -1,0 +1,52 @@
+"""Sources of a new run's options: another run (`--init-from`), a preset, a config file, and options given directly.
+
+Each source becomes a flat dict, for example `{"memory": "lstm", "memory.hidden": 512, "steps": "5M"}`. `merge_sources`
+merges these dicts in this order: run of `--init-from`, `--preset`, `--config`, direct options. If two sources set the
+same option, the later source in this order wins.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from bestiary.config.option_merging import override_options
+from bestiary.config.toml import flatten, read_preset, read_toml
+from bestiary.runs.run import check_version, open_run
+
+
+def merge_sources(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Merge `options` with the sources that are named in `options` under "init_from", "preset" and "config".
+
+    Return the merged flat dict. Also return a dict for error messages: for each option that is not in `options`, the
+    source that sets it, for example "preset hello".
+    """
+    direct = flatten(options)
+    merged: dict[str, Any] = {}
+    origin: dict[str, str] = {}
+    if direct.get("init_from") is not None:
+        merged = _options_of_run(str(direct["init_from"]))
+        origin = dict.fromkeys(merged, f"run {direct['init_from']}")
+    for source, read in (("preset", read_preset), ("config", _read_config)):
+        name = direct.pop(source, None)
+        if name is not None:
+            found = read(str(name))
+            merged = override_options(merged, found)
+            origin |= dict.fromkeys(found, f"{source} {name}")
+    merged = override_options(merged, direct)
+    return merged, {key: where for key, where in origin.items() if key not in direct}
+
+
+def _read_config(path: str) -> dict[str, Any]:
+    check_version(Path(path))
+    return read_toml(Path(path))
+
+
+def _options_of_run(path: str) -> dict[str, Any]:
+    """Return the options that a warm start takes from another run.
+
+    These are the agent and its components, the environments, the frame stack and the action set.
+    """
+    settings = flatten(open_run(path).config.tables())
+    kinds = ("agent", "torso", "memory", "critic")
+    env_keys = ("env", "env.frame_stack", "env.full_actions")
+    return {k: v for k, v in settings.items() if v is not None and (k in env_keys or k.split(".")[0] in kinds)}

@@ -1,0 +1,383 @@
+"""Run folders: creating, opening, reading and locking them. Only one training process at a time may write to a run."""
+
+import itertools
+import json
+import os
+import shutil
+import socket
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import filelock
+import numpy as np
+
+from bestiary import __version__
+from bestiary.agents.agent import Agent
+from bestiary.config.resolve import resolve
+from bestiary.config.schema import Config
+from bestiary.config.toml import dump_toml, read_tables, read_toml
+from bestiary.envs.multitask import describe_observations
+from bestiary.runs import checkpoints, zoo
+from bestiary.runs.checkpoints import Checkpoint, unused_path
+from bestiary.runs.csv_tables import read_columns
+from bestiary.utils import plugins
+from bestiary.utils.console import note
+from bestiary.utils.errors import UserError
+from bestiary.utils.options import option, parse_options, suggest
+
+CONFIG_HEADER = "# Complete configuration of this run. `bestiary train --config` on this file repeats the training.\n"
+
+
+@dataclass(frozen=True)
+class RunLocation:
+    """Options that choose the folder of a new run, and what to do if this folder exists."""
+
+    name: str | None = option(
+        None, "name of the run folder in runs/ (default: composed of environment, agent and date)", metavar="NAME"
+    )
+    run_dir: str | None = option(None, "path of the run folder (default: runs/NAME)", metavar="DIR")
+    if_exists: str = option(
+        "error",
+        "what to do if the run folder exists; error: stop with an error, resume: continue its training, "
+        "new: append -2, -3 ... to the name",
+        choices=("error", "resume", "new"),
+    )
+
+    def __post_init__(self) -> None:
+        if self.name is not None and (not self.name or Path(self.name).name != self.name):
+            raise ValueError(
+                f"--name {self.name}: must be the name of a folder in runs/, without slashes; for a path use --run-dir"
+            )
+        if self.name == "latest":
+            raise ValueError("--name latest: reserved for the link to the newest run; choose another name")
+
+    def path(self, config: Config) -> Path:
+        """Return the path of the run folder: `run_dir` if it is given, otherwise runs/NAME.
+
+        The default NAME is composed of environment, agent and date.
+        """
+        if self.run_dir is not None:
+            return Path(self.run_dir).expanduser()
+        return Path("runs") / (self.name or f"{config.label()}-{time.strftime('%Y%m%d-%H%M%S')}")
+
+
+@dataclass
+class Run:
+    """An existing run folder."""
+
+    path: Path
+    trust_code: bool = field(default=False, repr=False)  # whether copies of plug-ins in the run folder may be imported
+
+    @property
+    def name(self) -> str:
+        """The name of the run folder."""
+        return self.path.resolve().name
+
+    @cached_property
+    def config(self) -> Config:
+        """The checked configuration. Plug-ins (users' files) are imported only if `resolve_trusted` allows it."""
+        options = self._read_options()
+        hashes = _read_plugin_hashes(self.path / "config.toml")
+
+        def trusted_name(path: Path, name: str) -> str:
+            return plugins.resolve_trusted(f"{path}:{name}", self.path / "plugins", hashes, self.trust_code)
+
+        options = plugins.replace_names(options, trusted_name)
+        return resolve(options, dict.fromkeys(options, str(self.path / "config.toml")))
+
+    @cached_property
+    def raw_config(self) -> dict[str, Any]:
+        """The options in config.toml. They are not checked, and no plug-in is imported.
+
+        A plug-in is named by its file name and hash instead of its path. So the same plug-in has the same name in all
+        runs.
+        """
+        hashes = _read_plugin_hashes(self.path / "config.toml")
+        return plugins.replace_names(
+            self._read_options(), lambda path, name: f"{path.name}:{name}@{hashes.get(str(path), '')[:8]}"
+        )
+
+    def _read_options(self) -> dict[str, Any]:
+        check_version(self.path)
+        return read_toml(self.path / "config.toml")
+
+    @property
+    def metrics(self) -> dict[str, np.ndarray]:
+        """The columns of metrics.csv by name."""
+        return read_columns(self.path / "metrics.csv")
+
+    @property
+    def episodes(self) -> dict[str, np.ndarray]:
+        """The columns of episodes.csv by name."""
+        return read_columns(self.path / "episodes.csv")
+
+    @property
+    def checkpoints(self) -> list[Checkpoint]:
+        """All checkpoints, from the oldest to the newest."""
+        return checkpoints.list_checkpoints(self.path / "checkpoints")
+
+    @property
+    def steps(self) -> int:
+        """The step count of the newest checkpoint, or 0 if there is none."""
+        return self.checkpoints[-1].steps if self.checkpoints else 0
+
+    def agent(self, checkpoint: int | Checkpoint | None = None) -> Agent:
+        """Return the agent with the weights of a checkpoint.
+
+        If `checkpoint` is a number of steps, the nearest checkpoint is used. If `checkpoint` is None, the newest
+        checkpoint is used.
+        """
+        agent = self.config.make_agent()
+        chosen = checkpoint if isinstance(checkpoint, Checkpoint) else checkpoints.choose(self.path, checkpoint)
+        load_weights(agent, chosen)
+        return agent
+
+    def with_env_options(self, options: dict[str, Any]) -> "Run":
+        """Return this run with other environment options, to evaluate the agent under other conditions.
+
+        Raise UserError if the options change the observations or actions, because the agent does not fit them then.
+        """
+        if not options:
+            return self
+        problems: list[str] = []
+        values = {**asdict(self.config.env_options), **options}
+        values = {key: value for key, value in values.items() if value is not None}
+        parsed = parse_options(type(self.config.env_options), values, "env", problems)
+        if problems:
+            raise UserError(*problems)
+        changed = Run(self.path, self.trust_code)
+        changed.config = replace(self.config, env_options=parsed)
+        old, new = self.config.interface, changed.config.interface
+        if old.observation_spec != new.observation_spec or old.action_spec != new.action_spec:
+            flags = ", ".join(f"--{name.replace('_', '-')}" for name in options)
+            raise UserError(
+                f"{flags}: the agent of {self.path} was trained with {describe_observations(old)} and "
+                f"{old.action_spec.n} actions; with these options, it would get {describe_observations(new)} and "
+                f"{new.action_spec.n} actions"
+            )
+        return changed
+
+    def new_output_path(self, folder: str, stem: str, suffix: str) -> Path:
+        """Return the path of a new file in a subfolder of the run folder, and create the subfolder.
+
+        The name of the file is the first unused name of STEM, STEM-2, STEM-3, ..., plus the suffix. A name counts as
+        used if there is a file with this name and any suffix, because files that belong together differ only in their
+        suffix. For a zoo agent, whose own folder is read-only, the subfolder is created in runs/zoo-NAME.
+        """
+        root = Path("runs") / f"zoo-{self.name}" if self.in_zoo else self.path
+        parent = root / folder
+        parent.mkdir(parents=True, exist_ok=True)
+        candidates = itertools.chain([stem], (f"{stem}-{number}" for number in itertools.count(2)))
+        taken = {path.stem for path in parent.iterdir()}
+        return parent / f"{next(name for name in candidates if name not in taken)}{suffix}"
+
+    @property
+    def in_zoo(self) -> bool:
+        """Whether the run is a zoo agent. Zoo agents are part of the package and therefore read-only."""
+        return self.path.resolve().is_relative_to(zoo.ZOO_FOLDER)
+
+    @property
+    def was_killed(self) -> bool:
+        """Whether the last process that wrote to the run folder was killed or crashed."""
+        return (self.path / "lock_owner.json").exists() and not self.is_locked
+
+    @property
+    def is_locked(self) -> bool:
+        """Whether a training process is writing to the run folder now."""
+        if not (self.path / "lock_owner.json").exists():
+            return False
+        try:
+            with filelock.FileLock(self.path / "lock").acquire(timeout=0):
+                return False
+        except filelock.Timeout:
+            return True
+        except OSError:
+            return False
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Lock the run folder, so that no other process writes to it. Raise UserError if another process has locked it.
+
+        The operating system releases the lock when the process ends, even after a crash.
+        """
+        if self.in_zoo:
+            raise UserError(
+                f"zoo/{self.name} is part of the package and read-only: it can be evaluated, but not trained"
+            )
+        lock = filelock.FileLock(self.path / "lock", timeout=0)
+        owner = self.path / "lock_owner.json"
+        try:
+            lock.acquire()
+        except filelock.Timeout:
+            raise UserError(
+                f"{self.path} is being written by another process{_describe_owner(owner)}; "
+                "wait until this process ends, or stop it"
+            ) from None
+        except OSError as error:
+            raise UserError(f"{self.path} cannot be written: {error.strerror or error}") from error
+        try:
+            if owner.exists():
+                note(
+                    f"note: the last process that wrote {self.path}{_describe_owner(owner)} did not end cleanly: "
+                    "it was killed or crashed"
+                )
+            owner.write_text(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}))
+            yield
+        finally:
+            owner.unlink(missing_ok=True)
+            lock.release()
+
+
+def old_version(tables: Mapping[str, Any]) -> str | None:
+    """Return the version of Bestiary that wrote a config.toml if it is 0.1.x, otherwise None.
+
+    `tables` is the content of config.toml. Run folders of 0.1.x are not supported.
+    """
+    versions = tables.get("versions", {})
+    version = str(versions.get("bestiary", "")) if isinstance(versions, Mapping) else ""
+    return version if version.split(".")[:2] == ["0", "1"] else None
+
+
+def check_version(path: Path) -> None:
+    """Raise UserError if a run folder or a config file was made by Bestiary 0.1."""
+    version = old_version(read_tables(path / "config.toml" if path.is_dir() else path))
+    if version is not None:
+        raise UserError(
+            f"{path} was made by Bestiary {version} and cannot be used with {__version__}; "
+            f"train again with {__version__}, or install Bestiary {version}"
+        )
+
+
+def open_run(path: str | Path, trust_code: bool = False) -> Run:
+    """Open an existing run. `path` is a path, the name of a folder in runs/, or `zoo/NAME` for a zoo agent."""
+    asked = Path(path).expanduser()
+    for candidate in (asked, Path("runs") / asked):
+        if (candidate / "config.toml").is_file():
+            folder = candidate.resolve()
+            if folder.is_relative_to(Path.cwd()):
+                folder = folder.relative_to(Path.cwd())
+            check_version(folder)
+            return Run(folder, trust_code)
+    zoo_folder = zoo.find_agent(asked)
+    if zoo_folder is not None:
+        return Run(zoo_folder, trust_code)
+    if asked.exists():
+        raise UserError(f"{path} is not a run folder: it has no config.toml")
+    known = [*(p.parent.name for p in Path("runs").glob("*/config.toml")), *zoo.agent_names()]
+    name = str(asked) if asked.parent == Path("zoo") else asked.name
+    raise UserError(f"{path}: there is no such run{suggest(name, known)} (the command bestiary runs lists all runs)")
+
+
+def run_labels(runs: Sequence[Run]) -> list[str]:
+    """Return a label for each run, for figures: its name, or its path if another run has the same name."""
+    names = [run.name for run in runs]
+    paths = [f"zoo/{run.name}" if run.in_zoo else str(run.path) for run in runs]
+    return [name if names.count(name) == 1 else path for name, path in zip(names, paths, strict=True)]
+
+
+def create_run(config: Config, location: RunLocation) -> tuple[Run, bool]:
+    """Create the folder of a new run. Return the run, and whether it existed before.
+
+    `location.if_exists` determines what happens if the folder exists (see RunLocation).
+    """
+    path = location.path(config)
+    is_default_name = location.name is None and location.run_dir is None
+    if (path.is_dir() and any(path.iterdir())) or path.is_file():
+        if location.if_exists == "new" or is_default_name:
+            path = unused_path(path)
+        elif not (path / "config.toml").is_file():
+            raise UserError(f"{path} exists and is not a run folder; choose another --name or --run-dir")
+        elif location.if_exists == "resume":
+            return Run(path), True
+        else:
+            raise UserError(
+                f"{path} exists already; resume it (bestiary resume {path}), choose another --name, "
+                "or add --if-exists new"
+            )
+    try:
+        path = _make_folder(path, rename_if_exists=is_default_name)
+        (path / "checkpoints").mkdir(exist_ok=True)
+        _copy_plugins(config, path / "plugins")
+        write_text(path / "config.toml", CONFIG_HEADER + config.to_toml())
+    except OSError as error:
+        raise UserError(f"{path} cannot be created: {error.strerror or error}") from error
+    if path.parent.resolve() == Path("runs").resolve():
+        checkpoints.replace_link(path.parent / "latest", path.name)
+    return Run(path), False
+
+
+def _make_folder(path: Path, rename_if_exists: bool) -> Path:
+    """Create a folder and return its path.
+
+    With `rename_if_exists`, another name is chosen if the folder exists. So runs that start in the same second get
+    different folders, although their default names are equal.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    while rename_if_exists:
+        try:
+            path.mkdir()
+            return path
+        except FileExistsError:
+            path = unused_path(path)
+    path.mkdir(exist_ok=True)
+    return path
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file atomically: readers see either the old or the new content."""
+    temporary = path.with_name(f".{path.name}")
+    temporary.write_text(text)
+    temporary.replace(path)
+
+
+def update_config(run: Run, **training: Any) -> None:
+    """Change training options of a run, both in `run.config` and in config.toml."""
+    run.config = replace(run.config, training=replace(run.config.training, **training))
+    tables = read_tables(run.path / "config.toml")
+    write_text(run.path / "config.toml", CONFIG_HEADER + dump_toml({**tables, **training}))
+
+
+def load_weights(agent: Agent, checkpoint: Checkpoint) -> None:
+    """Load the weights of a checkpoint into an agent.
+
+    Raise UserError if the names or shapes of the tensors differ between the checkpoint and the agent.
+    """
+    saved = checkpoint.load_model()
+    expected = agent.state_dict()
+    differences = []
+    for name in sorted({*saved, *expected}):
+        saved_shape = str(tuple(saved[name].shape)) if name in saved else "missing"
+        expected_shape = str(tuple(expected[name].shape)) if name in expected else "missing"
+        if saved_shape != expected_shape:
+            differences.append(f"{name}: {saved_shape} in the checkpoint, {expected_shape} in the agent")
+    if differences:
+        raise UserError(
+            f"{checkpoint.path} does not fit the agent that config.toml describes:",
+            *differences[:8],
+        )
+    agent.load_state_dict(saved)
+
+
+def _copy_plugins(config: Config, folder: Path) -> None:
+    """Copy the plug-in files of a config (users' files) into the run folder."""
+    for source, sha256 in config.plugin_hashes.items():
+        folder.mkdir(exist_ok=True)
+        shutil.copyfile(source, folder / plugins.copy_name(Path(source), sha256))
+
+
+def _read_plugin_hashes(path: Path) -> dict[str, str]:
+    return read_tables(path).get("plugins", {})
+
+
+def _describe_owner(path: Path) -> str:
+    """Describe the process that holds or held the lock, for example " (pid 17 on host)". Return "" if it is unknown."""
+    try:
+        owner = json.loads(path.read_text())
+        return f" (pid {owner['pid']} on {owner['host']})"
+    except (OSError, ValueError, KeyError):
+        return ""

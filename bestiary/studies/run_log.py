@@ -1,0 +1,74 @@
+"""Log file of a trial: the output of its commands. The study adds a line before and after each command.
+
+    study: 2031-05-04 10:12:00 bestiary train --config ...
+    recall-lstm  64k of 100k steps · ...
+    study: exit status 1
+
+The line before a command is its header, the line after it its footer. If the last command has no footer, it is still
+running, or it was killed together with the study.
+"""
+
+import re
+import signal
+import time
+from pathlib import Path
+from typing import IO
+
+HEADER_START = "study: 20"  # start of a header; 20 is the start of the year
+EXIT_STATUS = "study: exit status "
+STOPPED = "study: stopped"
+ERROR_PREFIX = "bestiary: "
+TAIL_BYTES = 65_536  # number of bytes at the end of a log that are read
+
+
+def open_log(path: Path, command: list[str]) -> IO[str]:
+    """Open a log, append the header of a command, and return the open file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    log = path.open("a")
+    log.write(f"study: {time.strftime('%Y-%m-%d %H:%M:%S')} bestiary {' '.join(command)}\n")
+    log.flush()
+    return log
+
+
+def close_log(path: Path, status: int | None, error: str = "") -> None:
+    """Append the footer of a command, which states its exit status.
+
+    `status` is None if the study stopped the command. If the command ended because of an event outside the command, for
+    example the loss of its machine, `error` describes this event. It is logged before the footer.
+    """
+    with path.open("a") as log:
+        if error:
+            log.write(f"{ERROR_PREFIX}{error}\n")
+        log.write(f"{STOPPED if status is None else f'{EXIT_STATUS}{status}'}\n")
+
+
+def last_output(path: Path) -> list[str]:
+    """Return the lines that follow the last header: the output of the last command and, if it has ended, the footer.
+
+    Empty lines are left out.
+    """
+    try:
+        with path.open("rb") as log:
+            log.seek(max(0, path.stat().st_size - TAIL_BYTES))
+            lines = log.read().decode(errors="replace").splitlines()
+    except OSError:
+        return []
+    headers = [number for number, line in enumerate(lines) if line.startswith(HEADER_START)]
+    first = headers[-1] + 1 if headers else 0
+    return [line.rstrip() for line in lines[first:] if line.strip()]
+
+
+def failure_reason(path: Path) -> str:
+    """Return why the last command failed, or an empty string if it did not fail.
+
+    The reason is the last error message of the command or, if there is none, its last line of output. If a signal
+    killed the command, the reason is the signal.
+    """
+    *output, footer = last_output(path) or [""]
+    status = int(footer.removeprefix(EXIT_STATUS)) if re.fullmatch(rf"{EXIT_STATUS}-?\d+", footer) else 0
+    if status == 0:
+        return ""
+    if status < 0:
+        return f"killed by {signal.Signals(-status).name}"
+    errors = [line.removeprefix(ERROR_PREFIX) for line in output if line.startswith(ERROR_PREFIX)]
+    return (errors or output or [f"exit status {status}"])[-1]

@@ -1,0 +1,328 @@
+"""Run a study: train missing runs, resume interrupted runs, and skip finished runs.
+
+Each command of a run (train, resume, eval) is a separate process, so a crash does not affect other runs. The output of
+the commands is written to the log file of the run. The progress of a study is stored only in its run folders, so a
+study that was stopped in any way can be continued.
+
+    runs/STUDY/study.toml              copy of the study file
+    runs/STUDY/VARIANT-sSEED/          run folders
+    runs/STUDY/configs/, logs/         config file and log file of each run
+    runs/STUDY/results.csv, runs.csv, curves.png, index.html
+"""
+
+import shlex
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import filelock
+from rich.table import Table
+
+from bestiary.runs.checkpoints import unused_path
+from bestiary.studies.executors import Executor, LocalExecutor, Process, RayExecutor
+from bestiary.studies.run_log import close_log, failure_reason, last_output
+from bestiary.studies.study import Study, read_study
+from bestiary.studies.study_progress import StudyProgress
+from bestiary.studies.study_report import write_study_report
+from bestiary.studies.trial import Trial, make_trials
+from bestiary.training.interrupts import Interrupted, Interrupts
+from bestiary.utils.console import format_count, note, stdout, warn
+from bestiary.utils.errors import RunError, UserError
+
+POLL_SECONDS = 0.2
+MAX_RETRIES = 3  # maximum number of times that a trial is restarted after its machine was lost
+LOG_TAIL_LINES = 5  # number of lines at the end of a failed run's log that are printed
+ABANDONED_PREFIX = "abandoned-"  # start of the new folder name of a run that --if-changed new replaces
+
+
+@dataclass(frozen=True)
+class ClusterOptions:
+    """The Ray cluster that trains the runs of a study, and the resources of each run."""
+
+    address: str
+    cpus_per_run: float = 1
+    gpus_per_run: float = 0
+    trust_open: bool = False  # accept a cluster that requires no token
+
+    def to_flags(self) -> list[str]:
+        """Return the options as command-line arguments."""
+        flags = ["--cluster", self.address, "--cpus-per-run", f"{self.cpus_per_run:g}"]
+        if self.gpus_per_run:
+            flags += ["--gpus-per-run", f"{self.gpus_per_run:g}"]
+        if self.trust_open:
+            flags.append("--trust-open-cluster")
+        return flags
+
+
+def run_study(
+    path: Path,
+    folder: Path | None = None,
+    *,
+    jobs: int = 1,
+    cluster: ClusterOptions | None = None,
+    if_changed: str = "error",
+    dry_run: bool = False,
+    report_only: bool = False,
+) -> None:
+    """Run all unfinished trials (runs) of a study and write its report.
+
+    Args:
+        path: study file.
+        folder: folder of the study; by default runs/NAME.
+        jobs: number of runs that are trained at the same time. It is not used with `cluster`.
+        cluster: Ray cluster to train on; None: this machine. The resources of the cluster decide how many runs are
+            trained at the same time.
+        if_changed: what to do with existing runs that have other settings than the study file. "error" raises
+            UserError, "new" renames their folders and trains new runs.
+        dry_run: only print the trials and their states.
+        report_only: only write the report.
+    """
+    study = read_study(path)
+    study_folder = folder or Path("runs") / study.name
+    trials = make_trials(study, study_folder)
+    _check_folder(study_folder)
+    if dry_run:
+        return print_trials(trials)
+    if report_only:
+        if not study_folder.is_dir():
+            raise UserError(f"{study_folder} does not exist; run the study first: bestiary study {path}")
+        _refuse_changed(study, changed_trials(trials))
+        return write_study_report(study, trials, study_folder)
+    with _lock_folder(study_folder):
+        with _open_executor(study_folder, jobs, cluster) as executor:
+            prepare_folder(study, trials, study_folder, if_changed)
+            signum = run_trials(trials, executor)
+        write_study_report(study, trials, study_folder)
+    if signum is not None:
+        arguments = [str(path)]
+        if folder:
+            arguments += ["--dir", str(folder)]
+        if jobs > 1:
+            arguments += ["--jobs", str(jobs)]
+        if cluster:
+            arguments += cluster.to_flags()
+        note(f"the study was interrupted; to continue: bestiary study {shlex.join(arguments)}")
+        raise Interrupted(signum)
+    _raise_if_unfinished(trials)
+
+
+def print_trials(trials: list[Trial]) -> None:
+    """Print a table of the trials with their states, and the number of steps that are not trained yet."""
+    table = Table()
+    for column in ("run", "environment", "steps", "parameters", "state"):
+        table.add_column(column, justify="right" if column in ("steps", "parameters") else "left")
+    states = {trial: trial.state() for trial in trials}
+    for trial, state in states.items():
+        env = ", ".join(Path(name).name if ".py:" in name else name for name in trial.config.envs)
+        table.add_row(trial.name, env, format_count(trial.total_steps), f"{trial.variant.parameters:,}", state.text)
+    stdout.print(table, markup=False)
+    kinds = [state.kind for state in states.values()]
+    counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
+    remaining = sum(trial.total_steps - min(trial.run.steps, trial.total_steps) for trial in trials)
+    stdout.print(f"{len(trials)} runs: {counts}; {format_count(remaining)} steps remaining", markup=False)
+
+
+# --- preparation ---
+
+
+def _check_folder(folder: Path) -> None:
+    """Raise UserError if the path is a file, or a folder with files that is not the folder of a study."""
+    is_occupied = folder.is_dir() and any(folder.iterdir()) and not (folder / "study.toml").is_file()
+    if is_occupied or folder.is_file():
+        raise UserError(
+            f"{folder} exists and is not the folder of a study; choose another folder with --dir, or rename the study"
+        )
+
+
+@contextmanager
+def _lock_folder(folder: Path) -> Iterator[None]:
+    """Hold the lock of a study's folder. Raise UserError if another process holds it.
+
+    When a process ends for any reason, the operating system releases its lock.
+    """
+    lock = filelock.FileLock(folder / "lock", timeout=0)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not (folder / "study.toml").exists():
+            (folder / "study.toml").touch()
+        lock.acquire()
+    except filelock.Timeout:
+        raise UserError(f"{folder}: another process is running this study; use --dry-run to see its progress") from None
+    except OSError as error:
+        raise UserError(f"{folder} cannot be written: {error.strerror or error}") from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+@contextmanager
+def _open_executor(folder: Path, jobs: int, cluster: ClusterOptions | None) -> Iterator[Executor]:
+    if cluster is None:
+        yield LocalExecutor(jobs)
+        return
+    from bestiary.distributed.ray_connection import connect_to_ray
+
+    with connect_to_ray(cluster.address, cluster.trust_open) as ray:
+        yield RayExecutor(ray, folder, cluster.cpus_per_run, cluster.gpus_per_run)
+
+
+def changed_trials(trials: list[Trial]) -> dict[Trial, list[str]]:
+    """Return {trial: differences} of the trials whose run folders have other settings than the study file."""
+    return {trial: changes for trial in trials if trial.exists and (changes := trial.changed_settings())}
+
+
+def _refuse_changed(study: Study, changed: dict[Trial, list[str]]) -> None:
+    """Raise UserError if `changed` is not empty.
+
+    A run must not be continued with other settings, and two runs with different settings must not have the same name.
+    """
+    if changed:
+        lines = [f"{trial.path} was run with other settings: {'; '.join(how)}" for trial, how in changed.items()]
+        advice = "rename the study, or add --if-changed new to rename the folders of these runs and train new ones"
+        raise UserError(*lines, f"{study.path}: {advice}")
+
+
+def prepare_folder(study: Study, trials: list[Trial], folder: Path, if_changed: str) -> None:
+    """Prepare the folder of a study for training.
+
+    Rename the folders of changed runs, remove incomplete run folders, and write the study file and the config of each
+    run. If there are changed runs and `if_changed` is "error", raise UserError.
+    """
+    changed = changed_trials(trials)
+    if if_changed == "error":
+        _refuse_changed(study, changed)
+    locked = [str(trial.path) for trial in changed if trial.run.is_locked]
+    if locked:
+        raise UserError(f"{', '.join(locked)}: another process is writing this run; wait until it ends, or stop it")
+    for trial in trials:
+        trial.remove_incomplete_folder()
+    for trial in changed:
+        abandoned = unused_path(folder / f"{ABANDONED_PREFIX}{trial.name}")
+        trial.path.rename(abandoned)
+        if trial.log.exists():
+            trial.log.rename(unused_path(trial.log.with_name(f"{abandoned.name}.log")))
+        note(f"{trial.path} has other settings than the study file; it was renamed to {abandoned.name}")
+    (folder / "study.toml").write_text(study.text)
+    (folder / "configs").mkdir(exist_ok=True)
+    for trial in trials:
+        trial.config_path.write_text(trial.config.to_toml())
+    names = {trial.name for trial in trials}
+    existing = sorted(path.parent.name for path in folder.glob("*/config.toml") if not path.parent.is_symlink())
+    ignored = [name for name in existing if name not in names and not name.startswith(ABANDONED_PREFIX)]
+    if ignored:
+        note(f"{folder} has runs that are not in the study file; they are ignored: {', '.join(ignored)}")
+
+
+# --- running ---
+
+
+@dataclass(frozen=True)
+class Job:
+    """A trial, the command of the trial that is running, and the process of this command."""
+
+    trial: Trial
+    command: list[str]
+    process: Process
+
+
+def run_trials(trials: list[Trial], executor: Executor) -> int | None:
+    """Run all commands of all unfinished trials.
+
+    Return None, or the number of the signal if a signal interrupted the study.
+    """
+    waiting = [trial for trial in trials if trial.next_command() is not None]
+    running: list[Job] = []
+    retries: Counter[Trial] = Counter()
+    if finished := len(trials) - len(waiting):
+        note(f"{finished} of {len(trials)} runs are already done")
+    with Interrupts() as interrupts, StudyProgress(trials, waiting) as progress:
+        try:
+            while running or waiting:
+                if interrupts.received is not None:
+                    waiting = []
+                    for job in running:
+                        job.process.stop()
+                while len(running) < executor.capacity() and (trial := _next_trial(waiting, progress)) is not None:
+                    waiting.remove(trial)
+                    running += _start_next_command(trial, executor, progress)
+                for job in [job for job in running if job.process.poll() is not None]:
+                    running.remove(job)
+                    stopping = interrupts.received is not None
+                    if job.process.error and retries[job.trial] < MAX_RETRIES and not stopping:
+                        retries[job.trial] += 1
+                        close_log(job.trial.log, None, job.process.error)
+                        progress.print(f"{job.trial.name}: {job.process.error}; retrying")
+                        waiting.insert(0, job.trial)
+                        continue
+                    running += _finish_command(job, stopping, executor, progress)
+                progress.update([job.trial for job in running])
+                time.sleep(POLL_SECONDS)
+        except KeyboardInterrupt:  # a second signal stops the study immediately
+            for job in running:
+                job.process.kill()
+            raise
+        finally:
+            for job in running:
+                job.process.stop()
+            for job in running:
+                job.process.wait()
+    return interrupts.received
+
+
+def _next_trial(waiting: list[Trial], progress: StudyProgress) -> Trial | None:
+    """Return the first waiting trial whose run folder is not locked by another process; None if there is none.
+
+    A run folder can be locked because the study was killed and restarted while its commands still save their runs.
+    """
+    for trial in waiting:
+        if not trial.exists or not trial.run.is_locked:
+            return trial
+        progress.print_once(f"{trial.name}: waiting for another process that is writing this run")
+    return None
+
+
+def _start_next_command(trial: Trial, executor: Executor, progress: StudyProgress) -> list[Job]:
+    """Start the next command of a trial and return [job]. If the trial is done, return an empty list."""
+    command = trial.next_command()
+    if command is None:
+        progress.trial_ended(trial, "done")
+        return []
+    progress.trial_started(trial, command)
+    return [Job(trial, command, executor.start(trial, command))]
+
+
+def _finish_command(job: Job, stopping: bool, executor: Executor, progress: StudyProgress) -> list[Job]:
+    """Log the end of a command. If it succeeded and the study is not stopping, start the next command of the trial.
+
+    Return [job] of the next command, or an empty list.
+    """
+    trial, status = job.trial, job.process.poll()
+    job.process.stop()
+    if status == 0 and trial.next_command() == job.command:
+        status = 1  # the command had no effect; without an error, it would be started again and again
+    close_log(trial.log, None if stopping and status else status, job.process.error)
+    if status == 0 and not stopping:
+        return _start_next_command(trial, executor, progress)
+    if not stopping:
+        result = f"failed: {failure_reason(trial.log)}"
+    elif trial.next_command() is None:
+        result = "done"
+    else:
+        result = f"stopped at step {trial.run.steps}"
+    progress.trial_ended(trial, result, stopping=stopping)
+    return []
+
+
+def _raise_if_unfinished(trials: list[Trial]) -> None:
+    """Raise RunError if there are unfinished trials. First print why each of them failed, and the end of its log."""
+    unfinished = [trial for trial in trials if trial.next_command() is not None]
+    for trial in unfinished:
+        warn(f"{trial.name} failed: {failure_reason(trial.log)} ({trial.log})")
+        for line in last_output(trial.log)[-LOG_TAIL_LINES:]:
+            note(f"  {line}")
+    if unfinished:
+        raise RunError(f"{len(unfinished)} of {len(trials)} runs failed; run the same command again to retry them")

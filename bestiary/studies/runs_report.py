@@ -1,0 +1,222 @@
+"""Report about all runs below a folder (`bestiary report FOLDER`).
+
+The report is one HTML file that contains a table, learning curves, videos, saliency images and evaluations. If a run
+has no video or no saliency image of a task, the missing file is created first, unless `draw_missing` is False.
+"""
+
+import html
+import json
+import re
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from bestiary import __version__
+from bestiary.config.schema import env_slug
+from bestiary.evaluation.curve_plots import curve_caption, plot_curves
+from bestiary.evaluation.learning_curves import DEFAULT_SMOOTH, finished_tasks, group_runs, panels_by_task
+from bestiary.evaluation.media import IMAGE_SUFFIXES, VIDEO_SUFFIXES, check_output
+from bestiary.evaluation.playback import PlaybackOptions
+from bestiary.evaluation.statistics import format_interval
+from bestiary.evaluation.video import record_video
+from bestiary.interpretability.saliency import SaliencyOptions
+from bestiary.interpretability.saliency_video import render_saliency
+from bestiary.runs.listing import COLUMNS, describe_run, find_runs
+from bestiary.runs.run import Run
+from bestiary.utils.console import note, progress_bar
+from bestiary.utils.errors import UserError
+from bestiary.utils.html import render_details, render_figure, render_image, render_page, render_table
+
+MAX_FILE_BYTES = 4 * 2**20  # images and videos that are larger are left out of the report
+VIDEO_STEPS = 150  # length of a video that is created for the report
+SALIENCY_STEP = 100  # step of a game at which a saliency image is created for the report
+EVALUATION_COLUMNS = ["task", "checkpoint", "policy", "games", "mean return", "95% interval", "method of the interval"]
+CAPTIONS = {
+    "video": "Game",
+    "saliency": "Saliency: image regions that change the policy (red), the value (green) or both (yellow)",
+    "attention": "Attention of each head",
+    "actions": "Action frequencies",
+    "filters": "Similarity of convolution filters",
+    "activations": "Images that maximise the activation of each filter",
+}
+
+
+def write_runs_report(
+    folder: Path, out: Path, *, draw_missing: bool = True, trust_code: bool = False, overwrite: bool = False
+) -> Path:
+    """Write a report about all runs below a folder to the file `out` and return its path."""
+    out = check_output(out, overwrite, (".html", ".htm"), "reports")
+    runs = [Run(path, trust_code) for path in find_runs(folder)]
+    if draw_missing:
+        for run in progress_bar(runs, "drawing", len(runs)):
+            render_missing(run)
+    page = _render_report(folder, runs)
+    temporary = out.with_name(f".{out.name}")
+    temporary.write_text(page)
+    temporary.replace(out)
+    note(f"the report describes {len(runs)} runs; its size is {out.stat().st_size / 2**20:.1f} MiB")
+    return out
+
+
+# --- missing videos and saliency images ---
+
+
+def render_missing(run: Run) -> None:
+    """Create missing videos and saliency images of a run, one of each per task.
+
+    Errors are printed and not raised. Saliency images are created only if the agent observes images.
+    """
+    if not run.checkpoints:
+        return
+    videos = _newest_files(run, "videos", VIDEO_SUFFIXES)
+    images = _newest_files(run, "interpretability", IMAGE_SUFFIXES)
+    with _print_errors(str(run.path)):
+        envs = run.config.envs
+        has_images = _observes_images(run)
+        for env in envs:
+            task = env_slug(env) if len(envs) > 1 else ""
+            with _print_errors(f"{run.path}, {env}" if task else str(run.path)):
+                if task not in videos:
+                    record_video(run, PlaybackOptions(length=VIDEO_STEPS, env=env))
+                stem = f"saliency-{task}" if task else "saliency"
+                if stem not in images and has_images:
+                    _render_saliency_image(run, env, stem)
+
+
+@contextmanager
+def _print_errors(subject: str) -> Iterator[None]:
+    """Print errors, for example of a plug-in, instead of raising them. The report is written without the drawing."""
+    try:
+        yield
+    except Exception as error:
+        note(f"{subject} was not drawn: {(str(error) or type(error).__name__).splitlines()[0]}")
+
+
+def _observes_images(run: Run) -> bool:
+    return "image" in run.config.interface.observation_spec
+
+
+def _render_saliency_image(run: Run, env: str, stem: str) -> None:
+    """Write an image of the saliency at SALIENCY_STEP of a game, or at step 0 if the game is shorter."""
+    for start in (SALIENCY_STEP, 0):
+        path = run.new_output_path("interpretability", f"{stem}-{run.steps:012d}-{start}", ".png")
+        playback = PlaybackOptions(start=start, length=1, env=env)
+        try:
+            render_saliency(run, playback, out=path, saliency_options=SaliencyOptions(default_density=3.0))
+            return
+        except UserError:
+            if start == 0:
+                raise
+
+
+# --- page ---
+
+
+def _render_report(folder: Path, runs: list[Run]) -> str:
+    title = folder.resolve().name
+    anchors = [f"run-{k}" for k in range(len(runs))]
+    names = [_relative_name(run, folder) for run in runs]
+    rows = [[name, *describe_run(run.path)] for name, run in zip(names, runs, strict=True)]
+    sections = [
+        f"<h1>{html.escape(title)}</h1>",
+        f'<p class="small">{len(runs)} runs · {time.strftime("%Y-%m-%d %H:%M")} · bestiary {__version__}</p>',
+        render_table(["run", *COLUMNS], rows, anchors),
+        *_render_curves(runs),
+    ]
+    for run, name, anchor in zip(runs, names, anchors, strict=True):
+        sections += [f'<h2 id="{anchor}">{html.escape(name)}</h2>', *_render_run(run)]
+    return render_page(f"{title}: {len(runs)} runs", sections)
+
+
+def _relative_name(run: Run, folder: Path) -> str:
+    """Return the path of the run relative to the folder, or the name of the run if it is the folder itself."""
+    path, root = run.path.resolve(), folder.resolve()
+    return run.name if path == root else str(path.relative_to(root))
+
+
+def _render_curves(runs: list[Run]) -> Iterator[str]:
+    """Yield the HTML of one figure per set of environments. Returns of different environments are not comparable."""
+    by_envs: dict[tuple[str, ...], list[Run]] = {}
+    for run in runs:
+        try:
+            if finished_tasks(run):  # otherwise no game of the run has ended yet
+                by_envs.setdefault(tuple(run.raw_config["env"]), []).append(run)
+        except (UserError, KeyError):
+            continue  # the config or the table of episodes cannot be read
+    for envs, members in by_envs.items():
+        panels = panels_by_task(members) if len(envs) > 1 else {"": group_runs(members)}
+        with tempfile.TemporaryDirectory() as temporary:
+            path = Path(temporary) / "curves.png"
+            plot_curves(panels, path)
+            title = f"Learning curves: {', '.join(env.rsplit('/', 1)[-1] for env in envs)}"
+            yield f"<h2>{html.escape(title)}</h2>{render_image(path.read_bytes(), title)}"
+            yield f'<p class="small">{html.escape(curve_caption(DEFAULT_SMOOTH))}</p>'
+
+
+def _render_run(run: Run) -> Iterator[str]:
+    """Yield the HTML of the videos, interpretability figures, evaluations and settings of one run."""
+    figures = [_render_media(path, "video") for path in _newest_files(run, "videos", VIDEO_SUFFIXES).values()]
+    images = _newest_files(run, "interpretability", IMAGE_SUFFIXES)
+    videos = _newest_files(run, "interpretability", VIDEO_SUFFIXES)
+    for subject in sorted({*images, *videos}):
+        figures += [
+            _render_media(files[subject], subject.split("-")[0]) for files in (images, videos) if subject in files
+        ]
+    if figures:
+        yield f'<div class="figures">{"".join(figures)}</div>'
+    if evaluations := list(_evaluation_rows(run)):
+        yield "<h3>Evaluations</h3>"
+        yield render_table(EVALUATION_COLUMNS, evaluations)
+        yield '<p class="small">95% interval: of the mean return over the games of the row.</p>'
+    try:
+        yield render_details("Settings", "\n".join(f"{key} = {value}" for key, value in run.raw_config.items()))
+    except UserError as error:
+        yield f'<p class="small">{html.escape(str(error))}</p>'
+
+
+def _render_media(path: Path, kind: str) -> str:
+    """Return the HTML of a figure with an image or video. If the file is too large, return a text that says so."""
+    if (size := path.stat().st_size) > MAX_FILE_BYTES:
+        text = f"{kind}: {path.name} is too large for the report ({size / 2**20:.0f} MiB)"
+        return f'<p class="small">{html.escape(text)}</p>'
+    return render_figure(path, f"{CAPTIONS.get(kind, kind)} ({path.stem})", small=kind in ("video", "saliency"))
+
+
+def _output_folder(run: Run, name: str) -> Path:
+    return (Path("runs") / f"zoo-{run.name}" if run.in_zoo else run.path) / name
+
+
+def _newest_files(run: Run, folder: str, suffixes: tuple[str, ...]) -> dict[str, Path]:
+    """Return {subject: newest file} for the files with one of the suffixes in the subfolder `folder` of a run.
+
+    The subject is the start of the file name: saliency-Pong-000001000000-100.png has the subject saliency-Pong.
+    """
+    paths = [path for path in _output_folder(run, folder).glob("*.*") if path.suffix in suffixes]
+    by_age = sorted(paths, key=lambda path: path.stat().st_mtime)
+    newest = {re.sub(r"-?\d{12}(-.*)?$", "", path.stem): path for path in by_age}
+    return dict(sorted(newest.items()))
+
+
+def _evaluation_rows(run: Run) -> Iterator[list[str]]:
+    """Yield one table row, with the columns EVALUATION_COLUMNS, for each evaluation result in the run folder."""
+    for path in sorted(_output_folder(run, "evaluations").glob("*.json")):
+        try:
+            evaluation = json.loads(path.read_text())
+            protocol = evaluation["protocol"]
+            for result in evaluation.get("results", [evaluation]):
+                game = result["statistics"]["game_return"]
+                checkpoint = result.get("checkpoint", protocol.get("checkpoint_steps", ""))
+                yield [
+                    " ".join(str(result[key]) for key in ("task", "levels", "role") if result.get(key)),
+                    f"{checkpoint:,}",
+                    str(protocol["policy"]),
+                    f"{game['n']:.0f}",
+                    f"{game['mean']:.2f}",
+                    format_interval(game),
+                    # Files of older versions name the method only in the protocol.
+                    str(game.get("interval", protocol.get("interval", ""))),
+                ]
+        except (ValueError, KeyError, TypeError, OSError):
+            continue  # the file is not an evaluation, or it is incomplete

@@ -1,0 +1,278 @@
+"""Report of a study: results.csv, runs.csv, learning curves, an HTML page, and a table that is printed."""
+
+import csv
+import html
+import io
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+from bestiary import __version__
+from bestiary.evaluation.curve_plots import curve_caption, plot_curves
+from bestiary.evaluation.learning_curves import DEFAULT_SMOOTH
+from bestiary.evaluation.score_comparison import ScoreComparison, plot_profiles, score_tables, scores_to_csv
+from bestiary.evaluation.statistics import T_INTERVAL_BELOW
+from bestiary.studies.results import (
+    TrialResult,
+    VariantResult,
+    collect_results,
+    compare_variants,
+    learning_curves,
+    summarise_variants,
+)
+from bestiary.studies.run_log import last_output
+from bestiary.studies.study import Study
+from bestiary.studies.trial import Trial
+from bestiary.utils.console import TextTable, format_count, format_duration, note, print_table
+from bestiary.utils.html import render_details, render_image, render_page, render_table
+
+FINAL_RETURN_CAPTION = (
+    "mean and IQM: statistics of the final returns; the final return of a run is its mean return in the last tenth of "
+    "the training"
+)
+INTERVAL_CAPTION = (
+    f"95% interval: of the mean over runs (seeds), Student's t if there are fewer than {T_INTERVAL_BELOW} runs, "
+    "otherwise percentile bootstrap; none for one run"
+)
+NORMALISED_CAPTION = "rows over several environments: normalised returns, stratified percentile bootstrap"
+IQM_CAPTION = "IQM: interquartile mean over runs (the mean if there are fewer than four runs)"
+TRUE_RETURN_CAPTION = "true return: final return of the first true reward, mean over runs"
+VARIANT_STATISTICS = (
+    "mean",
+    "ci_low",
+    "ci_high",
+    "interval",
+    "iqm",
+    "min",
+    "max",
+    "eval_return",
+    "minutes_per_run",
+    "steps_per_second",
+)
+LOG_TAIL_LINES = 20  # number of lines at the end of a failed run's log that the page shows
+
+
+def write_study_report(study: Study, trials: list[Trial], folder: Path) -> None:
+    """Write all files of the report, from the data that the run folders contain now, and print the table."""
+    results = collect_results(trials)
+    variants = summarise_variants(study, results)
+    _write_file(folder / "results.csv", _to_csv([_variant_record(variant) for variant in variants]))
+    _write_file(folder / "runs.csv", _to_csv([_trial_record(result) for result in results]))
+    figures = _draw_curves(study, trials, folder)
+    tables = [_make_table(study, variants, folder)]
+    comparison = compare_variants(study, variants)
+    profiles = None
+    if comparison is not None:
+        tables += score_tables(comparison)
+        _write_file(folder / "scores.csv", scores_to_csv(comparison).encode())
+        profiles = _draw_profiles(comparison, folder)
+    _write_file(folder / "index.html", _make_page(study, tables, results, figures, profiles).encode())
+    for table in tables:
+        print_table(table)
+    note(f"report: {folder / 'index.html'}; the CSV files and figures are in the same folder")
+
+
+def _write_file(path: Path, content: bytes) -> None:
+    """Write a file atomically: a reader sees the old file or the complete new file."""
+    temporary = path.with_name(f".{path.name}")
+    temporary.write_bytes(content)
+    temporary.replace(path)
+
+
+# --- CSV files ---
+
+
+def _to_csv(records: list[dict[str, Any]]) -> bytes:
+    columns = list(dict.fromkeys(key for record in records for key in record))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(records)
+    return text.getvalue().encode()
+
+
+def _variant_record(variant: VariantResult) -> dict[str, Any]:
+    """Return the row of a variant in results.csv."""
+    statistics = variant.statistics()
+    true_columns = [name for name in ("true_final_return", "true_eval_return") if name in statistics]
+    return {
+        "variant": variant.label,
+        "environment": " ".join(variant.environments),
+        "runs": variant.num_trained,
+        "planned_runs": len(variant.trials),
+        "parameters": " ".join(map(str, variant.parameters)),
+        **{name: _format_number(statistics.get(name)) for name in (*VARIANT_STATISTICS, *true_columns)},
+    }
+
+
+def _trial_record(result: TrialResult) -> dict[str, Any]:
+    """Return the row of a trial in runs.csv."""
+    trial = result.trial
+    numbers = {name: getattr(result, name) for name in ("final_return", "eval_return", "seconds")}
+    for name in ("true_final_return", "true_eval_return"):
+        if getattr(result, name) is not None:
+            numbers[name] = getattr(result, name)
+    return {
+        "run": trial.name,
+        "variant": trial.variant.name,
+        "seed": trial.seed,
+        "steps": trial.run.steps,
+        "total_steps": trial.total_steps,
+        **{name: _format_number(number) for name, number in numbers.items()},
+    }
+
+
+def _format_number(number: float | str | None) -> str:
+    if isinstance(number, str):
+        return number
+    return "" if number is None else f"{number:.6g}"
+
+
+# --- figures ---
+
+
+def _draw_curves(study: Study, trials: list[Trial], folder: Path) -> dict[str, bytes]:
+    """Draw one figure per environment, because returns of different environments are not comparable.
+
+    Return {environment: content of the PNG file}.
+    """
+    curves = learning_curves(study, trials)
+    dashed = [variant.curve_label for variant in study.variants if variant.name in study.dashed]
+    figures = {}
+    for env, panels in curves.items():
+        name = "curves.png" if len(curves) == 1 else f"curves-{re.sub('[^A-Za-z0-9]+', '-', env)}.png"
+        temporary = folder / f".{name}"
+        plot_curves(panels, temporary, flat=dashed, zoom=study.zoom)
+        temporary.replace(folder / name)
+        figures[env] = (folder / name).read_bytes()
+    return figures
+
+
+def _draw_profiles(comparison: ScoreComparison, folder: Path) -> bytes | None:
+    """Draw the performance profiles, and return the PNG file. Return None if the scores are not normalised."""
+    if not comparison.normalised:
+        return None
+    temporary = folder / ".profiles.png"
+    plot_profiles(comparison, temporary)
+    temporary.replace(folder / "profiles.png")
+    return (folder / "profiles.png").read_bytes()
+
+
+# --- table of variants ---
+
+
+def _make_table(study: Study, variants: list[VariantResult], folder: Path) -> TextTable:
+    has_true = any("true_final_return" in variant.statistics() for variant in variants)
+    header = ["variant", "runs", "parameters", "mean", "95% interval", "IQM"]
+    if has_true:
+        header.append("true return")
+    if study.evaluate:
+        header.append(f"evaluation, {study.evaluate} games")
+    header += ["time per run", "steps/s"]
+    captions = [FINAL_RETURN_CAPTION, INTERVAL_CAPTION, IQM_CAPTION]
+    if any(len(variant.environments) > 1 for variant in variants):
+        captions.append(NORMALISED_CAPTION)
+    if has_true:
+        captions.append(TRUE_RETURN_CAPTION)
+    rewards = dict.fromkeys(variant.config.rewards.training or "default" for variant in study.variants)
+    if len(rewards) > 1:
+        captions.append(
+            f"variants were trained on different rewards ({' / '.join(rewards)}), so their returns are not comparable"
+        )
+    rows = [_variant_cells(study, variant, has_true) for variant in variants]
+    return TextTable(f"{study.name} ({folder})", header, rows, captions)
+
+
+def _variant_cells(study: Study, variant: VariantResult, has_true: bool) -> list[str]:
+    statistics = variant.statistics()
+
+    def cell(name: str) -> str:
+        return f"{statistics[name]:.2f}" if name in statistics else ""
+
+    trained, planned = variant.num_trained, len(variant.trials)
+    interval = "none" if "mean" in statistics else ""
+    if "ci_low" in statistics:
+        interval = f"{cell('ci_low')} to {cell('ci_high')}"
+    cells = [
+        variant.label,
+        str(planned) if trained == planned else f"{trained} of {planned}",
+        " / ".join(f"{count:,}" for count in variant.parameters),
+        cell("mean"),
+        interval,
+        cell("iqm"),
+    ]
+    if has_true:
+        cells.append(cell("true_final_return"))
+    if study.evaluate:
+        cells.append(cell("eval_return"))
+    minutes, speed = statistics.get("minutes_per_run"), statistics.get("steps_per_second")
+    cells.append("" if minutes is None else format_duration(60 * minutes))
+    cells.append("" if speed is None else f"{speed:,.0f}")
+    return cells
+
+
+# --- HTML page ---
+
+
+def _make_page(
+    study: Study,
+    tables: list[TextTable],
+    results: list[TrialResult],
+    figures: dict[str, bytes],
+    profiles: bytes | None,
+) -> str:
+    """Return an HTML page with tables, learning curves, runs, failures and the study file. Figures are embedded.
+
+    The first table has the variants. Further tables compare the variants over environments. `profiles` is a figure that
+    belongs to these tables.
+    """
+    states = {result.trial: result.trial.state() for result in results}
+    done = sum(state.kind == "done" for state in states.values())
+    sections = [
+        f"<h1>{html.escape(study.name)}</h1>",
+        f'<p class="small">{done} of {len(results)} runs done · {time.strftime("%Y-%m-%d %H:%M")} · '
+        f"bestiary {__version__}</p>",
+        *_render_text_table(tables[0]),
+    ]
+    for table in tables[1:]:
+        sections += [f"<h2>{html.escape(table.title.capitalize())}</h2>", *_render_text_table(table)]
+    if profiles is not None:
+        sections += ["<h2>Performance profiles</h2>", render_image(profiles, "Performance profiles")]
+    for env, png in figures.items():
+        title = f"Learning curves{f': {env}' if len(figures) > 1 else ''}"
+        sections += [f"<h2>{html.escape(title)}</h2>", render_image(png, title)]
+        caption = curve_caption(DEFAULT_SMOOTH, bool(study.dashed))
+        sections.append(f'<p class="small">{html.escape(caption)}</p>')
+    has_true = any(result.true_final_return is not None for result in results)
+    header = ["run", "state", "steps", "final return", *(["true return"] if has_true else []), "evaluation", "time"]
+    rows = [_trial_cells(result, states[result.trial].text, has_true) for result in results]
+    sections += ["<h2>Runs</h2>", render_table(header, rows)]
+    failed = [trial for trial, state in states.items() if state.kind == "failed"]
+    if failed:
+        sections.append("<h2>Failed runs</h2>")
+    for trial in failed:
+        log = "\n".join(last_output(trial.log)[-LOG_TAIL_LINES:])
+        sections.append(render_details(f"{trial.name}: {states[trial].text}", log))
+    sections += ["<h2>Study file</h2>", render_details(study.path.name, study.text)]
+    return render_page(study.name, sections)
+
+
+def _render_text_table(table: TextTable) -> list[str]:
+    captions = [f'<p class="small">{html.escape(caption)}</p>' for caption in table.captions]
+    return [render_table(table.header, table.rows), *captions]
+
+
+def _trial_cells(result: TrialResult, state: str, has_true: bool) -> list[str]:
+    def cell(value: float | None) -> str:
+        return "" if value is None else f"{value:.2f}"
+
+    return [
+        result.trial.name,
+        state,
+        format_count(result.trial.run.steps),
+        cell(result.final_return),
+        *([cell(result.true_final_return)] if has_true else []),
+        cell(result.eval_return),
+        "" if result.seconds is None else format_duration(result.seconds),
+    ]

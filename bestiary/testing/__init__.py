@@ -1,0 +1,17 @@
+"""Checkers for components that users write in their own files.
+
+    from bestiary.testing import check_memory
+
+    check_memory("my_memory.py:Ema", max_decay=0.9)     # or check_memory(Ema, max_decay=0.9)
+
+Each checker takes a class, `path/to/file.py:Name`, or the name of a built-in component, and options of the component as
+keyword arguments. It returns None if the component follows all rules of docs/extending.md. Otherwise it raises
+`ComponentError`, which lists all problems that were found, one line each.
+"""
+
+from bestiary.testing.algorithms import check_algorithm
+from bestiary.testing.components import ComponentError
+from bestiary.testing.envs import check_env
+from bestiary.testing.networks import check_agent, check_memory, check_torso
+
+__all__ = ["ComponentError", "check_agent", "check_algorithm", "check_env", "check_memory", "check_torso"]

@@ -1,0 +1,75 @@
+"""The function `check_env`, which checks a Gymnasium class or a vector environment."""
+
+import inspect
+from typing import Any
+
+from bestiary import envs
+from bestiary.envs.registry import class_spec
+from bestiary.testing.components import (
+    Component,
+    ComponentError,
+    Report,
+    component_name,
+    load_class,
+    parse,
+    positional_problems,
+    source_files,
+)
+from bestiary.testing.gymnasium_checks import check_gymnasium
+from bestiary.testing.vector_env_checks import check_vector_env
+from bestiary.utils import plugins
+from bestiary.utils.errors import UserError
+
+
+def check_env(component: Any, /, **options: Any) -> None:
+    """Check an environment by playing random actions.
+
+    Gymnasium environments: spaces, return values of `reset` and `step`, observations within their space, finite
+    rewards, equal results for equal seeds, rendered images. Vector environments: attributes, shapes and types of all
+    fields of `Step`, order of rows, ends of episodes, equal results for equal seeds, exact `save` and `load`, rendered
+    images.
+
+    Args:
+        component: class, `path/to/file.py:Name`, or name of a built-in environment.
+        options: options of the environment.
+
+    Raises:
+        ComponentError: the environment breaks a rule. The message lists all problems, one line each.
+    """
+    spec, report = find_env(component)
+    parsed = parse(report, spec.options, options)
+    cls = env_class(component)
+    if cls is not None:
+        is_vector_env = hasattr(cls, "recv")
+        report.add(*positional_problems(cls, 2 if is_vector_env else 0))
+        if not is_vector_env:
+            report.run(lambda: check_gymnasium(Component(cls, parsed, report)))
+    if not report.problems:
+        can_render = cls is None or bool({"render", "render_mode"} & inspect.signature(cls).parameters.keys())
+        check_vector_env(report, spec, parsed, can_render)
+    report.finish()
+
+
+def find_env(component: Any) -> tuple[envs.EnvSpec, Report]:
+    """Return the spec of an environment and a report for its problems. Raise ComponentError if it cannot be found."""
+    cls = env_class(component)
+    if cls is None:
+        try:
+            return envs.lookup_env(component), Report(component, set())
+        except UserError as error:
+            raise ComponentError(*error.problems) from error
+    name = component_name(component)
+    return class_spec(cls, name), Report(name, source_files(cls))
+
+
+def env_class(component: Any) -> Any:
+    """Return the user's class, or None if the component is the name of a built-in environment."""
+    if isinstance(component, str) and not plugins.is_plugin(component):
+        return None
+    cls = load_class(component, lambda name: plugins.load(name, "environment", ("reset",)), ("reset",))
+    if not hasattr(cls, "recv") and not hasattr(cls, "step"):
+        raise ComponentError(
+            f"{component_name(component)}: lacks step (Gymnasium) or send and recv (vector environment); "
+            "see docs/extending.md"
+        )
+    return cls

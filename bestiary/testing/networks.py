@@ -1,0 +1,194 @@
+"""The functions `check_memory`, `check_torso` and `check_agent`."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn as nn
+from torch import Tensor
+
+from bestiary.agents.memories.base import State
+from bestiary.agents.sequence_checks import call_agent, call_memory, unchanged
+from bestiary.agents.torsos import default_torso
+from bestiary.config.components import DEFAULT_COMPONENTS, ComponentConfig, build_module, lookup_component
+from bestiary.envs.vector_env import EnvInterface
+from bestiary.rollout import ActionSpec, ArraySpec, Inputs, Tensors
+from bestiary.testing.components import Component, ComponentError, Report, StageFailed, find_component
+from bestiary.testing.envs import find_env
+from bestiary.testing.network_checks import B, Subject, T, check_masked_inputs, check_recurrent, output_problems
+from bestiary.utils.errors import UserError
+from bestiary.utils.options import construct, options_class
+
+ACTIONS = ActionSpec(("left", "stay", "right"))
+TASKS = ("first", "second")
+# The observations with which torsos and agents are checked if no environment is given.
+INTERFACES = (
+    EnvInterface(TASKS, {"image": ArraySpec((4, 84, 84), "uint8")}, ACTIONS),
+    EnvInterface(TASKS, {"vector": ArraySpec((8,), "float32")}, ACTIONS),
+)
+
+
+def check_memory(component: Any, input_size: int = 16, /, **options: Any) -> None:
+    """Check a memory: shapes, state, resets, independence of rows, and that T calls with one step equal one with T.
+
+    Args:
+        component: class, `path/to/file.py:Name`, or name of a built-in memory.
+        input_size: number of input features.
+        options: options of the memory.
+
+    Raises:
+        ComponentError: the memory breaks a rule. The message lists all problems, one line each.
+    """
+    found = find_component("memory", component, options, num_arguments=1)
+    report = found.report
+    interface = EnvInterface(TASKS, {"vector": ArraySpec((input_size,), "float32")}, ACTIONS)
+
+    def check() -> None:
+        memory = build(found, input_size)
+        require_output_size(report, memory)
+        check_recurrent(Subject(report, memory, call_memory(memory), initial_state_of(memory), interface))
+
+    report.run(check)
+    report.finish()
+
+
+def check_torso(component: Any, env: Any = None, /, **options: Any) -> None:
+    """Check a torso: shape and type of its features, independence of the observations of a batch, gradients.
+
+    Args:
+        component: class, `path/to/file.py:Name`, or name of a built-in torso.
+        env: name or class of the environment whose observations are used. By default the torso is checked with images
+            [4,84,84] and with vectors [8]; it must accept at least one of them.
+        options: options of the torso.
+
+    Raises:
+        ComponentError: the torso breaks a rule. The message lists all problems, one line each.
+    """
+    found = find_component("torso", component, options, num_arguments=1)
+    report = found.report
+
+    def check(interface: EnvInterface, torso: nn.Module) -> None:
+        require_output_size(report, torso)
+
+        def call(inputs: Inputs, state: State) -> tuple[Tensors, State]:
+            features = torso({kind: x.flatten(0, 1) for kind, x in inputs.observation.items()})
+            if isinstance(features, Tensor) and features.shape[:1] == (inputs.done.numel(),):
+                features = features.unflatten(0, inputs.done.shape)
+            return {"output": features}, state
+
+        check_recurrent(Subject(report, torso, call, lambda batch_size: (), interface))
+
+    check_interfaces(found, env, lambda interface: build(found, interface.observation_spec), check)
+
+
+def check_agent(component: Any, env: Any = None, /, **options: Any) -> None:
+    """Check an agent: outputs, state, resets, independence of rows, and that T calls with one step equal one with T.
+
+    Torso, memory and critic are the defaults of the agent, if it has them.
+
+    Args:
+        component: class, `path/to/file.py:Name`, or name of a built-in agent.
+        env: name or class of the environment whose observations and actions are used. By default the agent is checked
+            with images [4,84,84] and with vectors [8]; it must accept at least one of them.
+        options: options of the agent.
+
+    Raises:
+        ComponentError: the agent breaks a rule. The message lists all problems, one line each.
+    """
+    found = find_component("agent", component, options, num_arguments=2)
+    report = found.report
+
+    def make(interface: EnvInterface) -> nn.Module:
+        defaults = {**DEFAULT_COMPONENTS, **getattr(found.cls, "config_defaults", {})}
+        inner = {}
+        for kind in getattr(found.cls, "components", ()):
+            name = default_torso(interface.observation_spec) if defaults[kind] == "auto" else defaults[kind]
+            component = ComponentConfig(name, options_class(lookup_component(kind, name))())
+            inner[kind] = partial(build_module, kind, component, len(interface.tasks))
+        return build(found, interface.observation_spec, interface.action_spec, **inner)
+
+    def check(interface: EnvInterface, agent: nn.Module) -> None:
+        subject = Subject(report, agent, call_agent(agent), initial_state_of(agent), interface)
+        inputs = subject.inputs()
+        with report.errors_of(f"forward with T={T} steps and B={B} trajectories"), unchanged(agent):
+            result = agent(inputs, subject.initial_state(B))
+        report.require(*output_problems(result, interface.action_spec.n))
+        check_recurrent(subject)
+        check_masked_inputs(subject)
+
+    check_interfaces(found, env, make, check)
+
+
+# --- construction ---
+
+
+def build(found: Component, *args: Any, **inner: Any) -> nn.Module:
+    """Construct a network. A UserError is raised unchanged, because the network may reject an observation with it."""
+    report = found.report
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            module = construct(found.cls, *args, options=found.options, **inner)
+    except (UserError, KeyError):
+        raise
+    except Exception as error:
+        report.require(f"the constructor failed: {report.describe(error)}")
+    if not isinstance(module, nn.Module):
+        report.require(f"the constructor returned a {type(module).__name__}; derive the class from torch.nn.Module")
+    return module
+
+
+def check_interfaces(
+    found: Component,
+    env: Any,
+    make: Callable[[EnvInterface], nn.Module],
+    check: Callable[[EnvInterface, nn.Module], None],
+) -> None:
+    """Check a network with the observations of an environment, or with all standard observations that it accepts.
+
+    A network rejects observations by raising UserError, or KeyError if a kind of observation that it uses is missing.
+    """
+    report = found.report
+    interfaces = INTERFACES if env is None else (interface_of(env),)
+    refusals = []
+    for interface in interfaces:
+        try:
+            check(interface, make(interface))
+        except (UserError, KeyError) as error:
+            kinds = ", ".join(
+                f"{kind} {spec.dtype}{list(spec.shape)}" for kind, spec in interface.observation_spec.items()
+            )
+            text = str(error) if isinstance(error, UserError) else report.describe(error)
+            refusals.append(f"the constructor refuses observations {kinds}: {text}")
+        except StageFailed:
+            continue
+        except Exception as error:
+            report.add(f"a check could not be finished: {report.describe(error)}")
+    if len(refusals) == len(interfaces):
+        report.add(*refusals)
+        if env is None:
+            report.add("it refuses all standard observations; pass the environment as the second argument")
+    report.finish()
+
+
+def interface_of(env: Any) -> EnvInterface:
+    """Return the interface of an environment, given by its name or class."""
+    spec, report = find_env(env)
+    try:
+        return spec.interface(spec.options())
+    except (Exception, SystemExit) as error:
+        raise ComponentError(
+            f"{report.name}: the environment could not be created: {report.describe(error)}"
+        ) from error
+
+
+def initial_state_of(module: Any) -> Callable[[int], State]:
+    return module.initial_state
+
+
+def require_output_size(report: Report, module: Any) -> None:
+    """Require that a memory or torso has an integer attribute `output_size`."""
+    size = getattr(module, "output_size", None)
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        report.require(f"output_size is {size!r}; the constructor must set self.output_size to the number of outputs")

@@ -1,0 +1,316 @@
+"""Checks for vector environments, including Gymnasium environments inside `GymnasiumVectorEnv`."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import fields
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from bestiary.envs.registry import EnvSpec
+from bestiary.envs.step_checks import interface_problems, step_problems
+from bestiary.envs.vector_env import VectorEnv
+from bestiary.rollout import Arrays, Step
+from bestiary.testing.components import Report
+from bestiary.utils.errors import UserError
+
+NUM_ENVS = 4
+NUM_STEPS = 200
+NUM_SAVED_STEPS = 40  # number of steps after `save` that are compared with the steps after `load`
+NUM_ROW_STEPS = 10  # number of steps after which rows are compared; only the first action of row 0 differs
+SAMPLE_SEEDS = range(10, 18)  # seeds of environments whose first observations are collected
+MIN_EPISODES = 3  # the observations at ends of episodes are checked only if there are this many
+MIN_TRUNCATIONS = 8
+MAX_FALSE_ALARM = 1e-3  # largest probability of a wrong report about the first observations of episodes
+
+
+def check_vector_env(report: Report, spec: EnvSpec, options: Any, can_render: bool) -> None:
+    """Play vector environments with random actions and report all problems."""
+    checks = VectorEnvChecks(report, spec, options)
+    report.run(checks.check_one_env)
+    if report.problems:
+        return
+    with ExitStack() as stack:
+        report.run(partial(checks.check_play, stack))
+    report.run(checks.check_ends)
+    if can_render:
+        report.run(checks.check_render)
+
+
+class VectorEnvChecks:
+    """Checks of one class of vector environments, and the steps that were played with it."""
+
+    def __init__(self, report: Report, spec: EnvSpec, options: Any):
+        self.report = report
+        self.spec = spec
+        self.options = options
+        self.rng = np.random.default_rng(0)
+        self.steps: list[Step] = []  # the steps of the first vector environment, from `reset` on
+
+    def build(self, num_envs: int, seed: Any, render: bool = False) -> VectorEnv:
+        shown = seed if isinstance(seed, int) else f"np.random.SeedSequence({seed.entropy})"
+        with self.report.errors_of(f"the constructor with num_envs={num_envs} and seed={shown}"):
+            pool = self.spec.build(num_envs, seed, self.options, render)
+        return pool
+
+    @contextmanager
+    def opened(self, num_envs: int, seed: Any, render: bool = False) -> Iterator[VectorEnv]:
+        """Build a vector environment and close it at the end."""
+        pool = self.build(num_envs, seed, render)
+        try:
+            yield pool
+        finally:
+            with self.report.errors_of("close"):
+                pool.close()
+
+    def reset(self, pool: VectorEnv) -> Step:
+        with self.report.errors_of("reset"):
+            step = pool.reset()
+        self.report.require(*step_problems(step, pool, "reset"))
+        return step
+
+    def step(self, pool: VectorEnv, actions: np.ndarray) -> Step:
+        sent = actions.copy()
+        with self.report.errors_of("send"):
+            pool.send(sent)
+        if not np.array_equal(sent, actions):
+            self.report.require("send changes the array of actions, which the actor stores; copy it first")
+        with self.report.errors_of("recv"):
+            step = pool.recv()
+        self.report.require(*step_problems(step, pool, "recv"))
+        return step
+
+    def random_actions(self, pool: VectorEnv) -> np.ndarray:
+        return self.rng.integers(pool.action_spec.n, size=pool.num_envs)
+
+    # --- checks ---
+
+    def check_one_env(self) -> None:
+        """Check attributes and a few steps with one environment and an integer seed, as before training."""
+        with self.opened(1, 0) as pool:
+            self.report.require(*interface_problems(pool, 1))
+            self.reset(pool)
+            for _ in range(3):
+                self.step(pool, self.random_actions(pool))
+
+    def check_play(self, stack: ExitStack) -> None:
+        """Play two vector environments with equal seeds and actions. Then check `save`, `load` and the rows."""
+        seed = np.random.SeedSequence(1)
+        first, second = (stack.enter_context(self.opened(NUM_ENVS, np.random.SeedSequence(1))) for _ in range(2))
+        self.report.require(*interface_problems(first, NUM_ENVS))
+        self.compare(self.reset(first), self.reset(second), "reset", "with equal seeds")
+        self.steps = []
+        last = None
+        for t in range(NUM_STEPS):
+            actions = self.random_actions(first)
+            step = self.step(first, actions)
+            self.compare(step, self.step(second, actions), f"step {t + 1}", "with equal seeds and actions")
+            self.check_lives(first, step)
+            self.check_frame_stacks(first, last, step)
+            self.steps.append(step)
+            last = step
+        if first.saveable:
+            restored = stack.enter_context(self.opened(NUM_ENVS, seed))
+            self.report.run(partial(self.check_save, first, restored, second))
+        self.check_rows(first, second)
+
+    def compare(self, first: Step, second: Step, where: str, condition: str) -> None:
+        """Require that two steps are equal bit for bit."""
+        if (difference := step_difference(first, second, range(len(first.reward)))) is not None:
+            self.report.require(
+                f"two vector environments {condition} differ: {difference} after {where}; draw all random numbers from "
+                "generators that the constructor seeds with its argument seed"
+            )
+
+    def check_lives(self, pool: VectorEnv, step: Step) -> None:
+        """Check that each end of an episode also ends the game, if the environment declares `has_lives` False."""
+        rows = np.flatnonzero(step.done & ~step.game_over)
+        if not pool.has_lives and len(rows):
+            self.report.require(
+                f"recv: has_lives is False, but row {rows[0]} has done without game_over; set game_over, too"
+            )
+
+    def check_frame_stacks(self, pool: VectorEnv, last: Step | None, step: Step) -> None:
+        """Check the guarantee of `VectorEnv.frame_stacks`: each image is the last one, shifted by one frame."""
+        for kind, depth in pool.frame_stacks.items():
+            image = step.observation[kind]
+            channels = image.shape[1] // depth
+            frames = image.reshape(len(image), depth, channels, *image.shape[2:])
+            is_wrong = step.done & (frames != frames[:, :1]).any(axis=(1, 2, 3, 4))
+            if last is not None:
+                shifted = (last.observation[kind][:, channels:] != image[:, :-channels]).any(axis=(1, 2, 3))
+                is_wrong |= ~step.done & shifted
+            if is_wrong.any():
+                row = np.flatnonzero(is_wrong)[0]
+                self.report.require(
+                    f"recv: frame_stacks declares {depth} frames in {kind!r}, but row {row} is not the last image "
+                    "shifted by one frame (or, after done, one repeated frame)"
+                )
+
+    def check_save(self, pool: VectorEnv, restored: VectorEnv, twin: VectorEnv) -> None:
+        """Check that `save` does not change an environment, and that `load` lets a new environment continue equally."""
+        with self.report.errors_of("save"):
+            state = pool.save()
+        if not isinstance(state, dict) or not all(_is_plain_array(value) for value in state.values()):
+            self.report.require("save must return a dict of arrays of numbers, because saveable is True")
+        copies = {name: array.copy() for name, array in state.items()}
+        with self.report.errors_of("load"):
+            restored.load({name: array.copy() for name, array in state.items()})
+        for t in range(NUM_SAVED_STEPS):
+            actions = self.random_actions(pool)
+            expected = self.step(pool, actions)
+            found = self.step(restored, actions)
+            self.compare(expected, self.step(twin, actions), f"step {t + 1} after save", "of which one was saved")
+            if (difference := step_difference(expected, found, range(NUM_ENVS))) is not None:
+                self.report.require(
+                    f"load does not restore the saved state: {difference} after step {t + 1}; save must return "
+                    "everything that changes, also random generators"
+                )
+        changed = [name for name, array in state.items() if not np.array_equal(array, copies[name])]
+        if changed:
+            self.report.require(f"save: the array {changed[0]!r} changes in later steps; return copies")
+
+    def check_rows(self, first: VectorEnv, second: VectorEnv) -> None:
+        """Change only the action of row 0 in one of two equal environments, and compare the other rows."""
+        n = first.action_spec.n
+        if n == 1:
+            return
+        for t in range(NUM_ROW_STEPS):
+            actions = self.random_actions(first)
+            changed = actions.copy()
+            changed[0] = (actions[0] + (1 if t == 0 else 0)) % n
+            steps = self.step(first, actions), self.step(second, changed)
+            # If the episode of row 0 ends in only one of the two environments, a random generator that all rows share
+            # may now be in different states.
+            if steps[0].done[0] != steps[1].done[0]:
+                return
+            if (difference := step_difference(*steps, range(1, NUM_ENVS))) is not None:
+                self.report.require(
+                    f"recv: only the action of row 0 was changed, but other rows changed: {difference}; row i must "
+                    "always be environment i and depend only on action i"
+                )
+
+    def check_ends(self) -> None:
+        """Check the observations at the ends of episodes."""
+        self.check_first_observations()
+        self.check_final()
+
+    def check_first_observations(self) -> None:
+        """Check that observations after `done` look like those after `reset`.
+
+        The observations after `reset`, with several seeds, give a range for each number. The check fails only if every
+        observation after a terminated game is far outside this range, and if this would be very improbable for
+        observations after `reset`. To estimate this probability, the first observations of each seed are compared with
+        the range of the other seeds.
+        """
+        after_done = [step.observation for step in self.steps]
+        rows = [step.done & step.game_over & ~step.truncated for step in self.steps]
+        kinds = self.steps[0].observation if self.steps else {}
+        ended = {kind: np.concatenate([o[kind][r] for o, r in zip(after_done, rows, strict=True)]) for kind in kinds}
+        if not kinds or len(next(iter(ended.values()))) < MIN_EPISODES:
+            return
+        samples: dict[str, list[np.ndarray]] = {kind: [] for kind in kinds}
+        for seed in SAMPLE_SEEDS:
+            with self.opened(NUM_ENVS, seed) as pool:
+                observation = self.reset(pool).observation
+            for kind, array in observation.items():
+                samples[kind].append(array)
+        left_out = 0  # number of observations after `reset` that are outside of the range of the other seeds
+        for k in range(len(SAMPLE_SEEDS)):
+            others = {kind: arrays[:k] + arrays[k + 1 :] for kind, arrays in samples.items()}
+            left_out += int(_are_outside(others, {kind: arrays[k] for kind, arrays in samples.items()}).sum())
+        probability = (left_out + 1) / (len(SAMPLE_SEEDS) * NUM_ENVS + 2)
+        outside = _are_outside(samples, ended)
+        if outside.all() and probability ** len(outside) < MAX_FALSE_ALARM:
+            self.report.require(
+                f"recv: none of the {len(outside)} observations after a terminal state (done) resembles an "
+                "observation after reset; if done is set, observation must be the first one of the next episode"
+            )
+
+    def check_final(self) -> None:
+        """Check that `final` is not the first observation of the next episode."""
+        pairs = [
+            (step.final[kind], step.observation[kind][step.truncated])
+            for step in self.steps
+            if step.truncated.any()
+            for kind in step.observation
+        ]
+        count = sum(int(step.truncated.sum()) for step in self.steps)
+        if count < MIN_TRUNCATIONS or not all(np.array_equal(final, first) for final, first in pairs):
+            return
+        first_step = self.steps[0].observation
+        varies = any(not np.array_equal(step.observation[k], first_step[k]) for step in self.steps for k in first_step)
+        if varies:
+            self.report.require(
+                f"recv: final equals observation in all {count} truncated rows; final must be the last observation of "
+                "the old episode, observation the first one of the next episode"
+            )
+
+    def check_render(self) -> None:
+        """Check the rendered images, if the environment can be rendered."""
+        try:
+            pool = self.spec.build(NUM_ENVS, 0, self.options, True)
+        except UserError:
+            return
+        except Exception as error:
+            self.report.require(f"the constructor for rendering failed: {self.report.describe(error)}")
+        with closing(pool):
+            self.reset(pool)
+            try:
+                images: Any = pool.render()
+            except UserError:
+                return
+            except Exception as error:
+                self.report.require(f"render failed: {self.report.describe(error)}")
+        if not isinstance(images, Sequence) or len(images) != NUM_ENVS:
+            found = f"{len(images)} images" if isinstance(images, Sequence) else f"a {type(images).__name__}"
+            self.report.require(f"render returned {found}; expected a list of {NUM_ENVS} images, one per environment")
+        for image in images:
+            if not isinstance(image, np.ndarray) or image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
+                found = f"{image.dtype}{list(image.shape)}" if isinstance(image, np.ndarray) else type(image).__name__
+                self.report.require(f"render returned an image {found}; expected uint8 [H,W,3]")
+
+
+def step_difference(first: Step, second: Step, rows: Sequence[int]) -> str | None:
+    """Return a description of the first difference between two steps in some rows, or None if they are equal."""
+    index = np.asarray(rows)
+    for field in fields(Step):
+        a, b = getattr(first, field.name), getattr(second, field.name)
+        if field.name == "final":
+            a, b = _final_rows(first), _final_rows(second)
+        for key in a if isinstance(a, dict) else [None]:
+            x, y = (a, b) if key is None else (a[key], b[key])
+            equal = (x[index] == y[index]) | ((x[index] != x[index]) & (y[index] != y[index]))  # NaN equals NaN
+            if not equal.all():
+                row = index[int(np.argwhere(~equal)[0][0])]
+                name = field.name if key is None else f"{field.name}[{key!r}]"
+                values = f" is {x[row]} and {y[row]}" if np.size(x[row]) == 1 else " differs"
+                return f"{name} of row {row}{values}"
+    return None
+
+
+def _final_rows(step: Step) -> Arrays:
+    """Return the final observations, one row per environment. Rows that are not truncated are zero."""
+    rows = {}
+    for kind, array in step.observation.items():
+        rows[kind] = np.zeros_like(array)
+        if step.truncated.any():
+            rows[kind][step.truncated] = step.final[kind]
+    return rows
+
+
+def _is_plain_array(value: Any) -> bool:
+    return isinstance(value, np.ndarray) and value.dtype.kind in "biuf"
+
+
+def _are_outside(samples: dict[str, list[np.ndarray]], observations: Arrays) -> np.ndarray:
+    """Return, as bool [rows], whether an observation has a number that is far outside the range of the samples."""
+    result = np.zeros(len(next(iter(observations.values()))), bool)
+    for kind, array in observations.items():
+        sample = np.concatenate(samples[kind]).astype(np.float64)
+        low, high = sample.min(0), sample.max(0)
+        slack = 0.5 * (high - low)
+        outside = (array < low - slack) | (array > high + slack)
+        result |= outside.reshape(len(array), -1).any(axis=1)
+    return result

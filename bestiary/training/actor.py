@@ -1,0 +1,187 @@
+"""The actor: it steps one vector environment with an agent and collects rollouts.
+
+`act` runs the agent and sends the next actions to the environments. `receive` waits for the results of these actions
+and, after each T steps, returns a rollout. The serial runtime calls the two methods in turn. A runtime with threads
+calls them for several actors alternately: while one vector environment steps, the agent computes actions for another.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bestiary.agents.agent import Agent, Output
+from bestiary.envs.episode_stats import EpisodeTracker
+from bestiary.envs.vector_env import VectorEnv, find_nonfinite
+from bestiary.rollout import Arrays, Inputs, Rollout, Step
+from bestiary.training.devices import autocast
+from bestiary.utils import plugins
+from bestiary.utils.errors import RunError
+
+CPU = torch.device("cpu")
+
+
+class Actor:
+    """Owns a vector environment, its recurrent state, the random generator for actions, and the unfinished rollout.
+
+    Args:
+        agent: agent that chooses the actions. In the serial runtime, actor and learner use the same agent object.
+        pool: vector environment of N environments.
+        rollout_length: number of steps T per rollout.
+        seed: seed for the sampling of actions.
+        device: device of the agent.
+        precision: floating-point precision of the network: float32 or bfloat16.
+        first_env: number of environments of the run that belong to earlier pools. Environment i of this pool has the
+            index `first_env` + i in the run.
+    """
+
+    def __init__(
+        self,
+        agent: Agent,
+        pool: VectorEnv,
+        rollout_length: int,
+        seed: int,
+        device: torch.device = CPU,
+        precision: str = "float32",
+        first_env: int = 0,
+    ):
+        self.agent = agent
+        self.pool = pool
+        self.rollout_length = rollout_length
+        self.device = device
+        self.precision = precision
+        self.generator = torch.Generator(device).manual_seed(seed)
+        self.episode_tracker = EpisodeTracker(pool.num_envs, pool.tasks, pool.measures_spec, first_env)
+        self.version = 0  # version of the agent's weights
+        self.steps = 0  # steps so far, summed over all environments of this actor
+        self.state: tuple[Tensor, ...] = agent.initial_state(pool.num_envs)
+        self.last_actions = np.zeros(pool.num_envs, np.int64)
+        self.last_step: Step | None = None
+
+    def start(self) -> None:
+        """Reset the environments and start the first rollout. Call `start` or `load` before `act` and `receive`."""
+        self._start_rollout(self.pool.reset())
+
+    def collect(self) -> Rollout:
+        """Step the environments until a rollout is complete and return it."""
+        while True:
+            self.act()
+            rollout = self.receive()
+            if rollout is not None:
+                return rollout
+
+    @torch.no_grad()
+    def act(self) -> None:
+        """Sample the next actions from the policy and send them to the environments."""
+        assert self.last_step is not None, "call start or load first"
+        output, self.state = self._infer(Inputs.from_step(self.last_step, self.last_actions), self.state)
+        if not (output.distribution.is_finite() and bool(torch.isfinite(output.value).all())):
+            raise RunError(f"the agent's output is not finite after step {self.steps} of the actor; try a smaller --lr")
+        action = output.distribution.sample(self.generator)  # [1,N]
+        self.rollout.log_prob[self.t] = output.distribution.log_prob(action)[0]
+        self.rollout.value[self.t] = output.value[0]
+        self.rollout.version[self.t] = self.version
+        self.last_actions = action[0].cpu().numpy()
+        self.pool.send(self.last_actions)
+
+    def receive(self) -> Rollout | None:
+        """Wait for the results of the last actions and store them. Return the rollout if it is complete, else None.
+
+        Raises:
+            RunError: the environment failed or returned values that are not finite.
+        """
+        try:
+            step = self.pool.recv()
+        except RunError as error:
+            raise RunError(f"{error} (after step {self.steps} of the actor)") from error
+        except Exception as error:
+            cause = plugins.describe_error(error) or f"{type(error).__name__}: {error}"
+            raise RunError(f"the environment failed after step {self.steps} of the actor: {cause}") from error
+        self.steps += self.pool.num_envs
+        if (problem := find_nonfinite(step, self.pool.tasks)) is not None:
+            raise RunError(f"{problem} (at step {self.steps} of the actor)")
+        if step.truncated.any():
+            self._store_bootstrap_values(step)
+        self.t += 1
+        self.rollout.episodes += self.episode_tracker.add(step, self.t * self.pool.num_envs)
+        self.rollout.set_entry(self.t, step, self.last_actions)
+        self.last_step = step
+        if self.t < self.rollout_length:
+            return None
+        complete = self.rollout
+        self._start_rollout(step)
+        return complete
+
+    @torch.no_grad()
+    def _store_bootstrap_values(self, step: Step) -> None:
+        """For each truncated episode, store the value of its final observation. The learner bootstraps from it."""
+        rows = torch.from_numpy(np.flatnonzero(step.truncated))
+        inputs = Inputs(
+            {kind: torch.from_numpy(array)[None] for kind, array in step.final.items()},
+            torch.from_numpy(step.reward)[rows][None],
+            torch.zeros(1, len(rows), dtype=torch.bool),
+            torch.from_numpy(self.last_actions)[rows][None],
+            torch.from_numpy(step.task)[rows][None],
+        )
+        output, _ = self._infer(inputs, tuple(s[rows.to(self.device)] for s in self.state))
+        self.rollout.bootstrap[self.t, rows] = output.value[0].cpu()
+
+    def _infer(self, inputs: Inputs, state: tuple[Tensor, ...]) -> tuple[Output, tuple[Tensor, ...]]:
+        """Run the agent on the actor's device with the configured precision."""
+        with autocast(self.device, self.precision):
+            return self.agent(inputs.to(self.device), state)
+
+    def _start_rollout(self, step: Step) -> None:
+        """Start a rollout with `step` as entry 0. This step is also the last entry of the previous rollout."""
+        self.rollout = Rollout.empty(
+            self.rollout_length,
+            self.pool.num_envs,
+            self.pool.observation_spec,
+            self.pool.measures_spec,
+            tuple(s.clone() for s in self.state),
+            self.device.type == "cuda",
+        )
+        self.rollout.set_entry(0, step, self.last_actions)
+        self.last_step = step
+        self.t = 0  # number of steps in the current rollout
+
+    def save(self) -> Arrays:
+        """Return the state of the actor and its environments as arrays. Call this method only between two rollouts."""
+        assert self.last_step is not None
+        assert self.t == 0, "an actor is saved between rollouts"
+        step = self.last_step
+        arrays = {
+            "generator": self.generator.get_state().numpy(),
+            "last_actions": self.last_actions,
+            "step.reward": step.reward,
+            "step.done": step.done,
+            "step.truncated": step.truncated,
+            "step.task": step.task,
+            **{f"state.{i}": s.cpu().numpy() for i, s in enumerate(self.state)},
+            **{f"episode_tracker.{name}": array for name, array in self.episode_tracker.sums.items()},
+            **{f"observation.{kind}": array for kind, array in step.observation.items()},
+            **{f"measures.{name}": array for name, array in step.measures.items()},
+            **{f"pool.{name}": array for name, array in self.pool.save().items()},
+        }
+        # Copy all arrays, because training may change them before they are written to a file.
+        return {name: np.array(array, order="C") for name, array in arrays.items()}
+
+    def load(self, arrays: Arrays, steps: int) -> None:
+        """Restore a state that `save` returned after `steps` steps of the actor.
+
+        Environments whose state cannot be saved start new episodes with an initial recurrent state.
+        """
+        self.steps = steps
+        self.generator.set_state(torch.from_numpy(arrays["generator"]))
+        if not self.pool.saveable:
+            return self.start()
+
+        def with_prefix(prefix: str) -> Arrays:
+            return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
+
+        self.pool.load(with_prefix("pool."))
+        self.state = tuple(torch.from_numpy(arrays[f"state.{i}"]).to(self.device) for i in range(len(self.state)))
+        self.last_actions = arrays["last_actions"]
+        self.episode_tracker.sums |= {name: array.copy() for name, array in with_prefix("episode_tracker.").items()}
+        reward, done, truncated, task = (arrays[f"step.{name}"] for name in ("reward", "done", "truncated", "task"))
+        step = Step(with_prefix("observation."), reward, done, truncated, done, task, with_prefix("measures."))
+        self._start_rollout(step)

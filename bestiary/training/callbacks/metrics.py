@@ -1,0 +1,159 @@
+"""Callback that writes metrics.csv and episodes.csv and passes the rows of metrics.csv to the loggers."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from bestiary.envs.episode_stats import return_name
+from bestiary.rollout import Episode
+from bestiary.runs.csv_tables import CsvTable
+from bestiary.runs.loggers import SafeLogger, make_loggers
+from bestiary.training.callbacks.base import Callback
+from bestiary.training.callbacks.reward_monitor import RewardMonitor
+from bestiary.training.session import Session
+
+
+class MetricsWriter(Callback):
+    """Writes one row of episodes.csv per episode, and one row of metrics.csv per --log-every steps.
+
+    Args:
+        reward_monitor: callback that counts reward-hacking alerts; the counts are written to metrics.csv.
+    """
+
+    name = "metrics"
+
+    def __init__(self, reward_monitor: RewardMonitor):
+        self.reward_monitor = reward_monitor
+        # Number of rows that each CSV file had when the loaded checkpoint was saved.
+        self.saved_rows = {"metrics": 0, "episodes": 0}
+        self.log_intervals = 0  # number of completed intervals of --log-every steps
+        self.pending: list[dict[str, float]] = []  # metrics of each update since the last row of metrics.csv
+        self.loggers: list[SafeLogger] = []
+
+    def on_start(self, session: Session) -> None:
+        folder = session.run.path
+        self.metrics = CsvTable(folder / "metrics.csv", self.saved_rows["metrics"])
+        self.episodes = CsvTable(folder / "episodes.csv", self.saved_rows["episodes"])
+        self.episodes.write_header(list(make_episode_row(_empty_episode(session), session.channels)))
+        self.loggers = make_loggers(session.config, folder, session.learner.steps)
+
+    def on_update(self, session: Session, metrics: list[dict[str, float]], episodes: list[Episode]) -> None:
+        self.pending += metrics
+        try:
+            self.episodes.write([make_episode_row(episode, session.channels) for episode in episodes])
+            intervals = session.learner.steps // session.config.training.log_every
+            if intervals > self.log_intervals:
+                self.log_intervals = intervals
+                self._write_row(session)
+        except OSError as error:
+            session.warn_once("rows of metrics.csv and episodes.csv are not written yet", error)
+
+    def on_end(self, session: Session) -> None:
+        if session.learner.steps >= session.total_steps and self.pending:
+            self._write_row(session)  # the last log interval may be shorter than the others
+
+    def close(self) -> None:
+        for logger in self.loggers:
+            logger.close()
+
+    def save(self) -> dict[str, Any]:
+        # Try again to write rows that could not be written before.
+        self.metrics.write([])
+        self.episodes.write([])
+        return {
+            "rows": {"metrics": self.metrics.num_rows, "episodes": self.episodes.num_rows},
+            "log_intervals": self.log_intervals,
+            "pending": self.pending,
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.saved_rows = state["rows"]
+        self.log_intervals = state["log_intervals"]
+        self.pending = state["pending"]
+
+    def _write_row(self, session: Session) -> None:
+        """Write a row of metrics.csv.
+
+        Metrics whose names start with max_ are maxima over the updates since the last row. Other metrics are means over
+        those of these updates that have the metric.
+        """
+        names = list(dict.fromkeys(name for update in self.pending for name in update))
+        # If tasks have rewards of different scales, a mean over the tasks has no meaning.
+        if len(session.tasks) > 1:
+            names = [name for name in names if name not in ("value", "transformed_reward")]
+        averages = {}
+        for name in names:
+            reduce = np.max if name.startswith("max_") else np.mean
+            averages[name] = float(reduce([update[name] for update in self.pending if name in update]))
+        self.pending = []
+        learner = session.learner
+        row = {
+            "step": learner.steps,
+            "frames": learner.steps * session.frames_per_step,
+            "seconds": round(session.clock.seconds, 3),
+            "sps": round(session.clock.sps, 1),
+            "games": sum(task.games for task in session.tasks.values()),
+            "envs_in_first_game": sum(task.num_waiting for task in session.tasks.values()),
+            **self._task_columns(session),
+            "updates": learner.version,
+            **averages,
+            "skipped_updates": learner.skipped_updates,
+            **session.runtime_counters,
+        }
+        for logger in self.loggers:
+            logger.log(row)
+        self.metrics.write([row])
+
+    def _task_columns(self, session: Session) -> dict[str, float]:
+        """Return the columns of metrics.csv that describe the tasks.
+
+        With one task, the columns are named return, game_length, and so on. With several tasks, they are named
+        TASK/return, TASK/game_length, and so on. The columns of PopArt are always named TASK/mu and TASK/sigma.
+        """
+        columns: dict[str, float] = {}
+        several = len(session.tasks) > 1
+        for name, task in session.tasks.items():
+            prefix = f"{name}/" if several else ""
+            if session.channels:
+                columns[f"{prefix}training_return"] = task.mean_return
+                columns |= {prefix + column: value for column, value in task.true_returns().items()}
+                alerts = self.reward_monitor.count_alerts(name)
+                if alerts is not None:
+                    columns[f"{prefix}reward_hacking_alerts"] = alerts
+            if several:
+                columns[f"{name}/steps"] = session.learner.steps // len(session.tasks)  # tasks share the steps equally
+                columns[f"{name}/games"] = task.games
+            columns[f"{prefix}return"] = task.mean_return
+            columns[f"{prefix}game_length"] = task.mean_length
+        popart = session.learner.popart
+        if popart is not None:
+            for name, mu, sigma in zip(session.tasks, popart.mu.tolist(), popart.sigma.tolist(), strict=True):
+                columns[f"{name}/mu"] = mu
+                columns[f"{name}/sigma"] = sigma
+        return columns
+
+
+def _empty_episode(session: Session) -> Episode:
+    """Return an episode with zeros, from which the header of episodes.csv is made.
+
+    Columns that are not in this header are added when they first occur.
+    """
+    rewards = ("training", *session.channels) if session.channels else ()
+    scalars = [name for name, spec in session.config.interface.measures_spec.items() if not spec.shape]
+    measures = dict.fromkeys([*scalars, *rewards], 0.0)
+    return Episode(0, "", 0.0, 0, 0.0, 0, False, 0, measures, measures)
+
+
+def make_episode_row(episode: Episode, channels: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the row of episodes.csv for an episode. `channels` contains the names of the true rewards."""
+    row = asdict(episode)
+    measures = row.pop("measures")
+    game_measures = row.pop("game_measures")
+    row = {"return" if name == "episode_return" else name: value for name, value in row.items()}
+    row["game_over"] = int(row["game_over"])
+    rewards = ("training", *channels) if channels else ()
+    row |= {return_name(name): measures.pop(name) for name in rewards}
+    row |= {f"game_{return_name(name)}": game_measures[name] for name in rewards}
+    return {**row, **measures}

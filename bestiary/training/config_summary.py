@@ -1,0 +1,109 @@
+"""Text summary of a config: its environment, rewards, components, numbers of parameters, and warm start."""
+
+from functools import partial
+from typing import Any
+
+from bestiary.agents.agent import Agent, count_fc_parameters, count_parameters
+from bestiary.agents.defaults import AgentDefaults
+from bestiary.config.clipping_check import clipping_warnings, unclipped_scale
+from bestiary.config.schema import Config, make_vector_env, task_interfaces
+from bestiary.envs.episode_stats import return_name
+from bestiary.envs.multitask import describe_observations
+from bestiary.envs.rewards.wrapper import parse_rewards
+from bestiary.envs.step_checks import check_first_steps
+from bestiary.runs.run import open_run
+from bestiary.training.validation import check_validation
+from bestiary.training.warm_start import check_pretrained_state, load_pretrained
+from bestiary.utils import plugins
+from bestiary.utils.console import warn
+
+
+def describe(config: Config) -> str:
+    """Return a summary of the environment, the rewards, the components and their numbers of parameters.
+
+    The agent is built in the same way as for training, so that invalid settings raise the same errors.
+    """
+    check_validation(config)
+    check_user_envs(config)
+    agent = config.make_agent()
+    interface = config.interface
+    warn_about_clipping(config)
+    observations = describe_observations(interface)
+    lines = [f"environment  {', '.join(config.envs)}: {observations}; {interface.action_spec.n} actions"]
+    if not config.rewards.is_default:
+        lines.append(describe_rewards(config, agent))
+    if config.training.init_from is not None:
+        lines.append(f"{'warm start':<12} {describe_warm_start(config)}")
+    lines += [f"{kind:<12} {component.name}" for kind, component in config.components.items()]
+    lines += [f"  {name:<10} {count_parameters(module):>12,} parameters" for name, module in agent.named_children()]
+    total = f"  {'all':<10} {count_parameters(agent):>12,} parameters"
+    fc_parameters = count_fc_parameters(agent)
+    if fc_parameters:
+        total += f", {fc_parameters:,} of them in the torso's fully connected layers"
+    lines.append(total)
+    return "\n".join(lines)
+
+
+def check_user_envs(config: Config) -> None:
+    """Reset and step the environments from users' files, so that most errors in them are found before training.
+
+    Raises:
+        UserError: an environment fails or returns invalid values.
+    """
+    for name in filter(plugins.is_plugin, config.envs):
+        check_first_steps(name, partial(make_vector_env, [name], config.env_options, 1))
+
+
+def describe_rewards(config: Config, agent: Agent) -> str:
+    """Return lines of text about the training reward, the true rewards and the reward that the agent observes."""
+    rewards = parse_rewards(config.rewards, task_interfaces(config.envs[:1], config.env_options)[0])
+    mode, scale = _reward_transform(config)
+    clipping = {"none": "not clipped", "abs_one": "clipped to [-1,1]"}.get(mode, mode)
+    observed = {
+        True: "last training reward, clamped to [-1,1]",
+        False: "none",
+        None: "last training reward, if the agent uses it",
+    }[agent.uses_last_reward if isinstance(agent, AgentDefaults) else None]
+    if hasattr(config.components["agent"].options, "extra_inputs"):
+        observed += " (--agent.extra-inputs)"
+    lines = [
+        f"{'reward':<12} training: {rewards.training}, times {scale:g}, {clipping}",
+        *(f"{'':<12} {return_name(name)}: {reward} (logged only)" for name, reward in rewards.true.items()),
+        f"{'':<12} observed by the agent: {observed}",
+    ]
+    return "\n".join(lines)
+
+
+def warn_about_clipping(config: Config) -> None:
+    """Warn the user if scaling and clipping make different training rewards equal."""
+    if config.rewards.training is None:
+        return
+    mode, scale = _reward_transform(config)
+    for interface in task_interfaces(config.envs, config.env_options):
+        rewards = parse_rewards(config.rewards, interface)
+        better_scale = unclipped_scale(rewards.training, rewards.components)
+        suggestion = "--algo.reward-clipping none"
+        if not clipping_warnings(rewards.training, rewards.components, mode, better_scale):
+            suggestion = f"--algo.reward-scale {better_scale:g} or {suggestion}"
+        for warning in clipping_warnings(rewards.training, rewards.components, mode, scale):
+            warn(
+                f"--reward {config.rewards.training} (times {scale:g}, clipping {mode}): {warning}; "
+                f"to avoid this, use {suggestion}"
+            )
+
+
+def _reward_transform(config: Config) -> tuple[Any, float]:
+    """Return the clipping mode and the scale factor of the training reward."""
+    options = config.components["algo"].options
+    return getattr(options, "reward_clipping", "none"), getattr(options, "reward_scale", None) or 1.0
+
+
+def describe_warm_start(config: Config) -> str:
+    """Return a description of the weights that --init-from loads from another run.
+
+    Raises:
+        UserError: the weights of that run do not fit the agent.
+    """
+    assert config.training.init_from is not None
+    check_pretrained_state(config)
+    return load_pretrained(config.make_agent(), config.interface, open_run(config.training.init_from))

@@ -1,0 +1,224 @@
+"""Functions that build the vector environments, agent, actors, learner and threads of a run from its config."""
+
+import copy
+from typing import Any
+
+import numpy as np
+import torch
+
+from bestiary.agents.agent import Agent
+from bestiary.algorithms.base import Algorithm, updates_per_learn
+from bestiary.config.schema import Config
+from bestiary.config.training_options import Training
+from bestiary.envs.vector_env import VectorEnv
+from bestiary.runs.run import open_run
+from bestiary.training import local
+from bestiary.training.actor import Actor
+from bestiary.training.autotune import default_micro_batch_size
+from bestiary.training.devices import choose_device, choose_devices
+from bestiary.training.learner import Learner
+from bestiary.training.warm_start import load_pretrained, load_pretrained_state
+from bestiary.utils.cpu import num_cores
+
+MAX_CALIBRATION_BYTES = 2**27  # maximum total size of the observations that `calibrate_agent` keeps, in bytes
+
+
+def make_actors_and_learner(config: Config, start_step: int | None = None) -> tuple[list[Actor], Learner]:
+    """Return the actors and the learner of a run. If the run is resumed, `start_step` is the step of its checkpoint.
+
+    A serial run has one actor, which uses the learner's agent. A local run has one actor per vector environment, and
+    each actor has its own copy of the agent. Different seeds for environments, action sampling and initial weights are
+    derived from the seed of the run.
+    """
+    training = config.training
+    torch.set_num_threads(1)
+    actor_device, learner_device = choose_devices(training)
+    pools = make_vector_envs(config, range(training.total_pools), start_step or 0)
+    agent = make_initial_agent(config, new=start_step is None)
+    learner = make_learner(config, agent, learner_device)
+    if start_step is None:
+        load_pretrained_state(config, learner.algorithm)
+    if training.runtime == "local":
+        agents = [copy.deepcopy(learner.agent).to(actor_device) for _ in pools]
+    else:
+        agents = [learner.agent for _ in pools]
+    return make_actors(config, pools, agents, range(len(pools)), actor_device, start_step or 0), learner
+
+
+def make_vector_envs(config: Config, indices: range, start_step: int = 0, incarnation: int = 0) -> list[VectorEnv]:
+    """Return the vector environments of a run that have the given indices.
+
+    Environments get new seeds if they cannot continue from their previous state, so that they do not repeat their first
+    episodes. This is the case if the run is resumed at `start_step` and the state cannot be restored, or if the actor
+    of the environments was replaced (`incarnation` > 0).
+    """
+
+    def make(seeds: list[np.random.SeedSequence]) -> list[VectorEnv]:
+        return [config.make_vector_env(config.training.pool_size, seeds[index]) for index in indices]
+
+    if incarnation:
+        return make(env_seeds(config, start_step, incarnation))
+    pools = make(env_seeds(config))
+    if restarts_environments(config, start_step, pools[0]):
+        for pool in pools:
+            pool.close()
+        pools = make(env_seeds(config, start_step))
+    return pools
+
+
+def env_seeds(config: Config, restart_step: int = 0, incarnation: int = 0) -> list[np.random.SeedSequence]:
+    """Return the seeds of all vector environments of a run.
+
+    Args:
+        config: config of the run.
+        restart_step: step of the run at which the environments were last created again; 0 if they never were.
+        incarnation: number of times that the actor of the environments was replaced since that step.
+    """
+    seed = config.training.seed
+    if incarnation:
+        root = np.random.SeedSequence([seed, restart_step, incarnation])
+    elif restart_step:
+        root = np.random.SeedSequence([seed, restart_step])
+    else:
+        root = np.random.SeedSequence(seed).spawn(3)[0]
+    return root.spawn(config.training.total_pools)
+
+
+def restarts_environments(config: Config, start_step: int, pool: VectorEnv) -> bool:
+    """Return whether a run that is resumed at `start_step` creates new environments instead of restoring their state.
+
+    Return False if `start_step` is 0.
+    """
+    return bool(start_step) and (config.training.runtime != "serial" or not pool.saveable)
+
+
+def make_actors(
+    config: Config,
+    pools: list[VectorEnv],
+    agents: list[Agent],
+    indices: range,
+    device: torch.device,
+    start_step: int = 0,
+    incarnation: int = 0,
+) -> list[Actor]:
+    """Return one actor for each pair (pools[k], agents[k]).
+
+    Args:
+        config: config of the run.
+        pools: vector environments.
+        agents: one agent for each vector environment.
+        indices: index of each element of `pools` among all vector environments of the run. The seeds for action
+            sampling depend on it.
+        device: device of the agents.
+        start_step: step at which the run is started or resumed.
+        incarnation: number of times that the actors were replaced since that step.
+    """
+    training = config.training
+    rollout_length = config.make_algorithm().sequence_length
+    children = np.random.SeedSequence(training.seed).spawn(3)[1].spawn(training.total_pools)
+    seeds = [int(children[index].generate_state(1)[0]) + start_step + incarnation for index in indices]
+    return [
+        Actor(agent, pool, rollout_length, seed, device, training.precision, first_env=index * training.pool_size)
+        for agent, pool, seed, index in zip(agents, pools, seeds, indices, strict=True)
+    ]
+
+
+def make_untrained_agent(config: Config) -> Agent:
+    """Return an agent with the random initial weights that the seed of the run determines."""
+    weights_seed = np.random.SeedSequence(config.training.seed).spawn(3)[2]
+    return config.make_agent(seed=int(weights_seed.generate_state(1)[0]))
+
+
+def make_initial_agent(config: Config, new: bool = True) -> Agent:
+    """Return an agent with initial weights.
+
+    If `new` is true, these are the weights of the run that `--init-from` names. Without this option, they are random,
+    and the agent is calibrated. If `new` is false, the caller must load the weights of a checkpoint into the agent.
+    """
+    agent = make_untrained_agent(config)
+    if new and config.training.init_from is not None:
+        load_pretrained(agent, config.interface, open_run(config.training.init_from))
+    elif new:
+        calibrate_agent(config, agent)
+    return agent
+
+
+def make_learner(config: Config, agent: Agent, device: torch.device, num_learners: int = 1) -> Learner:
+    """Move the agent to `device` and return a learner for it. Each batch is split among `num_learners` learners."""
+    training = config.training
+    assert training.steps is not None
+    algorithm = config.make_algorithm()
+    part = algorithm.shard(num_learners) if num_learners > 1 else algorithm
+    assert part is not None, "resolve has checked that the algorithm can be sharded"
+    return Learner(
+        agent.to(device),
+        part,
+        training.steps,
+        training.micro_batch_size or default_micro_batch_size(config),
+        training.max_skipped_updates,
+        device,
+        training.precision,
+        training.seed,
+    )
+
+
+def calibrate_agent(config: Config, agent: Agent, num_steps: int = 100) -> None:
+    """Collect observations with random actions. Pass them to `calibrate` of each module that sets `needs_calibration`.
+
+    This must be done before the weights are copied to the actors. Do nothing if no module needs calibration.
+    """
+    modules: list[Any] = [module for module in agent.modules() if getattr(module, "needs_calibration", False)]
+    if not modules:
+        return
+    seed = np.random.SeedSequence([config.training.seed, 1])
+    rng = np.random.default_rng(seed)
+    num_envs = max(8, len(config.envs))
+    pool = config.make_vector_env(num_envs, seed)
+    observations = []
+    try:
+        step = pool.reset()
+        bytes_per_step = sum(array.nbytes for array in step.observation.values())
+        stride = 1 + num_steps * bytes_per_step // MAX_CALIBRATION_BYTES
+        for t in range(num_steps):
+            pool.send(rng.integers(0, pool.action_spec.n, num_envs))
+            step = pool.recv()
+            if t % stride == 0:
+                observations.append({kind: torch.from_numpy(x.copy()) for kind, x in step.observation.items()})
+    finally:
+        pool.close()
+    for module in modules:
+        module.calibrate({kind: torch.cat([o[kind] for o in observations]) for kind in observations[0]})
+
+
+def make_thread_layout(config: Config) -> local.ThreadLayout:
+    """Return the numbers of actor and learner threads of a local run, and its limits on the policy lag."""
+    training = config.training
+    algorithm = config.make_algorithm()
+    # With an on-policy algorithm, actors use all cores, because the learner is idle while they collect rollouts.
+    default_actor_threads = min(num_cores(), training.pools) if algorithm.on_policy else 1
+    default_learner_threads = num_cores() if choose_device(training.device).type == "cpu" else 1
+    return local.ThreadLayout(
+        actor_threads=training.actor_threads or default_actor_threads,
+        learner_threads=training.learner_threads or default_learner_threads,
+        max_in_flight=max_rollouts_in_flight(algorithm, training),
+        fixed_lag=0 if algorithm.on_policy else training.lag,
+    )
+
+
+def max_rollouts_in_flight(algorithm: Algorithm, training: Training) -> int:
+    """Return how many rollouts may be in flight (being collected or waiting) so that the lag is at most --max-lag.
+
+    While a rollout is collected and waits, the learner performs updates from earlier rollouts. Each of these updates
+    increases the policy lag of the rollout's first step by 1. The learn call that uses the rollout can also perform
+    several updates, and each of them except the first increases the lag by 1. The result is at most the number of
+    vector environments plus the number of rollouts of one learn call (or plus 2, if this is larger). More rollouts in
+    flight would only increase the lag.
+    """
+    num_envs = training.pool_size
+    pools = training.total_pools
+    num_rollouts = algorithm.rollouts_per_learn(num_envs, pools)
+    if algorithm.on_policy:
+        return num_rollouts
+    num_updates = updates_per_learn(algorithm, num_envs, pools)
+    assert training.max_lag is not None
+    return min((training.max_lag + 1) // num_updates * num_rollouts, max(2, num_rollouts) + pools)

@@ -1,0 +1,52 @@
+"""Handling of Ctrl-C and SIGTERM during training.
+
+The first signal asks the run to stop after the current update. A second signal stops the run immediately. Signals
+within 1 s after the first one are ignored, because tools such as `timeout` signal a process and also its process group,
+so that the process receives two signals at once.
+"""
+
+import signal
+import threading
+import time
+from types import FrameType
+from typing import Any
+
+from bestiary.utils.console import note
+
+
+class Interrupted(KeyboardInterrupt):
+    """Raised when SIGINT or SIGTERM has stopped a run."""
+
+    def __init__(self, signum: int):
+        super().__init__(signal.Signals(signum).name)
+        self.signum = signum
+
+
+class Interrupts:
+    """Context manager in which the first SIGINT or SIGTERM sets `received` instead of raising an exception."""
+
+    def __init__(self) -> None:
+        self.received: int | None = None  # number of the first signal, for example SIGINT
+        self.received_time = 0.0
+        self.previous_handlers: dict[int, Any] = {}
+
+    def __enter__(self) -> "Interrupts":
+        # Python allows signal handlers in the main thread only.
+        if threading.current_thread() is threading.main_thread():
+            for signum in (signal.SIGINT, signal.SIGTERM):
+                self.previous_handlers[signum] = signal.signal(signum, self._handle)
+        return self
+
+    def _handle(self, signum: int, frame: FrameType | None) -> None:
+        if self.received is not None and time.monotonic() > self.received_time + 1:
+            raise Interrupted(signum)
+        if self.received is not None:
+            return
+        self.received = signum
+        self.received_time = time.monotonic()
+        name = signal.Signals(signum).name
+        note(f"{name}: a checkpoint will be saved after this update; send the signal again to stop immediately")
+
+    def __exit__(self, *_: object) -> None:
+        for signum, handler in self.previous_handlers.items():
+            signal.signal(signum, handler)

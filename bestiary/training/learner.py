@@ -1,0 +1,334 @@
+"""The learner: it computes gradients from rollouts and updates the agent's weights."""
+
+import math
+from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial, reduce
+from operator import add
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn as nn
+from torch import Tensor
+
+from bestiary.agents.agent import Agent, Output, State, find_child
+from bestiary.agents.defaults import CriticDefaults
+from bestiary.algorithms.base import (
+    MAIN_OPTIMIZER,
+    Algorithm,
+    Batch,
+    LearnContext,
+    LossFunction,
+    batch_problem,
+    loss_problem,
+)
+from bestiary.algorithms.schedules import SCHEDULES
+from bestiary.rollout import Inputs, Rollout
+from bestiary.training.devices import autocast
+from bestiary.training.weights import match_memory_layout
+from bestiary.utils.errors import RunError
+
+CPU = torch.device("cpu")
+
+
+@dataclass
+class Gradient:
+    """The gradient of the loss summed over some trajectories, and other sums over the same trajectories."""
+
+    tensors: tuple[Tensor, ...]  # gradient of each parameter of the optimizer
+    sums: dict[str, Tensor]  # loss terms and metrics, summed over steps
+    target_moments: Tensor | None  # sums over the value targets from which PopArt updates its statistics, or None
+    num_steps: int  # number of steps in these trajectories
+
+    def __add__(self, other: "Gradient") -> "Gradient":
+        moments = None
+        if self.target_moments is not None and other.target_moments is not None:
+            moments = self.target_moments + other.target_moments
+        return Gradient(
+            torch._foreach_add(self.tensors, other.tensors),
+            {name: value + other.sums[name] for name, value in self.sums.items()},
+            moments,
+            self.num_steps + other.num_steps,
+        )
+
+
+class ParameterGroup:
+    """The parameters of one optimizer. For each parameter, it stores the top-level module (torso, policy, ...)."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, named_parameters: dict[str, nn.Parameter]):
+        names = {id(parameter): name for name, parameter in named_parameters.items()}
+        self.optimizer = optimizer
+        self.parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        owners = [names[id(parameter)].split(".")[0] for parameter in self.parameters]
+        self.module_names = list(dict.fromkeys(owners))
+        indices = [self.module_names.index(owner) for owner in owners]
+        self.module_indices = torch.tensor(indices, device=self.parameters[0].device)
+
+    def module_norms(self, norms: Tensor) -> Tensor:
+        """Return the gradient norm of each module, given the norm of each parameter."""
+        return norms.new_zeros(len(self.module_names)).index_add_(0, self.module_indices, norms.square()).sqrt()
+
+    def step(self, tensors: Sequence[Tensor], norm: Tensor, max_norm: float, lr: float) -> None:
+        """Clip a gradient, whose norm is `norm`, to `max_norm`, and perform an optimizer step."""
+        for parameter, tensor in zip(self.parameters, tensors, strict=True):
+            parameter.grad = match_memory_layout(parameter, tensor)
+        nn.utils.clip_grads_with_norm_(self.parameters, max_norm, norm)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr * group.get("lr_factor", 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def save(self) -> dict[str, Tensor]:
+        """Return the state of the optimizer as tensors.
+
+        A name such as `3.exp_avg` consists of the index of the parameter and the name of the tensor in the optimizer.
+        """
+        return {
+            f"{index}.{name}": value
+            for index, values in self.optimizer.state_dict()["state"].items()
+            for name, value in values.items()
+        }
+
+    def load(self, tensors: dict[str, Tensor]) -> None:
+        """Restore the tensors that `save` returned."""
+        state: dict[int, dict[str, Tensor]] = {}
+        for key, value in tensors.items():
+            index, name = key.split(".", 1)
+            parameter = self.parameters[int(index)]
+            if value.shape == parameter.shape:
+                value = match_memory_layout(parameter, value)
+            state.setdefault(int(index), {})[name] = value
+        self.optimizer.load_state_dict({"state": state, "param_groups": self.optimizer.state_dict()["param_groups"]})
+
+
+class Learner:
+    """Owns everything that an update changes: the agent, the algorithm, the optimizers, and counters.
+
+    Args:
+        agent: agent to train.
+        algorithm: algorithm that forms batches and computes the loss.
+        total_steps: number of steps of the run, at which the learning-rate schedule ends.
+        micro_batch_size: number of trajectories whose gradient is computed at once.
+        max_skipped_updates: number of consecutive skipped updates after which the run stops (see `update`).
+        device: device of the agent.
+        precision: floating-point precision of the forward and backward pass: float32 or bfloat16.
+        seed: seed for shuffling trajectories.
+    """
+
+    def __init__(
+        self,
+        agent: Agent,
+        algorithm: Algorithm,
+        total_steps: int,
+        micro_batch_size: int,
+        max_skipped_updates: int = 10,
+        device: torch.device = CPU,
+        precision: str = "float32",
+        seed: int = 0,
+    ):
+        self.agent = agent
+        self.algorithm = algorithm
+        self.total_steps = total_steps
+        self.micro_batch_size = micro_batch_size
+        self.max_skipped_updates = max_skipped_updates
+        self.device = device
+        self.precision = precision
+        self.seed = seed
+        critic = find_child(agent, "critic")
+        # The critic, if it keeps running statistics of the value targets as PopArt does; otherwise None.
+        self.popart: Any = critic if isinstance(critic, CriticDefaults) and critic.keeps_statistics else None
+        algorithm.setup(agent)
+        named_parameters = dict(agent.named_parameters())
+        named_parameters |= {f"algorithm.{name}": parameter for name, parameter in algorithm.parameters().items()}
+        # Frozen parameters, for example of a pretrained torso, are not trained.
+        self.parameters = [parameter for parameter in named_parameters.values() if parameter.requires_grad]
+        optimizers = algorithm.make_optimizers(self.parameters)
+        if not isinstance(optimizers, dict):
+            found = type(optimizers).__name__
+            raise RunError(f"{self._name}.make_optimizers returned a {found}; expected a dict of optimizers by name")
+        self.groups = {name: ParameterGroup(optimizer, named_parameters) for name, optimizer in optimizers.items()}
+        # A runtime with threads replaces this function by the `map` of a thread pool, so that the gradients of several
+        # micro-batches are computed in parallel.
+        self.parallel_map: Callable[[Callable[[Rollout], Gradient], Iterable[Rollout]], Iterable[Gradient]] = map
+        # On a cluster, each batch may be split among several learners. Then these functions are replaced by functions
+        # that return the sum over all learners.
+        self.num_learners = 1
+        self.all_reduce_gradient: Callable[[Gradient], Gradient] = lambda gradient: gradient
+        self.all_reduce: Callable[[Tensor], Tensor] = lambda tensor: tensor
+        self.steps = 0  # number of steps that all learners together have trained on
+        self.version = 0  # version of the weights: number of updates without skipped ones
+        self.skipped_updates = 0  # number of updates that were skipped because their loss or gradient was not finite
+        self.consecutive_skips = 0  # number of skipped updates since the last update that was not skipped
+
+    def learn(self, rollouts: Sequence[Rollout]) -> list[dict[str, float]]:
+        """Perform all updates that the algorithm computes from these rollouts. Return the metrics of each update."""
+        batches = self.algorithm.batches([rollout.to(self.device) for rollout in rollouts], self.context())
+        if not isinstance(batches, Generator):
+            found = type(batches).__name__
+            raise RunError(f"{self._name}.batches returned a {found}; it must be a generator: yield each Batch")
+        metrics: list[dict[str, float]] = []
+        batch = next(batches, None)
+        while batch is not None:
+            metrics.append(self.update(batch))
+            try:
+                batch = batches.send(metrics[-1])
+            except StopIteration:
+                batch = None
+        self.steps += self.num_learners * sum(rollout.num_steps for rollout in rollouts)
+        return metrics
+
+    def context(self) -> LearnContext:
+        """Return the functions of this learner that `Algorithm.batches` may use."""
+        # The seed depends only on the run's seed and step, so that a resumed run shuffles in the same way.
+        seed = int(np.random.SeedSequence([self.seed, self.steps]).generate_state(1)[0])
+        return LearnContext(self.infer, torch.Generator().manual_seed(seed), self.all_reduce)
+
+    def update(self, batch: Batch) -> dict[str, float]:
+        """Perform one optimizer step on a batch and return its metrics.
+
+        If the loss or the gradient is not finite, the update is skipped: nothing changes. With PopArt, errors of values
+        have the wrong scale if the statistics of the value targets do not fit these targets yet. Then the statistics
+        are updated first, and the gradient is computed again.
+        """
+        if (problem := batch_problem(batch, self.groups)) is not None:
+            raise RunError(f"{self._name}.batches {problem}")
+        group = self.groups[batch.optimizer]
+        gradient = self.all_reduce_gradient(self.batch_gradient(batch))
+        moments = gradient.target_moments
+        wrong_scale = moments is not None and bool(moments.isfinite().all()) and not self.popart.accepts(moments)
+        if wrong_scale:
+            self.popart.update_statistics(moments)
+            gradient = self.all_reduce_gradient(self.batch_gradient(batch))
+        tensors, sums, num_steps = gradient.tensors, gradient.sums, gradient.num_steps
+        if self.algorithm.mean_loss:
+            tensors = torch._foreach_div(tensors, num_steps)
+        norms = torch.stack(torch._foreach_norm(tensors))
+        total_norm = torch.linalg.vector_norm(norms)
+        module_norms = group.module_norms(norms)
+        # `tolist` makes the CPU wait for the GPU. All numbers are copied at once, so this happens once per update.
+        numbers = torch.stack([*sums.values(), total_norm, *module_norms]).tolist()
+        finite = all(map(math.isfinite, numbers))
+        lr = self.learning_rate()
+        new_versions = batch.rollout.version[:, : batch.num_new]
+        policy_lag = self.version - float(new_versions.float().mean())
+        max_policy_lag = self.version - int(new_versions.min())
+        if finite:
+            group.step(tensors, total_norm, self.algorithm.options.max_grad_norm, lr)
+            if moments is not None and not wrong_scale:
+                self.popart.update_statistics(moments)
+        self._count_update(finite)
+        names = [*sums, "grad_norm", *(f"grad_norm/{module}" for module in group.module_names)]
+        metrics = dict(zip(names, numbers, strict=True))
+        metrics |= {name: metrics[name] / num_steps for name in sums}
+        if max_policy_lag == 0 and "abs_log_ratio" in metrics:
+            # Actor and learner had the same weights, so that a difference is an error of the agent or of its memory.
+            metrics["abs_log_ratio_lag0"] = metrics["abs_log_ratio"]
+        if moments is not None:
+            metrics["recomputed_updates"] = float(wrong_scale)
+        return {**metrics, "lr": lr, "policy_lag": policy_lag, "max_policy_lag": max_policy_lag}
+
+    def batch_gradient(self, batch: Batch) -> Gradient:
+        """Return the gradient of the summed loss of a batch. Gradients of micro-batches are added in a fixed order."""
+        parameters = self.groups[batch.optimizer].parameters
+        function = partial(self.micro_batch_gradient, parameters, batch.loss)
+        return reduce(add, self.parallel_map(function, batch.rollout.split(self.micro_batch_size)))
+
+    def micro_batch_gradient(
+        self, parameters: list[nn.Parameter], loss_function: LossFunction, micro_batch: Rollout
+    ) -> Gradient:
+        """Return the gradient of the summed loss of one micro-batch."""
+        with autocast(self.device, self.precision):
+            loss = loss_function(self.agent, micro_batch, self.progress)
+        if (problem := loss_problem(loss)) is not None:
+            raise RunError(f"{getattr(loss_function, '__qualname__', 'loss')} {problem}")
+        tensors = torch.autograd.grad(loss.total, parameters, materialize_grads=True)
+        moments = None
+        if self.popart is not None and loss.targets is not None:
+            moments = self.popart.target_moments(loss.targets, micro_batch.task[:-1], micro_batch.reward[1:])
+        sums = {"loss": loss.total.detach(), **loss.sums}
+        return Gradient(tensors, sums, moments, micro_batch.num_steps)
+
+    @torch.no_grad()
+    def infer(self, inputs: Inputs, state: State) -> tuple[Output, State]:
+        """Run the agent with its current weights, without gradients."""
+        with autocast(self.device, self.precision):
+            return self.agent(inputs, state)
+
+    def learning_rate(self) -> float:
+        """Return the learning rate of the next update: the initial rate times the factor of the schedule."""
+        options = self.algorithm.options
+        return options.lr * SCHEDULES[options.lr_schedule](self.progress)
+
+    @property
+    def _name(self) -> str:
+        """The name of the algorithm's class, for messages."""
+        return type(self.algorithm).__name__
+
+    @property
+    def progress(self) -> float:
+        """Return the completed fraction of the run, from 0 to 1."""
+        return min(self.steps, self.total_steps) / self.total_steps
+
+    def _count_update(self, finite: bool) -> None:
+        """Count an update, or a skipped update if it is not finite. Raise RunError after too many consecutive skips."""
+        self.version += int(finite)
+        self.skipped_updates += int(not finite)
+        self.consecutive_skips = 0 if finite else self.consecutive_skips + 1
+        if self.consecutive_skips >= self.max_skipped_updates:
+            raise RunError(
+                f"{self.consecutive_skips} consecutive updates were not finite (last at step {self.steps}) and were "
+                "skipped; try a smaller --lr or --algo.reward-clipping abs_one"
+            )
+
+    def save(self) -> dict[str, dict[str, Tensor]]:
+        """Return the tensors of the checkpoint files `model`, `optimizer` and `algorithm`.
+
+        The names of tensors of other optimizers than the main optimizer begin with the name of the optimizer. The
+        method `counters` returns the rest of the state.
+        """
+        optimizer = {
+            _optimizer_prefix(name) + key: value
+            for name, group in self.groups.items()
+            for key, value in group.save().items()
+        }
+        own_parameters = {f"parameter.{name}": value.data for name, value in self.algorithm.parameters().items()}
+        own_state = {f"state.{name}": value for name, value in self.algorithm.save().items()}
+        if not all(isinstance(value, Tensor) for value in own_state.values()):
+            raise RunError(f"{self._name}.save must return a dict of tensors, for example {{'count': torch.tensor(3)}}")
+        return {
+            "model": dict(self.agent.state_dict()),
+            "optimizer": optimizer,
+            "algorithm": {**own_parameters, **own_state},
+        }
+
+    def counters(self) -> dict[str, int]:
+        """Return the counters of steps and updates, which are saved together with the tensors."""
+        return {"steps": self.steps, "version": self.version, "skipped_updates": self.skipped_updates}
+
+    def load(self, tensors: dict[str, dict[str, Tensor]], counters: dict[str, int]) -> None:
+        """Restore the tensors returned by `save` and the counters returned by `counters`."""
+        self.agent.load_state_dict(tensors["model"])
+        for name, group in self.groups.items():
+            group.load(_with_prefix(tensors["optimizer"], _optimizer_prefix(name)))
+        with torch.no_grad():
+            for name, parameter in self.algorithm.parameters().items():
+                parameter.copy_(tensors["algorithm"][f"parameter.{name}"])
+        self.algorithm.load(_with_prefix(tensors["algorithm"], "state."))
+        self.steps = counters["steps"]
+        self.version = counters["version"]
+        self.skipped_updates = counters["skipped_updates"]
+
+
+def _optimizer_prefix(name: str) -> str:
+    return "" if name == MAIN_OPTIMIZER else f"{name}/"
+
+
+def _with_prefix(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Return the tensors whose names start with a prefix, and remove the prefix from the names.
+
+    If the prefix is empty, return the tensors whose names contain no slash.
+    """
+    if not prefix:
+        return {name: tensor for name, tensor in tensors.items() if "/" not in name}
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

@@ -1,0 +1,179 @@
+"""The training session: it passes the results of training to its callbacks and decides when training stops."""
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any
+
+from bestiary.config.schema import Config
+from bestiary.envs.episode_stats import TaskStats
+from bestiary.rollout import Arrays, Episode
+from bestiary.runs.run import Run
+from bestiary.training.callbacks.base import Callback
+from bestiary.training.callbacks.checkpoints import CheckpointManager
+from bestiary.training.clock import TrainingClock
+from bestiary.training.interrupts import Interrupts
+from bestiary.training.learner import Learner
+from bestiary.utils.console import note, warn
+
+
+class Session:
+    """One uninterrupted part of the training of a run, from its start (or resume) until it stops.
+
+    The callbacks of a session log, validate and save the run. After each call of `Learner.learn`, the training loop
+    calls `log` and `run_due_tasks`, until `done` is true. A session is a context manager that starts and ends its
+    callbacks. The last callback is always the checkpoint manager.
+
+    Args:
+        run: the run and its folder.
+        config: config of the run.
+        learner: learner whose steps, counters and weights are logged and saved.
+        save_actor: function that returns the state of the actor for a checkpoint. If actors are not saved, it returns
+            an empty dict.
+        callbacks: callbacks in the order in which they are called.
+        saved_state: content of state.json if the run is resumed from a checkpoint, or None.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        config: Config,
+        learner: Learner,
+        save_actor: Callable[[], Arrays],
+        callbacks: Sequence[Callback],
+        saved_state: dict[str, Any] | None = None,
+    ):
+        state = saved_state or {"seconds": 0.0, "tasks": {}, "runtime_counters": {}, "callbacks": {}}
+        self.run = run
+        self.config = config
+        self.learner = learner
+        self.frames_per_step = config.interface.frames_per_step
+        self.save_actor = save_actor
+        # Names of the true rewards; empty if neither --reward nor --true-reward is given.
+        self.channels = config.rewards.channels
+        self.tasks = {  # task name -> statistics of its recent games
+            name: TaskStats(
+                **state["tasks"].get(name, {"waiting": config.envs_of_task(k)}),
+                channels=self.channels,
+            )
+            for k, name in enumerate(config.interface.tasks)
+        }
+        self.clock = TrainingClock(state["seconds"])
+        self.logged_steps = learner.steps  # step count of the learner at the last call of `log`
+        self.runtime_metrics: dict[str, float] = {}  # last `runtime_metrics` passed to `log`
+        self.runtime_counters: dict[str, int] = state["runtime_counters"]  # cluster only: restarts, dropped rollouts
+        self.interrupts = Interrupts()
+        self.stop_requested = False
+        self.warned: set[str] = set()  # write failures that the user was already warned about
+        self.checkpoints = CheckpointManager()
+        self.callbacks = [*callbacks, self.checkpoints]
+        for callback in self.callbacks:
+            if callback.name in state["callbacks"]:
+                callback.load(state["callbacks"][callback.name])
+        self.exit_stack = ExitStack()
+
+    @property
+    def total_steps(self) -> int:
+        """Return the number of steps of the whole run."""
+        assert self.config.training.steps is not None
+        return self.config.training.steps
+
+    @property
+    def done(self) -> bool:
+        """Return whether training must stop: all steps are done, a stop was requested, or a signal was received."""
+        return self.stop_requested or self.learner.steps >= self.total_steps or self.interrupts.received is not None
+
+    # --- called by the training loop ---
+
+    def log(
+        self,
+        metrics: list[dict[str, float]],
+        episodes: list[Episode],
+        runtime_metrics: dict[str, float] | None = None,
+    ) -> None:
+        """Pass the results since the last call of `log` to the callbacks.
+
+        Args:
+            metrics: metrics of each update since the last call.
+            episodes: episodes that ended since the last call. Their `step` is counted from the last call; this method
+                changes it to the step of the run.
+            runtime_metrics: metrics of the runtime, for example the fraction of time in which the learner waited. In
+                the serial runtime: None.
+        """
+        for episode in episodes:
+            episode.step += self.logged_steps
+            if episode.game_over:
+                self.tasks[episode.task].add(episode)
+        self.logged_steps = self.learner.steps
+        self.runtime_metrics = runtime_metrics or {}
+        self.clock.record(self.learner.steps)
+        updates = [{**update, **self.runtime_metrics} for update in metrics]
+        for callback in self.callbacks:
+            callback.on_update(self, updates, episodes)
+
+    @property
+    def has_due_tasks(self) -> bool:
+        """Return whether a task of any callback is due, for example a validation or a checkpoint."""
+        return any(callback.is_due(self) for callback in self.callbacks)
+
+    def run_due_tasks(self) -> None:
+        """Call `on_due` of each callback whose task is due.
+
+        On a cluster, the driver must copy the state of the remote learners into `learner` before this call.
+        """
+        for callback in self.callbacks:
+            if callback.is_due(self):
+                callback.on_due(self)
+
+    # --- called by callbacks ---
+
+    def request_stop(self, reason: str) -> None:
+        """Let training stop after the current update, as if all steps were done. Print the reason."""
+        if not self.stop_requested:
+            note(f"training stops at step {self.learner.steps}: {reason}")
+        self.stop_requested = True
+
+    def save_checkpoint(self, *links: str) -> bool:
+        """Write a checkpoint, and make the links with these names, for example `best`, point to it.
+
+        Return whether the checkpoint was written.
+        """
+        return self.checkpoints.write(self, links)
+
+    def save(self) -> dict[str, Any]:
+        """Return the content of state.json, for example the learner's counters and the state of each callback."""
+        return {
+            **self.learner.counters(),
+            "seconds": self.clock.seconds,
+            "tasks": {name: task.save() for name, task in self.tasks.items()},
+            "runtime_counters": self.runtime_counters,
+            "callbacks": {callback.name: callback.save() for callback in self.callbacks},
+            "config": self.config.tables(),
+        }
+
+    def warn_once(self, consequence: str, error: OSError) -> None:
+        """Warn the user that writing a file failed, unless a warning with the same `consequence` was printed before."""
+        if consequence not in self.warned:
+            self.warned.add(consequence)
+            warn(f"{error.strerror or error}: {consequence}; training continues")
+
+    # --- start and end ---
+
+    def __enter__(self) -> "Session":
+        with ExitStack() as stack:
+            for callback in self.callbacks:
+                stack.callback(callback.close)
+            stack.enter_context(self.interrupts)
+            for callback in self.callbacks:
+                callback.on_start(self)
+            self.exit_stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End the callbacks. After an exception nothing is saved, because the current state may be invalid."""
+        with self.exit_stack:
+            if error is None:
+                for callback in self.callbacks:
+                    callback.on_end(self)

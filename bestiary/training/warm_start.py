@@ -1,0 +1,134 @@
+"""Warm start: `--init-from RUN` initialises an agent with the weights of another run.
+
+The new agent has the same components as the source run, unless the command line selects others. The weights of torso
+and memory are copied unchanged. The policy head has one row of weights per action, and each row is copied from the
+action with the same name. A critic with one value per task has one row of weights per task, and each row is copied from
+the task with the same name. Rows without a match keep their random initialisation. If the source run has another type
+of critic, the whole critic keeps its random initialisation, because the values would have another meaning.
+
+If the agent observes its last action, the weights that read this input are matched by the index of the action, even if
+the actions with the same index have different names. They cannot be matched by name, because these weights are inside
+the memory, and only the memory knows which of its weights they are.
+"""
+
+import torch
+from torch import Tensor
+
+from bestiary.agents.agent import Agent, find_child
+from bestiary.agents.critics import PopArt, SharedCritic
+from bestiary.agents.defaults import AgentDefaults
+from bestiary.algorithms.base import Algorithm
+from bestiary.config.schema import Config
+from bestiary.envs.vector_env import EnvInterface
+from bestiary.runs import checkpoints
+from bestiary.runs.run import Run, open_run
+from bestiary.utils.console import note
+from bestiary.utils.errors import UserError
+
+
+@torch.no_grad()
+def load_pretrained(agent: Agent, interface: EnvInterface, source: Run) -> str:
+    """Load the newest weights of the run `source` into a new agent. Return a description of the loaded weights.
+
+    Raises:
+        UserError: the weights do not fit the agent.
+    """
+    critic = find_child(agent, "critic")
+    source_critic = find_child(source.config.make_agent(), "critic")
+    saved = checkpoints.choose(source.path).load_model()
+    weights = agent.state_dict()
+    # The names of the rows: the policy head has one row per action, the critic one row per task.
+    source_rows = {"policy": source.config.interface.action_spec.names, "critic": source.config.interface.tasks}
+    rows = {"policy": interface.action_spec.names, "critic": interface.tasks}
+    if isinstance(critic, SharedCritic):
+        del source_rows["critic"]  # the shared critic has one value for all tasks
+    problems: list[str] = []
+    new_rows: dict[str, list[str]] = {}  # "policy" or "critic" -> names of rows that keep their random initialisation
+    for name, tensor in weights.items():
+        head = name.split(".")[0]
+        if head == "critic" and type(critic) is not type(source_critic):
+            new_rows[head] = list(rows[head])
+        elif name not in saved:
+            problems.append(f"{name}: not in the source run")
+        elif head in source_rows and len(source_rows[head]) == len(saved[name]) and len(rows[head]) == len(tensor):
+            if saved[name].shape[1:] != tensor.shape[1:]:
+                problems.append(_shape_mismatch(name, saved[name], tensor))
+                continue
+            for row, key in enumerate(rows[head]):
+                if key in source_rows[head]:
+                    tensor[row] = saved[name][source_rows[head].index(key)]
+                elif key not in new_rows.setdefault(head, []):
+                    new_rows[head].append(key)
+        elif saved[name].shape == tensor.shape:
+            tensor.copy_(saved[name])
+        else:
+            problems.append(_shape_mismatch(name, saved[name], tensor))
+    source_actions, actions = source_rows["policy"], rows["policy"]
+    if problems:
+        if len(source_actions) != len(actions):
+            problems.insert(
+                0,
+                f"the source run has {len(source_actions)} actions, this run has {len(actions)} "
+                "(with --full-actions on, all Atari games have the same actions)",
+            )
+        raise UserError(f"--init-from {source.path}: its weights do not fit this agent: {problems[0]}")
+    agent.load_state_dict(weights)
+    if isinstance(critic, PopArt):
+        # PopArt moves its statistics fast while its counter of updates is low. The counter starts again at 0, because
+        # the returns may have another scale than in the source run.
+        critic.updates.zero_()
+    notes = [f"weights of {source.path} at step {source.steps}"]
+    notes += [f"new {head} outputs for {', '.join(keys)}" for head, keys in new_rows.items()]
+    different = [names for names in zip(source_actions, actions, strict=False) if names[0] != names[1]]
+    if different and isinstance(agent, AgentDefaults) and agent.uses_last_action:
+        source_action, action = different[0]
+        notes.append(
+            f"the observed last action is matched by index: {source_action} in the source run is {action} in this run"
+        )
+    return "; ".join(notes)
+
+
+def _shape_mismatch(name: str, saved: Tensor, own: Tensor) -> str:
+    """Return a message about a tensor that has different shapes in the source run and in this run."""
+    return f"{name}: shape {list(saved.shape)} in the source run, {list(own.shape)} in this run"
+
+
+def load_pretrained_state(config: Config, algorithm: Algorithm) -> None:
+    """Let the algorithm take over the state of the run of --init-from, if that run has the same algorithm."""
+    source = _find_source_of_state(config, algorithm)
+    if source is None:
+        return
+    saved = checkpoints.choose(source.path).load_learner()["algorithm"]
+    state = {name.removeprefix("state."): tensor for name, tensor in saved.items() if name.startswith("state.")}
+    tasks = config.interface.tasks
+    indices = [tasks.index(task) if task in tasks else -1 for task in source.config.interface.tasks]
+    description = algorithm.load_pretrained(state, indices)
+    if description:
+        note(f"from {source.path}: {description}")
+
+
+def check_pretrained_state(config: Config) -> None:
+    """Raise UserError if the algorithm cannot take over the state of the run of --init-from."""
+    source = _find_source_of_state(config, config.make_algorithm())
+    if source is None:
+        return
+    own, other = config.interface, source.config.interface
+    if (own.observation_spec, own.action_spec) != (other.observation_spec, other.action_spec):
+        raise UserError(
+            f"--init-from {source.path}: its replay buffer has other observations or actions; use an environment with "
+            "the same ones (Atari: --full-actions), or add --algo.inherit-buffer off"
+        )
+    missing = [task for task in other.tasks if task not in own.tasks]
+    if missing and config.components["critic"].name != "shared":
+        raise UserError(
+            f"--init-from {source.path}: its replay buffer contains {', '.join(missing)}, for which the critic of this "
+            "run has no value; use --critic shared, or add --algo.inherit-buffer off"
+        )
+
+
+def _find_source_of_state(config: Config, algorithm: Algorithm) -> Run | None:
+    """Return the run of --init-from if the algorithm takes over its state, else None."""
+    if config.training.init_from is None or not algorithm.inherits_state:
+        return None
+    source = open_run(config.training.init_from)
+    return source if source.config.components["algo"].name == config.components["algo"].name else None

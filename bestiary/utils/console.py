@@ -1,0 +1,96 @@
+"""Console output: results go to standard output; notes, warnings and progress go to standard error."""
+
+import sys
+import time
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TypeVar
+
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+Item = TypeVar("Item")
+
+# If the output goes to a file or a pipe, tables may be 200 characters wide.
+stdout = Console(soft_wrap=True, highlight=False, width=None if sys.stdout.isatty() else 200)
+stderr = Console(stderr=True, soft_wrap=True, highlight=False)
+
+
+def note(text: str) -> None:
+    """Print an informational message to standard error.
+
+    Most messages have no prefix. A message begins with "note: " if it says that something differs from what the user
+    may expect, but is less serious than a warning.
+    """
+    stderr.print(text, markup=False, style="dim")
+
+
+def warn(text: str) -> None:
+    """Print a warning to standard error. The prefix "warning: " is added."""
+    stderr.print(f"warning: {text}", markup=False, style="yellow")
+
+
+@dataclass(frozen=True)
+class TextTable:
+    """A table as text, which can be printed or shown on an HTML page. Captions are lines below the table."""
+
+    title: str
+    header: list[str]
+    rows: list[list[str]]
+    captions: list[str]
+
+
+def print_table(table: TextTable, left: Collection[str] = ("task", "group", "run names", "variant", "X", "Y")) -> None:
+    """Print a table to standard output. Columns with a header in `left` are left-aligned, the others right-aligned."""
+    caption = "\n".join(table.captions) or None
+    rich_table = Table(title=table.title, caption=caption, caption_justify="left")
+    for column in table.header:
+        rich_table.add_column(column, justify="left" if column in left else "right")
+    for cells in table.rows:
+        rich_table.add_row(*cells)
+    stdout.print(rich_table, markup=False)
+
+
+def is_interactive() -> bool:
+    """Return whether standard error is a terminal that can redraw its last line."""
+    return sys.stderr.isatty() and stderr.is_terminal and not stderr.is_dumb_terminal
+
+
+def progress_bar(items: Iterable[Item], description: str, total: int) -> Iterator[Item]:
+    """Yield the items and show a progress bar. Without a terminal, print a line of text every 10 s instead."""
+    with Progress(console=stderr, disable=not is_interactive(), transient=True) as progress:
+        bar = progress.add_task(description, total=total)
+        start = last_printed = time.monotonic()
+        for count, item in enumerate(items):
+            if not is_interactive() and time.monotonic() - last_printed > 10:
+                last_printed = time.monotonic()
+                remaining = (last_printed - start) / max(count, 1) * (total - count)
+                note(f"{description}: {count} of {total} · {format_duration(remaining)} left")
+            yield item
+            progress.update(bar, completed=count + 1)
+
+
+def format_count(number: float) -> str:
+    """Format a number with 3 significant digits and one of the suffixes k, M, G: 1234567 -> 1.23M."""
+    for size, suffix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(number) >= size:
+            return f"{number / size:.3g}{suffix}"
+    return f"{number:.3g}"
+
+
+def format_number(number: float) -> str:
+    """Format a return or a score with 4 significant digits, or as an integer if it is 1000 or more."""
+    return f"{number:.0f}" if abs(number) >= 1000 else f"{number:.4g}"
+
+
+def plural(count: int, noun: str) -> str:
+    """Format a number of things: 1 game, 2 games."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def format_duration(seconds: float) -> str:
+    """Format a duration: 3700 s -> 1h01m, or below one hour in minutes and seconds: 75 s -> 1m15s."""
+    minutes, seconds = divmod(int(max(seconds, 0)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{seconds:02d}s"

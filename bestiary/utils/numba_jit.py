@@ -1,0 +1,53 @@
+"""Compilation of Python functions to machine code by Numba. The machine code is cached on disk.
+
+By default, Numba compiles a cached function again only if the source file of the function has changed. If the function
+uses code or constants of another file, `depends_on` must contain the path of that file. A compiled function must not
+call itself: some recursive functions crash the process when they are loaded from the cache (Numba 0.68.1).
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numba
+
+
+def cached_njit(function: Callable[..., Any], depends_on: Sequence[str] = ()) -> Callable[..., Any]:
+    """Return a version of the function that Numba compiles at the first call. The compiled code releases the GIL.
+
+    Args:
+        function: the Python function.
+        depends_on: paths of other source files. If one of them changes, the function is compiled again.
+    """
+    try:
+        compiled: Any = numba.njit(cache=True, nogil=True)(function)
+    except RuntimeError:
+        # Neither __pycache__ nor the user's cache directory is writable. So there is no cache, and each process
+        # compiles the function.
+        return numba.njit(nogil=True)(function)
+    cache_file = compiled._cache._cache_file
+    if depends_on:
+        # Numba uses the cached code only if it has the same stamp as the source file. This private attribute is
+        # extended by the stamps of the other files, because Numba has no public option for several source files.
+        cache_file._source_stamp = (cache_file._source_stamp, *(_file_stamp(path) for path in depends_on))
+    cache_file._load_index = partial(_load_index, cache_file._load_index)
+    return compiled
+
+
+def _load_index(load: Callable[[], dict[Any, Any]]) -> dict[Any, Any]:
+    """Return the index of the cache, or an empty index if it cannot be read.
+
+    The index lists the compiled versions of a function by argument types. Numba reads it before it checks whether the
+    index is outdated, and this fails if the class of an argument was renamed. With an empty index, Numba compiles the
+    function again and replaces the index.
+    """
+    try:
+        return load()
+    except Exception:
+        return {}
+
+
+def _file_stamp(path: str) -> tuple[float, int]:
+    status = Path(path).stat()
+    return status.st_mtime, status.st_size

@@ -1,0 +1,344 @@
+"""Declaration of the options of components, and conversion of user input to valid option values.
+
+A component (environment, torso, memory, algorithm, ...) declares its options in a frozen dataclass `Options` inside its
+class. Each field is created by `option(default, help)`. A plug-in may instead have keyword-only arguments with
+defaults in its constructor. `options_class` returns a dataclass of the options in both cases.
+"""
+
+import dataclasses
+import difflib
+import functools
+import inspect
+import math
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from bestiary.utils.errors import UserError
+
+# The rule for options of plug-ins, for messages.
+OPTIONS_RULE = "options are keyword-only arguments with a default: write *, {name}=... at the end of the arguments"
+
+SUFFIXES = {"k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "B": 10**9}
+
+
+def option(
+    default: Any,
+    help: str,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    above: float | None = None,
+    choices: tuple[str, ...] = (),
+    unprefixed: bool = False,
+    const: Any = None,
+    metavar: str = "",
+    group: str = "",
+    runtimes: tuple[str, ...] = (),
+    compared: bool = True,
+) -> Any:
+    """Return a dataclass field for an option, with a help text and limits of its value.
+
+    Args:
+        default: default value.
+        help: help text of the command line.
+        low: smallest allowed value.
+        high: largest allowed value.
+        above: exclusive lower limit: the value must be larger than this number.
+        choices: allowed values.
+        unprefixed: whether the flag has no component prefix (`--lr` instead of `--algo.lr`).
+        const: value of the option if its flag is given without a value (`--wandb`).
+        metavar: name of the value in the help text.
+        group: title of the group in the help text (training options only).
+        runtimes: runtimes in which the option has an effect; empty: all (training options only).
+        compared: whether two runs that differ only in this option count as different experiments (training options
+            only).
+    """
+    metadata = {
+        "help": help,
+        "low": low,
+        "high": high,
+        "above": above,
+        "choices": choices,
+        "unprefixed": unprefixed,
+        "const": const,
+        "metavar": metavar,
+        "group": group,
+        "runtimes": runtimes,
+        "compared": compared,
+    }
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+@functools.cache
+def options_class(component: Any) -> type:
+    """Return the options class of a component: `component.Options`, if it exists.
+
+    Otherwise return a dataclass whose fields are the keyword-only arguments of the constructor that have defaults. Its
+    attribute `positional_arguments` has the other arguments with defaults, for messages.
+    """
+    if hasattr(component, "Options"):
+        return component.Options
+    fields = []
+    positional = []
+    for name, parameter in inspect.signature(component).parameters.items():
+        # The user cannot set render_mode. Bestiary sets it when it creates a Gymnasium environment for rendering.
+        if (
+            parameter.kind is parameter.KEYWORD_ONLY
+            and parameter.default is not parameter.empty
+            and name != "render_mode"
+        ):
+            default = tuple(parameter.default) if isinstance(parameter.default, list) else parameter.default
+            fields.append((name, _option_type(component, parameter, default), option(default, "")))
+        if parameter.kind is parameter.POSITIONAL_OR_KEYWORD and parameter.default is not parameter.empty:
+            positional.append(name)
+    namespace = {"positional_arguments": tuple(positional)}
+    return dataclasses.make_dataclass(f"{component.__name__}Options", fields, namespace=namespace, frozen=True)
+
+
+def positional_hint(options: type | None, name: str) -> str:
+    """Return a hint for a message about an unknown option, if it is an argument of the constructor before the `*`."""
+    if name not in getattr(options, "positional_arguments", ()):
+        return ""
+    return f": {name} is an argument of the constructor, but not keyword-only; {OPTIONS_RULE.format(name=name)}"
+
+
+def _option_type(component: Any, parameter: inspect.Parameter, default: Any) -> Any:
+    """Return the type of an option: its annotation or, without annotation, the type of its default value."""
+    if parameter.annotation is parameter.empty:
+        return _infer_type(default)
+    if not isinstance(parameter.annotation, str):
+        return parameter.annotation
+    # A file with `from __future__ import annotations` has annotations as text.
+    is_class = isinstance(component, type)
+    function = inspect.unwrap(component.__init__ if is_class else component)
+    try:
+        return eval(parameter.annotation, getattr(function, "__globals__", {}))
+    except Exception as error:
+        raise UserError(
+            f"{component.__name__}: the type {parameter.annotation} of argument {parameter.name} of the constructor is "
+            f"not valid: {error}"
+        ) from error
+
+
+def _infer_type(default: Any) -> Any:
+    """Return the type of an option that has no type annotation, inferred from its default value."""
+    if isinstance(default, tuple) and default:
+        return types.GenericAlias(tuple, (type(default[0]), ...))
+    return type(default)
+
+
+def construct(component: Any, *args: Any, options: Any, **extra: Any) -> Any:
+    """Return a new component.
+
+    If the component has a class `Options`, pass its options as one object, otherwise as keyword arguments.
+
+    Raises:
+        TypeError: the constructor does not accept these arguments. The message explains how options are declared.
+    """
+    given = extra
+    if hasattr(component, "Options"):
+        args = (*args, options)
+    else:
+        given = {**dataclasses.asdict(options), **extra}
+    _check_signature(component, args, given)
+    return component(*args, **given)
+
+
+def _check_signature(component: Any, args: tuple[Any, ...], given: Mapping[str, Any]) -> None:
+    """Raise TypeError with a hint if the constructor of a component does not accept these arguments."""
+    signature = inspect.signature(component)
+    try:
+        signature.bind(*args, **given)
+    except TypeError as error:
+        required = [
+            name
+            for name, parameter in list(signature.parameters.items())[len(args) :]
+            if parameter.default is parameter.empty and name not in given
+        ]
+        if hasattr(component, "Options"):
+            hint = (
+                f"{component.__name__} has a class Options, so its last positional argument must be an Options object"
+            )
+        elif required and "missing" in str(error):
+            hint = OPTIONS_RULE.format(name=required[0])
+        else:
+            hint = f"it is called with {len(args)} positional arguments"
+        raise TypeError(f"{error}; {hint} (see docs/extending.md#options)") from error
+
+
+def same_options(first: type, second: type) -> bool:
+    """Return whether two options classes have the same fields, types and defaults."""
+
+    def describe(options: type) -> list[tuple[str, Any, Any]]:
+        return [(f.name, f.type, f.default) for f in dataclasses.fields(options)]
+
+    return first is second or describe(first) == describe(second)
+
+
+def field_types(options: type) -> dict[str, Any]:
+    """Return the type of each field of an options class."""
+    return typing.get_type_hints(options)
+
+
+def convert(value: Any, kind: Any) -> Any:
+    """Convert the text of a flag, or a value from TOML or Python, to the type `kind`.
+
+    Raises:
+        ValueError: the value cannot be converted. The message describes the expected value.
+    """
+    if typing.get_origin(kind) in (types.UnionType, typing.Union):
+        inner = [k for k in typing.get_args(kind) if k is not type(None)]
+        if value is None or (len(inner) < len(typing.get_args(kind)) and value == "none"):
+            return None
+        return convert(value, inner[0])
+    if typing.get_origin(kind) is tuple:
+        return _convert_tuple(value, typing.get_args(kind))
+    if kind is bool:
+        booleans = {"true": True, "on": True, "yes": True, "false": False, "off": False, "no": False}
+        if isinstance(value, bool):
+            return value
+        if str(value).lower() not in booleans:
+            raise ValueError("expected on or off")
+        return booleans[str(value).lower()]
+    if kind is int:
+        if isinstance(value, int) and not isinstance(value, bool):
+            return value
+        if isinstance(value, str) and value.strip().lstrip("+-").replace("_", "").isdecimal():
+            return int(value.replace("_", ""))  # not via float, because float cannot represent all large integers
+        number = float(_convert_number(value))
+        if not number.is_integer():
+            raise ValueError("expected an integer")
+        return int(number)
+    if kind is float:
+        return float(_convert_number(value))
+    if kind is str and isinstance(value, str):
+        return value
+    raise ValueError(f"expected {getattr(kind, '__name__', kind)}")
+
+
+def _convert_number(value: Any) -> float:
+    text = str(value).replace("_", "").strip()
+    scale = SUFFIXES.get(text[-1:], 1)
+    try:
+        number = math.nan if isinstance(value, bool) else float(text[:-1] if scale != 1 else text) * scale
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise ValueError("expected a number, such as 0.5, 20000, 200k or 5M")
+    return round(number) if scale != 1 and abs(number - round(number)) < 1e-6 else number
+
+
+def _convert_tuple(value: Any, kinds: tuple[Any, ...]) -> tuple[Any, ...]:
+    items = value
+    if isinstance(value, str) and kinds[0] is str:
+        items = [item.strip() for item in value.split(",")]
+    elif isinstance(value, str):
+        items = value.replace("x", ",").split(",")
+    if not isinstance(items, list | tuple):
+        items = [items]
+    if kinds[-1:] == (Ellipsis,):
+        return tuple(convert(item, kinds[0]) for item in items)
+    if len(items) != len(kinds):
+        raise ValueError(f"expected {len(kinds)} values, such as {'x'.join(['84'] * len(kinds))}")
+    return tuple(convert(item, kind) for item, kind in zip(items, kinds, strict=True))
+
+
+def check_limits(value: Any, metadata: Mapping[str, Any]) -> None:
+    """Raise ValueError if a value is not within the limits of its option.
+
+    `metadata` is the metadata of the option's dataclass field, see `option`.
+    """
+    if value is None:
+        return
+    if metadata.get("choices") and value not in metadata["choices"]:
+        raise ValueError(f"expected one of {', '.join(metadata['choices'])}{suggest(str(value), metadata['choices'])}")
+    for item in value if isinstance(value, tuple) else (value,):
+        if metadata.get("low") is not None and item < metadata["low"]:
+            raise ValueError(f"must be at least {metadata['low']:g}")
+        if metadata.get("high") is not None and item > metadata["high"]:
+            raise ValueError(f"must be at most {metadata['high']:g}")
+        if metadata.get("above") is not None and item <= metadata["above"]:
+            raise ValueError(f"must be above {metadata['above']:g}")
+
+
+def parse_options(options: type, given: Mapping[str, Any], prefix: str, problems: list[str]) -> Any:
+    """Build an options object from raw values. If values are invalid, append messages to `problems` and return None.
+
+    Args:
+        options: the options class.
+        given: raw values by field name. Names that are not fields are ignored.
+        prefix: kind of the component, for example "memory". It is the prefix of flags in messages: --memory.hidden.
+        problems: list to which error messages are appended.
+    """
+    kinds = field_types(options)
+    values = {}
+    num_problems = len(problems)
+    for field in dataclasses.fields(options):
+        if field.name not in given:
+            continue
+        raw = given[field.name]
+        try:
+            value = convert(raw, kinds[field.name])
+            check_limits(value, field.metadata)
+            values[field.name] = value
+        except (ValueError, TypeError) as error:
+            shown = raw if isinstance(raw, str | int | float) else repr(raw)
+            problems.append(f"{flag_name(prefix, field)} {shown}: {error}")
+    if len(problems) > num_problems:
+        return None
+    try:
+        return options(**values)
+    except ValueError as error:  # raised by __post_init__ of the options class, which checks combinations of fields
+        problems.append(str(error))
+        return None
+
+
+def parse_keywords(options: type, given: Mapping[str, Any], name: str) -> Any:
+    """Build an options object from keyword arguments of a function. `name` is the name of the component in messages.
+
+    Raises:
+        UserError: options are unknown or invalid. It lists all such options.
+    """
+    known = [field.name for field in dataclasses.fields(options)]
+    problems = [
+        f"{name}: unknown option {key}{positional_hint(options, key) or suggest(key, known)}"
+        for key in given
+        if key not in known
+    ]
+    parsed = parse_options(options, given, "", problems)
+    if problems:
+        raise UserError(*problems)
+    return parsed
+
+
+def flag_name(prefix: str, field: "dataclasses.Field[Any]") -> str:
+    """Return the flag of an option: `--memory.hidden`, or `--lr` for unprefixed options and environment options."""
+    name = field.name.replace("_", "-")
+    return f"--{name}" if prefix in ("", "env") or field.metadata.get("unprefixed") else f"--{prefix}.{name}"
+
+
+def suggest(wrong: str, valid: Iterable[str], *, count: int = 3) -> str:
+    """Return `; did you mean X or Y?` with the most similar valid names. Return an empty text if no name is similar."""
+    close = difflib.get_close_matches(wrong, list(valid), n=count, cutoff=0.5)
+    lowercase = {name.lower(): name for name in valid}
+    close += [lowercase[match] for match in difflib.get_close_matches(wrong.lower(), lowercase, n=count, cutoff=0.5)]
+    names = list(dict.fromkeys(close))[:count]
+    return f"; did you mean {' or '.join(names)}?" if names else ""
+
+
+def parse_range(text: str) -> tuple[float, float]:
+    """Convert a range of the x axis to numbers: `2M:4M` -> (2e6, 4e6).
+
+    Raises:
+        ValueError: the text is not a range, or the range is empty or negative.
+    """
+    low, colon, high = str(text).partition(":")
+    try:
+        first, last = float(convert(low, float)), float(convert(high, float))
+    except ValueError:
+        first, last = 0.0, 0.0
+    if not colon or not 0 <= first < last:
+        raise ValueError("expected a range LOW:HIGH of the x axis, such as 2M:4M")
+    return first, last

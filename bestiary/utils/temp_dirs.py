@@ -1,0 +1,29 @@
+"""Temporary directories whose names contain a process ID. If the process was killed, a later process removes them."""
+
+import contextlib
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+
+def make_temp_dir(prefix: str) -> Path:
+    """Create a temporary directory that only this user can read.
+
+    Before that, remove directories of this user that have the same prefix and whose process no longer exists.
+    """
+    _remove_stale(prefix)
+    return Path(tempfile.mkdtemp(prefix=f"{prefix}{os.getpid()}-"))
+
+
+def _remove_stale(prefix: str) -> None:
+    for directory in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+        pid = directory.name.removeprefix(prefix).partition("-")[0]
+        # FileNotFoundError: another process has removed the directory at the same time. PermissionError: a process of
+        # another user now has this process ID.
+        with contextlib.suppress(FileNotFoundError, PermissionError):
+            if pid.isdecimal() and directory.stat().st_uid == os.getuid():
+                try:
+                    os.kill(int(pid), 0)
+                except ProcessLookupError:
+                    shutil.rmtree(directory, ignore_errors=True)
