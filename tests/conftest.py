@@ -1,26 +1,31 @@
-"""What all tests share: small real runs, trained once a session."""
+"""Fixtures of all tests: working folder, cache folder, small trained runs, and a Ray cluster."""
 
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 import bestiary
-from bestiary.runs.folder import Run
-from bestiary.runtime.ray import _private_settings
-from tests.nodes import Nodes
+from bestiary.distributed.ray_connection import private_ray_settings
+from bestiary.runs.run import Run
+from tests.distributed.ray_cluster import RayCluster
+
+# The speed of the machine must not decide whether a test passes.
+settings.register_profile("no time limits", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("no time limits")
 
 
 @pytest.fixture(autouse=True)
-def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every test runs in a folder of its own, so that relative paths such as runs/ never touch the project."""
+def run_in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run each test in its own empty folder, so that relative paths such as runs/ are not created in the repository."""
     monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture(autouse=True, scope="session")
-def a_cache_of_their_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What runs remember about the machine is remembered for this session only."""
+def use_temporary_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep the results of auto-tuning in a temporary cache folder for the test session."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
@@ -28,7 +33,7 @@ def a_cache_of_their_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
 
 @pytest.fixture(scope="session")
 def catch_runs(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
-    """Two short real runs of toy/catch that differ in their seed, and one that differs in its learning rate."""
+    """Return three short runs of toy/catch: two that differ in the seed, and one with another learning rate."""
     folder = tmp_path_factory.mktemp("runs")
     options: dict[str, Any] = {
         "runtime": "serial",
@@ -46,14 +51,15 @@ def catch_runs(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
 
 
 @pytest.fixture(scope="session")
-def nodes() -> Iterator[Nodes]:
-    """One Ray for all tests that need one (they are in the group "ray"), as private as one that a run starts for itself."""
+def ray_cluster() -> Iterator[RayCluster]:
+    """Start one Ray cluster for all tests of the xdist group "ray", with the access control of a private instance."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_health_check_period_ms", "500")  # a lost node is noticed after seconds, not half a minute
+        # Ray detects a lost node after a few seconds instead of half a minute.
+        patch.setenv("RAY_health_check_period_ms", "500")
         patch.setenv("RAY_health_check_initial_delay_ms", "500")
         patch.setenv("RAY_health_check_timeout_ms", "1000")
         patch.setenv("RAY_health_check_failure_threshold", "4")
-        with _private_settings():
-            nodes = Nodes()
-            yield nodes
-            nodes.close()
+        with private_ray_settings():
+            cluster = RayCluster()
+            yield cluster
+            cluster.close()

@@ -1,4 +1,4 @@
-"""The agent: what it sees, what it does not, and that acting and learning compute the same."""
+"""Tests of the basic agent: inputs, masking, initialisation, and equality of single steps and sequences."""
 
 from functools import partial
 
@@ -16,10 +16,10 @@ IMAGES = {"image": ArraySpec((1, 36, 36), "uint8")}
 ACTIONS = ActionSpec(tuple("abcd"))
 
 
-def make(memory="none", torso=None, inputs="auto", spec=SPEC):
+def make_agent(memory="none", torso=None, extra_inputs="auto", spec=SPEC):
     torch.manual_seed(0)
     torso = torso or partial(MLP, options=MLP.Options(width=16))
-    return BasicAgent(spec, ACTIONS, BasicAgent.Options(inputs), torso=torso, memory=MEMORIES[memory]).eval()
+    return BasicAgent(spec, ACTIONS, BasicAgent.Options(extra_inputs), torso=torso, memory=MEMORIES[memory]).eval()
 
 
 def random_inputs(spec=SPEC, seed=0):
@@ -38,7 +38,8 @@ def random_inputs(spec=SPEC, seed=0):
     )
 
 
-def at(inputs, t):
+def entry(inputs, t):
+    """Return entry t as inputs [1,B]."""
     return Inputs(
         {kind: x[t : t + 1] for kind, x in inputs.observation.items()},
         inputs.reward[t : t + 1],
@@ -50,8 +51,8 @@ def at(inputs, t):
 
 @pytest.mark.parametrize("memory", MEMORIES)
 @torch.no_grad()
-def test_shapes(memory):
-    agent = make(memory)
+def test_output_and_state_shapes(memory):
+    agent = make_agent(memory)
     output, state = agent(random_inputs(), agent.initial_state(B))
     assert output.distribution.logits.shape == (T, B, A)
     assert output.value.shape == (T, B)
@@ -60,24 +61,24 @@ def test_shapes(memory):
 
 @pytest.mark.parametrize("memory", MEMORIES)
 @torch.no_grad()
-def test_acting_equals_learning(memory):
-    """The actor's T calls with T=1 and the learner's one call give the same policy and values."""
-    agent = make(memory)
+def test_single_steps_equal_the_sequence(memory):
+    """T calls with one step (actor) and one call with T steps (learner) give the same policy and values."""
+    agent = make_agent(memory)
     inputs = random_inputs()
     assert inputs.done[1:].any()
-    whole, _ = agent(inputs, agent.initial_state(B))
+    sequence, _ = agent(inputs, agent.initial_state(B))
     state = agent.initial_state(B)
     for t in range(T):
-        output, state = agent(at(inputs, t), state)
-        torch.testing.assert_close(output.value[0], whole.value[t], rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(output.distribution.logits[0], whole.distribution.logits[t], rtol=1e-4, atol=1e-5)
+        output, state = agent(entry(inputs, t), state)
+        torch.testing.assert_close(output.value[0], sequence.value[t], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(output.distribution.logits[0], sequence.distribution.logits[t], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("field", ["reward", "last_action"])
 @torch.no_grad()
-def test_what_the_last_episode_left_is_masked(field):
-    """Where done, last reward and last action are the old episode's: they change nothing. Elsewhere they do."""
-    agent = make()
+def test_last_reward_and_action_are_masked_at_episode_starts(field):
+    """At entries with done, last reward and last action belong to the previous episode and have no effect."""
+    agent = make_agent()
     inputs = random_inputs()
     before, _ = agent(inputs, ())
     changed = random_inputs()
@@ -90,9 +91,8 @@ def test_what_the_last_episode_left_is_masked(field):
 
 
 @torch.no_grad()
-def test_at_done_they_are_zero():
-    """Masked means the features are zeros: the same as a reward of 0 and no action at all."""
-    agent = make()
+def test_masked_features_are_zero():
+    agent = make_agent()
     inputs = random_inputs()
     inputs.done[:] = True
     output, _ = agent(inputs, ())
@@ -103,9 +103,9 @@ def test_at_done_they_are_zero():
 
 
 @torch.no_grad()
-def test_features_by_hand():
-    """[torso, reward clamped to [-1,1], one-hot of the last action], in this order."""
-    agent = make()
+def test_order_of_features():
+    """Features are the torso's output, the reward clamped to [-1,1] and the one-hot last action, in this order."""
+    agent = make_agent()
     inputs = random_inputs()
     inputs.done[:] = False
     inputs.reward *= 5
@@ -119,34 +119,34 @@ def test_features_by_hand():
 
 
 @pytest.mark.parametrize(
-    ("inputs", "sees_reward", "sees_action"),
+    ("extra_inputs", "uses_last_reward", "uses_last_action"),
     [("reward+action", True, True), ("reward", True, False), ("action", False, True), ("none", False, False)],
 )
 @torch.no_grad()
-def test_choice_of_inputs(inputs, sees_reward, sees_action):
-    agent = make(inputs=inputs)
-    assert agent.memory.output_size == 16 + sees_reward + A * sees_action
+def test_extra_inputs(extra_inputs, uses_last_reward, uses_last_action):
+    agent = make_agent(extra_inputs=extra_inputs)
+    assert agent.memory.output_size == 16 + uses_last_reward + A * uses_last_action
     given, other = random_inputs(), random_inputs()
     given.done[:] = other.done[:] = False
     other.reward = other.reward + 0.1
-    assert sees_reward != torch.equal(agent(given, ())[0].value, agent(other, ())[0].value)
+    assert uses_last_reward != torch.equal(agent(given, ())[0].value, agent(other, ())[0].value)
     other = random_inputs()
     other.done[:] = False
     other.last_action = (other.last_action + 1) % A
-    assert sees_action != torch.equal(agent(given, ())[0].value, agent(other, ())[0].value)
+    assert uses_last_action != torch.equal(agent(given, ())[0].value, agent(other, ())[0].value)
 
 
-def test_auto_is_what_the_torso_was_published_with():
-    resnet = make(torso=ResNet, spec=IMAGES)
-    assert (resnet.sees_reward, resnet.sees_action) == (True, False)
-    shallow = make(torso=TORSOS["shallow"], spec=IMAGES)
-    assert (shallow.sees_reward, shallow.sees_action) == (True, True)
+def test_auto_extra_inputs_are_those_of_the_published_agent():
+    resnet = make_agent(torso=ResNet, spec=IMAGES)
+    assert (resnet.uses_last_reward, resnet.uses_last_action) == (True, False)
+    shallow = make_agent(torso=TORSOS["shallow"], spec=IMAGES)
+    assert (shallow.uses_last_reward, shallow.uses_last_action) == (True, True)
 
 
 @pytest.mark.parametrize("memory", MEMORIES)
 @pytest.mark.parametrize("torso", TORSOS)
 def test_every_parameter_gets_a_gradient(torso, memory):
-    agent = make(memory, TORSOS[torso], spec=IMAGES)
+    agent = make_agent(memory, TORSOS[torso], spec=IMAGES)
     inputs = random_inputs(IMAGES)
     output, _ = agent(inputs, agent.initial_state(B))
     (output.distribution.logits.square().sum() + output.value.square().sum()).backward()
@@ -155,11 +155,11 @@ def test_every_parameter_gets_a_gradient(torso, memory):
         assert parameter.grad.abs().sum() > 0, name
 
 
-def test_orthogonal_weights_are_orthogonal_and_the_first_policy_nearly_uniform():
+def test_orthogonal_initialisation():
     agent = BasicAgent({"image": ArraySpec((4, 84, 84), "uint8")}, ACTIONS)
     for module, gain in ((agent.torso.layers[0], 2**0.5), (agent.torso.convolutions[2], 2**0.5), (agent.policy, 0.01)):
         rows = module.weight.detach().flatten(1)
         assert torch.allclose(rows @ rows.T, gain**2 * torch.eye(len(rows)), atol=1e-4)
         assert not module.bias.detach().any()
-    plain = BasicAgent(IMAGES, ACTIONS, BasicAgent.Options(init="torch"))
-    assert plain.policy.bias.detach().any()
+    default = BasicAgent(IMAGES, ACTIONS, BasicAgent.Options(init="torch"))
+    assert default.policy.bias.detach().any()

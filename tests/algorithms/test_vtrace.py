@@ -1,4 +1,4 @@
-"""V-trace against the sums of the paper, written out term by term."""
+"""Tests of V-trace against the sums of the paper."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ T = 5
 
 
 def direct_sum(log_rhos, rewards, discounts, values, bootstrap, rho_bar=1.0, pg_rho_bar=1.0, lam=1.0):
-    """Equation (1) of Espeholt et al. 2018, as it stands: O(T^2), float64, no recursion.
+    """Compute equation (1) of Espeholt et al. 2018 without recursion, in O(T^2) and float64.
 
     v_s = V(x_s) + sum_{t=s}^{T-1} (prod_{i=s}^{t-1} gamma_i c_i) rho_t (r_t + gamma_t V(x_{t+1}) - V(x_t))
     """
@@ -30,7 +30,7 @@ def direct_sum(log_rhos, rewards, discounts, values, bootstrap, rho_bar=1.0, pg_
     for s in range(length):
         total = np.zeros_like(values[0])
         for t in range(s, length):
-            product = np.prod(discounts[s:t] * c[s:t], axis=0)  # of nothing: 1
+            product = np.prod(discounts[s:t] * c[s:t], axis=0)  # 1 if empty
             total = total + product * clipped[t] * (rewards[t] + discounts[t] * v_next[t] - values[t])
         targets[s] = values[s] + total
     target_next = np.concatenate([targets[1:], bootstrap[None]])  # v_{s+1}
@@ -38,7 +38,7 @@ def direct_sum(log_rhos, rewards, discounts, values, bootstrap, rho_bar=1.0, pg_
 
 
 def published_vectors(batch):
-    """The inputs of TorchBeast's own test, restated."""
+    """Return the inputs of TorchBeast's unit test."""
     count = np.arange(T * batch, dtype=np.float64).reshape(T, batch)
     return {
         "log_rhos": 5 * (count / (T * batch) - 0.5),
@@ -74,8 +74,8 @@ def test_equals_direct_sum_on_published_vectors(batch, rho_bar, pg_rho_bar):
     np.testing.assert_allclose(result.advantages, advantages, rtol=1e-6, atol=1e-5)
 
 
-def test_clips_are_told_apart():
-    """The three clips act on different quantities: changing one changes what it should and nothing else."""
+def test_each_clip_affects_only_its_own_result():
+    """pg_rho_bar changes only the advantages; rho_bar changes the targets."""
     inputs = as_tensors(published_vectors(5))
     base = vtrace(**inputs, rho_bar=3.7, pg_rho_bar=2.2)
     other_pg = vtrace(**inputs, rho_bar=3.7, pg_rho_bar=1.1)
@@ -94,17 +94,17 @@ def test_lambda(lam):
     np.testing.assert_allclose(result.advantages, advantages, rtol=1e-10)
 
 
-def test_lambda_zero_is_one_step():
+def test_lambda_zero_gives_one_step_targets():
     inputs = random_vectors((7, 3))
     x = as_tensors(inputs, torch.float64)
-    after = torch.cat([x["values"][1:], x["bootstrap"][None]])
+    next_values = torch.cat([x["values"][1:], x["bootstrap"][None]])
     rhos = x["log_rhos"].exp().clamp(max=1)
-    one_step = x["values"] + rhos * (x["rewards"] + x["discounts"] * after - x["values"])
+    one_step = x["values"] + rhos * (x["rewards"] + x["discounts"] * next_values - x["values"])
     torch.testing.assert_close(vtrace(**x, lam=0.0).targets, one_step)
 
 
 def test_on_policy_targets_are_n_step_returns():
-    """Where actor and learner agree, v_s is the discounted rewards up to the rollout's end, plus the bootstrap."""
+    """If actor and learner have the same policy, v_s is the discounted sum of rewards plus the bootstrap value."""
     inputs = random_vectors((6, 4), seed=1)
     inputs["log_rhos"] = np.zeros((6, 4))
     result = vtrace(**as_tensors(inputs, torch.float64))
@@ -116,7 +116,7 @@ def test_on_policy_targets_are_n_step_returns():
 
 
 def test_trailing_dimensions_broadcast():
-    """log_rhos [3,2,1] with values [3,2,42]: as if each of the 42 had been computed alone."""
+    """log_rhos [3,2,1] with values [3,2,42] give the same as 42 separate calls."""
     rng = np.random.default_rng(2)
     narrow: dict[str, np.ndarray] = {name: rng.normal(size=(3, 2, 1)) for name in ("log_rhos", "rewards")}
     narrow["discounts"] = 0.9 * (rng.random((3, 2, 1)) > 0.2)
@@ -169,7 +169,7 @@ def any_vectors(draw):
 
 @settings(max_examples=100, deadline=None)
 @given(any_vectors())
-def test_equals_direct_sum_on_anything(drawn):
+def test_equals_direct_sum_on_random_inputs(drawn):
     clips = {name: drawn.pop(name) for name in ("rho_bar", "pg_rho_bar", "lam")}
     targets, advantages = direct_sum(**drawn, **clips)
     result = vtrace(**as_tensors(drawn, torch.float64), **clips)
@@ -179,27 +179,25 @@ def test_equals_direct_sum_on_anything(drawn):
 
 @pytest.mark.parametrize("truncated", [False, True], ids=["terminated", "truncated"])
 @pytest.mark.parametrize("end", [0, 3, 7], ids=["first", "inside", "last"])
-def test_end_inside_rollout_equals_two_episodes_computed_apart(end, truncated):
-    """The decision at `end` ends an episode. Alone, the first part is bootstrapped with 0 after a true end, after a
-    time limit with the value of what it ended on; the second part knows nothing of the first."""
+def test_episode_end_inside_a_rollout_equals_two_separate_rollouts(end, truncated):
+    """The action at `end` ends an episode. The first rollout is bootstrapped with 0 if the episode terminated, and with
+    the value of the final observation if it was truncated."""
     length, batch, gamma = 8, 3, 0.9
     x = random_vectors((length, batch), seed=3)
     x["discounts"] = np.full((length, batch), gamma)
-    ended_on = (
-        np.random.default_rng(4).normal(size=batch) if truncated else np.zeros(batch)
-    )  # V of the last observation
+    final_value = np.random.default_rng(4).normal(size=batch) if truncated else np.zeros(batch)
 
-    first = direct_sum(**{k: v[: end + 1] for k, v in x.items() if k != "bootstrap"}, bootstrap=ended_on)
-    parts = [first]
+    first = direct_sum(**{k: v[: end + 1] for k, v in x.items() if k != "bootstrap"}, bootstrap=final_value)
+    results = [first]
     if end + 1 < length:
-        parts.append(
+        results.append(
             direct_sum(**{k: v[end + 1 :] for k, v in x.items() if k != "bootstrap"}, bootstrap=x["bootstrap"])
         )
-    targets, advantages = (np.concatenate(pieces) for pieces in zip(*parts, strict=True))
+    targets, advantages = (np.concatenate(pieces) for pieces in zip(*results, strict=True))
 
-    together = {k: v.copy() for k, v in x.items()}  # Impala.loss's convention
+    together = {k: v.copy() for k, v in x.items()}  # as in base.rewards_and_discounts
     together["discounts"][end] = 0
-    together["rewards"][end] += gamma * ended_on
+    together["rewards"][end] += gamma * final_value
     result = vtrace(**as_tensors(together, torch.float64))
     np.testing.assert_allclose(result.targets, targets, rtol=1e-10)
     np.testing.assert_allclose(result.advantages, advantages, rtol=1e-10)

@@ -1,4 +1,4 @@
-"""Inputs of both operations, all that comes out of them, and how far two such results are apart."""
+"""Random inputs of both operations, their outputs and gradients, and comparisons of results."""
 
 from typing import Any
 
@@ -8,17 +8,24 @@ from torch import Tensor
 from bestiary.kernels import delta_seq, srwm_seq
 
 Tensors = dict[str, Tensor]
-PARTS = ("y", "q", "k", "b")
+MATRICES = ("y", "q", "k", "b")  # suffixes of the four matrices Wy, Wq, Wk, Wb
 
 
-def resets(length: int, batch: int, share: float, generator: torch.Generator) -> Tensor:
-    return torch.rand(length, batch, generator=generator) < share
+def random_resets(length: int, batch: int, reset_rate: float, generator: torch.Generator) -> Tensor:
+    """Return bool [T,B] in which each element is True with probability `reset_rate`."""
+    return torch.rand(length, batch, generator=generator) < reset_rate
 
 
 def delta_inputs(
-    batch: int = 2, heads: int = 2, length: int = 5, rows: int = 4, columns: int = 4, share: float = 0.2, seed: int = 0
+    batch: int = 2,
+    heads: int = 2,
+    length: int = 5,
+    rows: int = 4,
+    columns: int = 4,
+    reset_rate: float = 0.2,
+    seed: int = 0,
 ) -> Tensors:
-    """float64. `d_out` and `d_last` are the gradients that arrive."""
+    """Return float64 inputs of delta_seq and the gradients `d_out` and `d_last` of its outputs."""
     g = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
@@ -31,19 +38,20 @@ def delta_inputs(
         "v": normal(*lead, columns),
         "beta": normal(*lead, 1).sigmoid(),
         "state": normal(batch, heads, rows, columns),
-        "done": resets(length, batch, share, g),
+        "done": random_resets(length, batch, reset_rate, g),
         "d_out": normal(*lead, columns),
         "d_last": normal(batch, heads, rows, columns),
     }
 
 
 def call_delta(inputs: Tensors, **options: Any) -> tuple[Tensor, Tensor]:
+    """Call delta_seq with the named inputs."""
     q, k, v, beta, done, state = (inputs[name] for name in ("q", "k", "v", "beta", "done", "state"))
     return delta_seq(q, k, v, beta, done, state, **options)
 
 
 def run_delta(implementation: str, inputs: Tensors, truncate: bool = False) -> Tensors:
-    """out, last, and the gradient of every input."""
+    """Return the output, the final state and the gradient of every input."""
     x = {name: inputs[name].detach().requires_grad_() for name in ("q", "k", "v", "beta", "state")}
     out, last = call_delta({**x, "done": inputs["done"]}, truncate=truncate, implementation=implementation)
     loss = (out * inputs["d_out"]).sum() + (last * inputs["d_last"]).sum()
@@ -58,58 +66,66 @@ def srwm_inputs(
     length: int = 5,
     rows: int = 4,
     columns: int | None = None,
-    share: float = 0.2,
+    reset_rate: float = 0.2,
     seed: int = 0,
 ) -> Tensors:
-    """float64, base scaled as at initialisation. `d_out` and `d_last_*` are the gradients that arrive."""
+    """Return float64 inputs of srwm_seq and the gradients `d_out` and `d_last_*` of its outputs.
+
+    The base is scaled as at initialisation.
+    """
     g = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, dtype=torch.float64, generator=g)
 
-    widths = dict(zip(PARTS, (columns or rows, rows, rows, 4), strict=True))
+    widths = dict(zip(MATRICES, (columns or rows, rows, rows, 4), strict=True))
     return {
         "x": normal(batch, heads, length, rows).softmax(-1),
-        **{f"base_{part}": normal(heads, rows, width) / rows**0.5 for part, width in widths.items()},
-        **{f"shift_{part}": normal(batch, heads, rows, width) / rows for part, width in widths.items()},
-        "done": resets(length, batch, share, g),
+        **{f"base_{suffix}": normal(heads, rows, width) / rows**0.5 for suffix, width in widths.items()},
+        **{f"shift_{suffix}": normal(batch, heads, rows, width) / rows for suffix, width in widths.items()},
+        "done": random_resets(length, batch, reset_rate, g),
         "d_out": normal(batch, heads, length, widths["y"]),
-        **{f"d_last_{part}": normal(batch, heads, rows, width) for part, width in widths.items()},
+        **{f"d_last_{suffix}": normal(batch, heads, rows, width) for suffix, width in widths.items()},
     }
 
 
 def call_srwm(inputs: Tensors, **options: Any) -> tuple[Tensor, tuple[Tensor, ...]]:
-    base, shift = (tuple(inputs[f"{kind}_{part}"] for part in PARTS) for kind in ("base", "shift"))
+    """Call srwm_seq with the named inputs."""
+    base, shift = (tuple(inputs[f"{kind}_{suffix}"] for suffix in MATRICES) for kind in ("base", "shift"))
     return srwm_seq(inputs["x"], inputs["done"], base, shift, **options)
 
 
 def run_srwm(implementation: str, inputs: Tensors, truncate: bool = False) -> Tensors:
-    """out, last_*, and the gradient of every input."""
+    """Return the output, the final shifts `last_*` and the gradient of every input."""
     x = {name: v.detach().requires_grad_() for name, v in inputs.items() if name[0] != "d"}
     out, last = call_srwm({**x, "done": inputs["done"]}, truncate=truncate, implementation=implementation)
     loss = (out * inputs["d_out"]).sum()
-    loss = loss + sum((w * inputs[f"d_last_{part}"]).sum() for part, w in zip(PARTS, last, strict=True))
+    loss = loss + sum((w * inputs[f"d_last_{suffix}"]).sum() for suffix, w in zip(MATRICES, last, strict=True))
     gradients = torch.autograd.grad(loss, list(x.values()), materialize_grads=True)
-    results = {"out": out.detach(), **{f"last_{part}": w.detach() for part, w in zip(PARTS, last, strict=True)}}
+    results = {"out": out.detach(), **{f"last_{suffix}": w.detach() for suffix, w in zip(MATRICES, last, strict=True)}}
     return results | {f"d_{name}": gradient for name, gradient in zip(x, gradients, strict=True)}
 
 
-def single(inputs: Tensors) -> Tensors:
+def to_float32(inputs: Tensors) -> Tensors:
+    """Convert floating-point tensors to float32."""
     return {name: x.float() if x.is_floating_point() else x for name, x in inputs.items()}
 
 
-def assert_near(results: Tensors, truth: Tensors, tolerance: float) -> None:
-    """Relative to the greatest number of each tensor: element by element, what is near zero would decide."""
-    assert results.keys() == truth.keys()
-    for name, expected in truth.items():
-        got = results[name]
-        assert got.shape == expected.shape, name
-        apart = (got.double() - expected.double()).abs().max().item()
-        assert apart <= tolerance * max(expected.abs().max().item(), 1e-6), f"{name}: {apart} apart"
+def assert_close(results: Tensors, expected: Tensors, tolerance: float) -> None:
+    """Check that errors are small relative to the largest magnitude of each tensor.
+
+    Errors relative to to_float32 elements would be dominated by elements near zero.
+    """
+    assert results.keys() == expected.keys()
+    for name, tensor in expected.items():
+        result = results[name]
+        assert result.shape == tensor.shape, name
+        error = (result.double() - tensor.double()).abs().max().item()
+        assert error <= tolerance * max(tensor.abs().max().item(), 1e-6), f"{name}: error {error}"
 
 
-def assert_same(results: Tensors, others: Tensors) -> None:
-    """Bit for bit."""
-    assert results.keys() == others.keys()
-    for name, other in others.items():
-        assert torch.equal(results[name], other), name
+def assert_equal(results: Tensors, expected: Tensors) -> None:
+    """Check that tensors are bitwise equal."""
+    assert results.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(results[name], tensor), name

@@ -1,4 +1,8 @@
-"""Run by test_triton in a process of its own: Triton reads TRITON_INTERPRET when it is imported. `all` runs every case."""
+"""Comparison of the interpreted Triton kernels with the reference implementation.
+
+`test_triton` runs this module in a separate process, because Triton reads TRITON_INTERPRET when it is imported. The
+argument `all` selects all cases.
+"""
 
 import sys
 from importlib import import_module
@@ -8,20 +12,21 @@ import pytest
 import torch
 
 from tests.kernels.helpers import (
-    assert_near,
+    assert_close,
     call_delta,
     call_srwm,
     delta_inputs,
     run_delta,
     run_srwm,
-    single,
     srwm_inputs,
+    to_float32,
 )
 
-# batch, heads, length, rows, columns (None: as many as rows), truncate. The interpreter is slow: 40 ms a step and program
+# batch, heads, length, rows, columns (None: equal to rows), truncate.
+# The interpreter is slow: about 40 ms per step and program.
 FEW = [
     (1, 1, 1, 16, None, False),
-    (1, 1, 130, 17, None, False),  # padded, over many chunks
+    (1, 1, 130, 17, None, False),  # padded sizes, several chunks
     (1, 1, 2, 64, None, False),
     (2, 2, 2, 5, 16, True),
 ]
@@ -54,38 +59,44 @@ def compare(
     columns: int | None,
     truncate: bool,
 ) -> None:
-    inputs = make(batch, heads, length, rows, columns or rows, share=0.05 if length > 5 else 0.3)
-    truth = run("reference", inputs, truncate)
+    """Compare the outputs and gradients of one case, with and without saving for backward."""
+    inputs = make(batch, heads, length, rows, columns or rows, reset_rate=0.05 if length > 5 else 0.3)
+    expected = run("reference", inputs, truncate)
     try:
-        assert_near(run("triton", single(inputs), truncate), truth, 1e-4)
-        with torch.no_grad():  # what acts: a kernel that saves nothing
-            out, _ = call(single(inputs), implementation="triton")
-        assert_near({"out": out}, {"out": truth["out"]}, 1e-4)
+        assert_close(run("triton", to_float32(inputs), truncate), expected, 1e-4)
+        with torch.no_grad():  # as in actors: the kernel saves nothing for backward
+            out, _ = call(to_float32(inputs), implementation="triton")
+        assert_close({"out": out}, {"out": expected["out"]}, 1e-4)
     except AssertionError as error:
         pytest.fail(f"{operation} B={batch} H={heads} T={length} E={rows} M={columns}, truncate {truncate}: {error}")
     print(operation, batch, heads, length, rows, columns, truncate)
 
 
-def prepare_once() -> None:
-    """The interpreter prepares a module at each call of its functions, which takes most of the time: once a launch will do."""
+def patch_modules_once_per_launch() -> None:
+    """Make the interpreter patch a module once per kernel launch instead of at each function call.
+
+    Patching takes most of the interpreter's time.
+    """
     interpreter: Any = import_module("triton.runtime.interpreter")
-    prepared_call, launch = interpreter.InterpretedFunction.__call__, interpreter.GridExecutor.__call__
-    prepared: set[str] = set()
+    original_call = interpreter.InterpretedFunction.__call__
+    original_launch = interpreter.GridExecutor.__call__
+    patched: set[str] = set()
 
     def call(self: Any, *arguments: Any, **options: Any) -> Any:
-        if self.fn.__module__ in prepared:
+        if self.fn.__module__ in patched:
             return self.rewrite()(*arguments, **options)
-        prepared.add(self.fn.__module__)
-        return prepared_call(self, *arguments, **options)
+        patched.add(self.fn.__module__)
+        return original_call(self, *arguments, **options)
 
-    def launch_anew(self: Any, *arguments: Any, **options: Any) -> Any:
-        prepared.clear()
-        return launch(self, *arguments, **options)
+    def launch(self: Any, *arguments: Any, **options: Any) -> Any:
+        patched.clear()
+        return original_launch(self, *arguments, **options)
 
-    interpreter.InterpretedFunction.__call__, interpreter.GridExecutor.__call__ = call, launch_anew
+    interpreter.InterpretedFunction.__call__ = call
+    interpreter.GridExecutor.__call__ = launch
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    prepare_once()
+    patch_modules_once_per_launch()
     main(ALL if sys.argv[1:] == ["all"] else FEW)

@@ -1,5 +1,6 @@
-"""Checkpoints: whole or not there, checked on reading, never code."""
+"""Checkpoints are written atomically, checked before reading, and run no code."""
 
+import hashlib
 import json
 import os
 import pickle
@@ -9,8 +10,15 @@ import numpy as np
 import pytest
 import torch
 
-from bestiary.errors import UserError
-from bestiary.runs.checkpoints import checkpoints, choose, newest_good, remove_old, remove_unfinished, write_checkpoint
+from bestiary.runs.checkpoints import (
+    choose,
+    list_checkpoints,
+    newest_intact,
+    remove_old,
+    remove_unfinished,
+    write_checkpoint,
+)
+from bestiary.utils.errors import UserError
 
 
 def write(run: Path, steps: int) -> None:
@@ -25,13 +33,13 @@ def run(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_what_was_written_is_read_back(run: Path) -> None:
+def test_written_content_is_read_back(run: Path) -> None:
     checkpoint = choose(run)
     assert checkpoint.steps == 300
-    assert checkpoint.problem() is None
-    torch.testing.assert_close(checkpoint.model()["w"], torch.full((3, 2), 300.0))
-    np.testing.assert_array_equal(checkpoint.actor()["a"], np.arange(3))
-    assert checkpoint.state() == {"steps": 300}
+    assert checkpoint.find_damage() is None
+    torch.testing.assert_close(checkpoint.load_model()["w"], torch.full((3, 2), 300.0))
+    np.testing.assert_array_equal(checkpoint.load_actor()["a"], np.arange(3))
+    assert checkpoint.load_state() == {"steps": 300}
     assert os.readlink(run / "checkpoints" / "latest") == "000000000300"
 
 
@@ -41,7 +49,7 @@ def test_the_nearest_checkpoint_is_chosen(run: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["truncate", "flip", "empty", "delete", "manifest"])
-def test_a_damaged_checkpoint_is_refused_and_the_newest_good_one_named(run: Path, damage: str) -> None:
+def test_damaged_checkpoint_is_refused_and_newest_intact_one_is_suggested(run: Path, damage: str) -> None:
     file = run / "checkpoints" / "000000000300" / "model.safetensors"
     data = bytearray(file.read_bytes())
     if damage == "truncate":
@@ -58,62 +66,63 @@ def test_a_damaged_checkpoint_is_refused_and_the_newest_good_one_named(run: Path
     with pytest.raises(UserError, match=r"is damaged: .*--checkpoint 200"):
         choose(run)
     assert choose(run, 200).steps == 200
-    good = newest_good(run / "checkpoints")
-    assert good is not None
-    assert good.steps == 200
+    intact = newest_intact(run / "checkpoints")
+    assert intact is not None
+    assert intact.steps == 200
 
 
-def test_no_good_checkpoint_left_is_said(tmp_path: Path) -> None:
+def test_error_if_there_is_no_intact_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="has no checkpoint yet"):
         choose(tmp_path)
     write(tmp_path, 100)
     (tmp_path / "checkpoints" / "000000000100" / "state.json").write_text("")
-    with pytest.raises(UserError, match="no other is good; start anew with"):
+    with pytest.raises(UserError, match=r"all other checkpoints are also damaged.*bestiary train --config"):
         choose(tmp_path)
 
 
-def test_unfinished_saves_are_not_seen_and_cleared_away(run: Path) -> None:
+def test_unfinished_saves_are_ignored_and_removed(run: Path) -> None:
     left = run / "checkpoints" / ".saving-000000000400"
     left.mkdir()
-    (left / "model.safetensors").write_bytes(b"half")
+    (left / "model.safetensors").write_bytes(b"incomplete")
     (run / "checkpoints" / ".removing-000000000050").mkdir()
-    assert [c.steps for c in checkpoints(run / "checkpoints")] == [100, 200, 300]
+    assert [c.steps for c in list_checkpoints(run / "checkpoints")] == [100, 200, 300]
     assert remove_unfinished(run / "checkpoints") == [".removing-000000000050", ".saving-000000000400"]
     assert not left.exists()
 
 
-def test_a_damaged_folder_is_set_aside_when_its_steps_come_round_again(run: Path) -> None:
+def test_damaged_folder_is_renamed_if_a_checkpoint_with_its_steps_is_written(run: Path) -> None:
     (run / "checkpoints" / "000000000300" / "manifest.json").unlink()
     with pytest.raises(UserError, match="is damaged"):
         choose(run)
     write(run, 300)
-    assert choose(run).problem() is None
+    assert choose(run).find_damage() is None
     assert (run / "checkpoints" / "damaged-000000000300").is_dir()
 
 
-def test_the_ladder_and_the_newest_two_stay(tmp_path: Path) -> None:
+def test_first_checkpoint_of_each_interval_and_newest_two_are_kept(tmp_path: Path) -> None:
     for steps in (90, 110, 150, 190, 210, 250, 320, 330, 390):
         write(tmp_path, steps)
-    remove_old(tmp_path / "checkpoints", ladder=100)
-    assert [c.steps for c in checkpoints(tmp_path / "checkpoints")] == [110, 210, 320, 330, 390]
-    remove_old(tmp_path / "checkpoints", ladder=0)
-    assert [c.steps for c in checkpoints(tmp_path / "checkpoints")] == [330, 390]
+    remove_old(tmp_path / "checkpoints", keep_every=100)
+    assert [c.steps for c in list_checkpoints(tmp_path / "checkpoints")] == [110, 210, 320, 330, 390]
+    remove_old(tmp_path / "checkpoints", keep_every=0)
+    assert [c.steps for c in list_checkpoints(tmp_path / "checkpoints")] == [330, 390]
 
 
 class Canary:
+    """An object whose unpickling creates the file `canary`."""
+
     def __reduce__(self) -> tuple[object, tuple[str]]:
         return (os.system, ("touch canary",))
 
 
-def test_a_pickle_in_place_of_a_checkpoint_is_not_executed(run: Path, tmp_path: Path) -> None:
+def test_pickle_in_place_of_the_model_is_not_executed(run: Path, tmp_path: Path) -> None:
     folder = run / "checkpoints" / "000000000300"
-    evil = pickle.dumps(Canary())
-    (folder / "model.safetensors").write_bytes(evil)
-    import hashlib
-
-    manifest = json.loads((folder / "manifest.json").read_text())  # the attacker mends the manifest too
-    manifest["model.safetensors"] = {"bytes": len(evil), "sha256": hashlib.sha256(evil).hexdigest()}
+    malicious = pickle.dumps(Canary())
+    (folder / "model.safetensors").write_bytes(malicious)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    # An attacker would adapt the manifest, too.
+    manifest["model.safetensors"] = {"bytes": len(malicious), "sha256": hashlib.sha256(malicious).hexdigest()}
     (folder / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(UserError, match="not a file of a Bestiary checkpoint"):
-        choose(run).model()
+        choose(run).load_model()
     assert not (tmp_path / "canary").exists()

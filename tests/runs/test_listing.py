@@ -1,4 +1,4 @@
-"""What runs there are, and what those that are being trained are doing."""
+"""The command `bestiary runs`, with and without --live."""
 
 import os
 import signal
@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from bestiary.cli import run_command
-from tests.test_faults import BESTIARY, wait_until
+from bestiary.cli.main import run_command
+from bestiary.runs.listing import describe_run
+from tests.integration.test_faults import BESTIARY, wait_until
 
 
-def test_runs_that_are_being_trained_are_shown_live(capsys: pytest.CaptureFixture[str]) -> None:
+def test_live_table_shows_only_running_trainings(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["train", "toy/bandit", "--steps", "1k", "--name", "finished"]) == 0
     words = ["train", "toy/catch", "--num-envs", "8", "--steps", "100M", "--log-every", "100", "--name", "going"]
     process = subprocess.Popen([*BESTIARY, *words], stderr=subprocess.DEVNULL)
@@ -24,7 +25,7 @@ def test_runs_that_are_being_trained_are_shown_live(capsys: pytest.CaptureFixtur
         assert "runs/going" in output
         assert "toy/catch" in output
         assert "runs/finished" not in output
-        for column in ("steps/s", "lag", "restarts", "bound by"):
+        for column in ("steps/s", "policy lag", "restarts", "bottleneck"):
             assert column in output
     finally:
         process.send_signal(signal.SIGINT)
@@ -33,7 +34,7 @@ def test_runs_that_are_being_trained_are_shown_live(capsys: pytest.CaptureFixtur
     assert "runs/going" not in capsys.readouterr().out
 
 
-def test_on_a_terminal_it_goes_on_until_it_is_stopped() -> None:
+def test_live_table_on_a_terminal_is_updated_until_interrupted() -> None:
     main, terminal = os.openpty()
     words = [sys.executable, "-m", "bestiary", "runs", "--live", "."]
     process = subprocess.Popen(
@@ -41,7 +42,7 @@ def test_on_a_terminal_it_goes_on_until_it_is_stopped() -> None:
         stdout=terminal,
         stderr=terminal,
         env={**os.environ, "TERM": "xterm", "COLUMNS": "200"},
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # where the tests themselves ignore Ctrl-C
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # the test process may ignore Ctrl-C
     )
     os.close(terminal)
     try:
@@ -54,3 +55,26 @@ def test_on_a_terminal_it_goes_on_until_it_is_stopped() -> None:
     finally:
         process.kill()
         os.close(main)
+
+
+def make_run(name: str, metrics: str = "", owner: bool = False) -> Path:
+    """Create a run folder with a config.toml, and without the files that `bestiary runs` does not read."""
+    path = Path("runs") / name
+    path.mkdir(parents=True)
+    (path / "config.toml").write_text('steps = 1000\nseed = 1\n[env]\nname = ["toy/catch"]\n')
+    (path / "metrics.csv").write_text(metrics)
+    if owner:
+        (path / "lock_owner.json").write_text('{"pid": 1, "host": "h"}')
+    return path
+
+
+def test_crashed_and_interrupted_runs_are_told_apart() -> None:
+    assert describe_run(make_run("a", owner=True))[-1] == "crashed"
+    assert describe_run(make_run("b"))[-1] == "interrupted"
+
+
+def test_returns_are_shown_with_the_names_of_tasks_and_rewards() -> None:
+    columns = "step,seconds,atari/Pong/return,atari/Breakout/return\n500,1.0,-20.5,nan\n"
+    assert "Pong -20.5, Breakout -" in describe_run(make_run("tasks", columns))
+    columns = "step,seconds,training_return,true_return,return\n500,1.0,7.5,2.25,7.5\n"
+    assert "training 7.5 true 2.25" in describe_run(make_run("rewards", columns))

@@ -1,13 +1,13 @@
-"""Study files: what they stand for, and where they are wrong."""
+"""Study files: the variants they describe, and the messages for wrong files."""
 
 from pathlib import Path
 
 import pytest
 
-from bestiary.cli import run_command
-from bestiary.errors import UserError
+from bestiary.cli.main import run_command
 from bestiary.studies.study import Study, read_study
 from bestiary.studies.trial import make_trials
+from bestiary.utils.errors import UserError
 
 
 def study(text: str) -> Study:
@@ -15,7 +15,7 @@ def study(text: str) -> Study:
     return read_study(Path("s.toml"))
 
 
-def test_a_grid_is_every_combination() -> None:
+def test_grid_gives_all_combinations() -> None:
     found = study("""
         name = "memories"
         seeds = [3, 1]
@@ -29,15 +29,20 @@ def test_a_grid_is_every_combination() -> None:
     names = ["memory=gru,memory.hidden=8", "memory=gru,memory.hidden=16"]
     names += ["memory=lstm,memory.hidden=8", "memory=lstm,memory.hidden=16"]
     assert [variant.name for variant in found.variants] == names
-    parts = [variant.config.parts["memory"] for variant in found.variants]
-    assert [(part.name, part.options.hidden) for part in parts] == [("gru", 8), ("gru", 16), ("lstm", 8), ("lstm", 16)]
+    memories = [variant.config.components["memory"] for variant in found.variants]
+    assert [(memory.name, memory.options.hidden) for memory in memories] == [
+        ("gru", 8),
+        ("gru", 16),
+        ("lstm", 8),
+        ("lstm", 16),
+    ]
     trials = make_trials(found, Path("runs/memories"))
     assert [trial.path.name for trial in trials[:3]] == [f"{names[0]}-s3", f"{names[0]}-s1", f"{names[1]}-s3"]
     assert {trial.config.training.seed for trial in trials} == {1, 3}
-    assert {trial.total for trial in trials} == {2_000}
+    assert {trial.total_steps for trial in trials} == {2_000}
 
 
-def test_variants_have_names_and_lie_over_the_base() -> None:
+def test_options_of_variants_override_the_base() -> None:
     found = study("""
         seeds = [1]
         evaluate = 7
@@ -49,7 +54,7 @@ def test_variants_have_names_and_lie_over_the_base() -> None:
         name = "plain"
         [[variant]]
         name = "none"
-        memory = "none"     # the options of the LSTM go with it
+        memory = "none"     # also removes the options of the LSTM
         [[variant]]
         name = "wide"
         memory.hidden = 32
@@ -58,16 +63,16 @@ def test_variants_have_names_and_lie_over_the_base() -> None:
     assert found.name == "s"
     plain, none, wide = found.variants
     assert [variant.name for variant in found.variants] == ["plain", "none", "wide"]
-    assert plain.config.parts["memory"].options.hidden == 8
-    assert none.config.parts["memory"].name == "none"
-    assert wide.config.parts["memory"].options.hidden == 32
-    assert wide.config.parts["algo"].options.lr == 0.1
-    assert plain.config.parts["algo"].options.lr == 0.005  # the preset's
+    assert plain.config.components["memory"].options.hidden == 8
+    assert none.config.components["memory"].name == "none"
+    assert wide.config.components["memory"].options.hidden == 32
+    assert wide.config.components["algo"].options.lr == 0.1
+    assert plain.config.components["algo"].options.lr == 0.005  # of the preset
     assert none.parameters < plain.parameters < wide.parameters
     assert make_trials(found, Path("f"))[0].config.training.eval_at_end == 7
 
 
-def test_variants_and_a_grid_are_combined_and_environments_are_families() -> None:
+def test_variants_and_grid_are_combined() -> None:
     found = study("""
         seeds = [1]
         [grid]
@@ -82,7 +87,7 @@ def test_variants_and_a_grid_are_combined_and_environments_are_families() -> Non
         "toy/bandit" = [0.5, 1]
         "toy/chain" = [0, 1]
         """)
-    assert [(v.name, v.family) for v in found.variants] == [
+    assert [(v.name, v.name_without_env) for v in found.variants] == [
         ("slow,env=toy-bandit", "slow"),
         ("slow,env=toy-chain", "slow"),
         ("fast,env=toy-bandit", "fast"),
@@ -90,16 +95,16 @@ def test_variants_and_a_grid_are_combined_and_environments_are_families() -> Non
     ]
 
 
-def test_seeds_alone_are_a_study() -> None:
+def test_study_with_seeds_only_has_one_variant() -> None:
     assert [variant.name for variant in study('seeds = [1, 2]\n[base]\nenv = "toy/bandit"\n').variants] == ["base"]
 
 
 HEAD = 'seeds = [1]\n[base]\nenv = "toy/chain"\n'
 MISTAKES: list[tuple[str, tuple[str, ...]]] = [
-    ('zoom = "4M:2M"\n' + HEAD, ("s.toml, line 1: zoom = '4M:2M': expected a part of the x axis",)),
+    ('zoom = "4M:2M"\n' + HEAD, ("s.toml, line 1: zoom = '4M:2M': expected a range",)),
     ('dashed = ["bas"]\n' + HEAD, ("s.toml, line 1: there is no variant bas; did you mean base?",)),
     (HEAD + "lerning_rate = 3\nlr = 0.1", ("s.toml, line 4: unknown option --lerning-rate",)),
-    (HEAD + "unroll_lenght = 3", ("s.toml, line 4: unknown option --unroll-lenght; did you mean --unroll-length",)),
+    (HEAD + "rollout_lenght = 3", ("s.toml, line 4: unknown option --rollout-lenght; did you mean --rollout-length",)),
     (HEAD + '\n[base.memory]\nname = "gru"\nhiden = 3', ("line 7: unknown option --memory.hiden; did you mean",)),
     (HEAD + "[grid]\nlr = [0.1]\nframe-stak = [1, 2]", ("line 6: unknown option --frame-stak",)),
     (
@@ -112,41 +117,41 @@ MISTAKES: list[tuple[str, tuple[str, ...]]] = [
     ),
     (HEAD + "steps = 0", ("s.toml, line 4: --steps 0: must be at least 1",)),
     (HEAD + "algo.lr = 'x'", ("s.toml, line 4: --lr x: expected a number",)),
-    (HEAD + "num_envs = 9", ("s.toml, line 4: --num-envs 9 does not divide",)),
+    (HEAD + "num_envs = 9", ("s.toml, line 4: --num-envs 9: must be a multiple",)),
     (HEAD + 'device = "gpu"', ("s.toml, line 4: --device gpu: expected auto",)),
     (HEAD + 'torso = "shallow"', ("needs an image",)),
     (HEAD + 'preset = "helo"', ("s.toml, line 4: --preset helo", "did you mean hello?")),
-    (HEAD + 'config = "missing.toml"', ("s.toml, line 4: missing.toml: there is no such file",)),
-    (HEAD + "seed = 4", ("s.toml, line 4: seed: a study's seeds are listed once",)),
+    (HEAD + 'config = "missing.toml"', ("s.toml, line 4: missing.toml: no such file",)),
+    (HEAD + "seed = 4", ("s.toml, line 4: seed: use seeds = [...]",)),
     (HEAD + "[grid]", ("s.toml, line 4: the grid is empty",)),
     (HEAD + "[grid]\nlr = []", ("s.toml, line 5: grid lr = []: expected a list of values",)),
     (HEAD + "[grid]\nlr = 3", ("s.toml, line 5: grid lr = 3: expected a list of values",)),
     (HEAD + "[grid]\nlr = [1, 2, 1]", ("s.toml, line 5: grid lr=1 is listed twice",)),
-    (HEAD + "[grid]\nlr = [0.1, '0.10']", ("lr=0.1 and lr=0.10 are the same configuration",)),
-    (HEAD + '[[variant]]\nname = "a"\n[[variant]]\nname = "A"', ("s.toml, line 7: there are two variants called a",)),
-    (HEAD + '[[variant]]\nname = "a"\n[[variant]]\nname = "b"', ("variants a and b are the same configuration",)),
+    (HEAD + "[grid]\nlr = [0.1, '0.10']", ("lr=0.1 and lr=0.10 have the same configuration",)),
+    (HEAD + '[[variant]]\nname = "a"\n[[variant]]\nname = "A"', ("s.toml, line 7: two variants have the name a",)),
+    (HEAD + '[[variant]]\nname = "a"\n[[variant]]\nname = "b"', ("variants a and b have the same configuration",)),
     (HEAD + "[[variant]]\nlr = 3", ("s.toml, line 4: this [[variant]] has no name",)),
-    (HEAD + '[[variant]]\nname = "../a"', ("s.toml, line 5: name = '../a': it names folders",)),
-    (HEAD + '[variant]\nname = "a"', ("s.toml, line 4: variants are written [[variant]]",)),
+    (HEAD + '[[variant]]\nname = "../a"', ("s.toml, line 5: name = '../a'",)),
+    (HEAD + '[variant]\nname = "a"', ("s.toml, line 4: variant: expected [[variant]]",)),
     (HEAD + '[normalise]\n"toy/chain" = [1, 1]', ("s.toml, line 5: toy/chain = [1, 1]: expected the returns",)),
-    (HEAD + '[normalise]\n"toy/chian" = [0, 1]', ("says nothing about toy/chain",)),
-    ('seeds = [1]\n[base]\nenv = "toy/chian"', ("s.toml, line 3: toy/chian: the toys are", "did you mean chain")),
+    (HEAD + '[normalise]\n"toy/chian" = [0, 1]', ("[normalise] has no entry for toy/chain",)),
+    ('seeds = [1]\n[base]\nenv = "toy/chian"', ("s.toml, line 3: toy/chian: unknown toy", "did you mean chain")),
     ('seeds = [1]\n[base]\nenv = "chain"', ("s.toml, line 3: unknown environment chain",)),
-    ("seeds = [1]\nbase = 3", ("s.toml, line 2: base is a table",)),
-    ("seeds = [1]\n", ("s.toml: which environment?",)),
+    ("seeds = [1]\nbase = 3", ("s.toml, line 2: base: expected a table [base]",)),
+    ("seeds = [1]\n", ("s.toml: no environment given",)),
     ('seeds = [2, 3, 2]\n[base]\nenv = "toy/chain"', ("s.toml, line 1: seed 2 is listed twice",)),
-    ('seeds = [2, -1]\n[base]\nenv = "toy/chain"', ("s.toml, line 1: seeds: -1 is not a whole number",)),
-    ('seeds = []\n[base]\nenv = "toy/chain"', ("s.toml, line 1: which seeds?",)),
-    ('[base]\nenv = "toy/chain"', ("s.toml: which seeds?",)),
-    ("\nsead = 3\n" + HEAD, ("s.toml, line 2: a study has no sead; did you mean seeds",)),
-    ('name = "a/b"\n' + HEAD, ("s.toml, line 1: name = 'a/b': it names folders",)),
+    ('seeds = [2, -1]\n[base]\nenv = "toy/chain"', ("s.toml, line 1: seeds: -1: expected an integer",)),
+    ('seeds = []\n[base]\nenv = "toy/chain"', ("s.toml, line 1: seeds: expected a list",)),
+    ('[base]\nenv = "toy/chain"', ("s.toml: seeds: expected a list",)),
+    ("\nsead = 3\n" + HEAD, ("s.toml, line 2: unknown key sead; did you mean seeds",)),
+    ('name = "a/b"\n' + HEAD, ("s.toml, line 1: name = 'a/b'",)),
     ("evaluate = -1\n" + HEAD, ("s.toml, line 1: evaluate = -1: expected a number of games",)),
-    ("seeds = = 3", ("s.toml: not readable as TOML", "line 1")),
+    ("seeds = = 3", ("s.toml: not a valid TOML file", "line 1")),
 ]
 
 
 @pytest.mark.parametrize(("text", "expected"), MISTAKES, ids=[expected[0] for _, expected in MISTAKES])
-def test_a_mistake_is_named_with_its_line_before_any_run(
+def test_wrong_files_are_refused_with_the_line_before_any_run(
     text: str, expected: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("s.toml").write_text(text)
@@ -158,16 +163,20 @@ def test_a_mistake_is_named_with_its_line_before_any_run(
     assert [path.name for path in Path().iterdir()] == ["s.toml"]
 
 
-def test_all_problems_are_listed_at_once_each_once() -> None:
+def test_all_problems_are_reported_together_each_once() -> None:
     with pytest.raises(UserError) as error:
         study(HEAD + 'tims = 3\n[[variant]]\nname = "a"\nlr = "x"\n[[variant]]\nname = "b"\nsteps = 0\n')
     assert [problem.split(": ")[0] for problem in error.value.problems] == [f"s.toml, line {n}" for n in (4, 7, 10)]
 
 
-def test_files_that_cannot_be_read(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unreadable_files_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     Path("folder").mkdir()
     Path("binary.toml").write_bytes(b"\xff\xfe\x00")
-    for name, phrase in (("no.toml", "no such file"), ("folder", "cannot be read"), ("binary.toml", "not readable")):
+    for name, phrase in (
+        ("no.toml", "no such file"),
+        ("folder", "cannot be read"),
+        ("binary.toml", "not a valid TOML file"),
+    ):
         assert run_command(["study", name]) == 2
         assert f"{name}: " in (errors := capsys.readouterr().err)
         assert phrase in errors

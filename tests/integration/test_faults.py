@@ -1,0 +1,342 @@
+"""Real faults: signals, kill -9 at each point of a save, a full disk, NaN, broken environments, damaged files."""
+
+import contextlib
+import io
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import bestiary
+from bestiary.cli.main import run_command
+from bestiary.runs.run import open_run
+
+BESTIARY = [sys.executable, "-m", "bestiary"]
+TOY = ["toy/recall", "--memory", "lstm", "--memory.hidden", "32", "--num-envs", "4", "--batch-size", "4"]
+
+
+def bestiary_command(*args: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """Run a command and return its output and exit status.
+
+    It runs in this process, which is faster, unless environment variables are given.
+    """
+    if env is not None:
+        environment = {**os.environ, **env}
+        return subprocess.run([*BESTIARY, *args], capture_output=True, text=True, env=environment, timeout=120)
+    printed, errors = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(errors):
+        status = run_command(list(args))
+    return subprocess.CompletedProcess(args, status, printed.getvalue(), errors.getvalue())
+
+
+def wait_until(condition, seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "timeout"
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_signal_saves_a_checkpoint_and_prints_the_resume_command(signum: int, status: int) -> None:
+    process = subprocess.Popen(
+        [*BESTIARY, "train", *TOY, "--steps", "100M", "--run-dir", "r"], stderr=subprocess.PIPE, text=True
+    )
+    wait_until(lambda: Path("r/metrics.csv").exists())
+    second = bestiary_command("resume", "r")  # a running run is locked
+    assert second.returncode == 2
+    assert f"another process (pid {process.pid} on" in second.stderr
+    process.send_signal(signum)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == status
+    assert "bestiary resume r" in errors
+    assert "Traceback" not in errors
+    newest = open_run("r").checkpoints[-1]
+    assert newest.steps > 0
+    assert newest.find_damage() is None
+    assert not Path("r/lock.json").exists()
+    resumed = bestiary_command("resume", "r", "--steps", str(newest.steps + 2_000))
+    assert resumed.returncode == 0, resumed.stderr
+    assert f"resuming r at step {newest.steps}" in resumed.stderr
+
+
+STUCK_ENV = """
+import time, gymnasium, numpy as np
+from gymnasium.spaces import Box, Discrete
+class Stuck(gymnasium.Env):
+    observation_space, action_space, steps = Box(-1, 1, (2,)), Discrete(2), 0
+    def reset(self, seed=None, options=None):
+        return np.zeros(2, np.float32), {}
+    def step(self, action):
+        self.steps += 1
+        if self.steps == 200:
+            open("stuck", "w").close()
+            time.sleep(1e5)
+        return np.zeros(2, np.float32), 0.0, self.steps % 10 == 0, False, {}
+"""
+
+
+def test_signal_stops_a_run_whose_environment_hangs() -> None:
+    Path("stuck.py").write_text(STUCK_ENV)
+    command = ["train", "stuck.py:Stuck", "--num-envs", "4", "--batch-size", "2", "--steps", "1M", "--run-dir", "r"]
+    process = subprocess.Popen([*BESTIARY, *command], stderr=subprocess.PIPE, text=True)
+    wait_until(lambda: Path("stuck").exists())
+    time.sleep(6)  # longer than the time after which an actor counts as stuck
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 143
+    assert "bestiary resume r" in errors
+    assert open_run("r").checkpoints[-1].find_damage() is None
+
+
+KILL_IN_SAVE = """
+import os, signal, sys
+import bestiary
+from bestiary.runs.run import open_run
+from bestiary.api import resume
+
+SMALL = dict(runtime="serial", num_envs=4, batch_size=4, rollout_length=10, steps=2000, save_every=400)
+OPTIONS = {**SMALL, "env": "toy/recall", "memory": "lstm", "memory.hidden": 32}
+
+
+def run_in_child(function):
+    child = os.fork()
+    if child == 0:
+        function()
+        os._exit(0)
+    return os.waitpid(child, 0)[1]
+
+
+def kill_at(name, count):
+    # Replace a function of os: the count-th call kills this process with SIGKILL.
+    original, calls = getattr(os, name), [0]
+
+    def call(*args, **kwargs):
+        calls[0] += 1
+        if calls[0] == count:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return original(*args, **kwargs)
+
+    setattr(os, name, call)
+
+
+def run_until_killed(path, name, count):
+    kill_at(name, count)
+    bestiary.train(run_dir=path, **OPTIONS)
+
+
+bestiary.train(run_dir="uninterrupted", **OPTIONS)
+# A save calls fsync 7 times: for 5 files, their folder and, after the rename, the parent folder.
+points = [("fsync", 8 + k) for k in range(7)] + [("rename", 2), ("fsync", 1), ("symlink", 4), ("unlink", 3)]
+for index, (name, count) in enumerate(points):
+    path = f"killed{index}"
+    status = run_in_child(lambda: run_until_killed(path, name, count))
+    assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == 9, (name, count, status)
+    assert run_in_child(lambda: resume(open_run(path))) == 0, (name, count)
+    for file in ("model", "optimizer", "actor"):
+        contents = [open(f"{p}/checkpoints/latest/{file}.safetensors", "rb").read() for p in ("uninterrupted", path)]
+        assert contents[0] == contents[1], (name, count, file)
+    assert open(f"{path}/episodes.csv").read() == open("uninterrupted/episodes.csv").read(), (name, count)
+    assert not [f for f in os.listdir(f"{path}/checkpoints") if f.startswith(".saving")], (name, count)
+print("points", len(points))
+"""
+
+
+def test_kill_at_each_point_of_a_save_loses_nothing() -> None:
+    result = subprocess.run([sys.executable, "-c", KILL_IN_SAVE], capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert "points 11" in result.stdout
+
+
+def test_killed_run_can_be_resumed() -> None:
+    process = subprocess.Popen([*BESTIARY, "train", *TOY, "--steps", "100M", "--run-dir", "r", "--save-every", "400"])
+    wait_until(lambda: Path("r/checkpoints/latest").exists())
+    process.kill()
+    process.wait()
+    before = open_run("r").steps
+    result = bestiary_command("resume", "r", "--steps", str(before + 1_000))
+    assert result.returncode == 0, result.stderr
+    assert "did not end cleanly" in result.stderr
+    assert open_run("r").steps >= before + 1_000
+
+
+FULL_DISK = """
+import resource, sys
+from bestiary.cli.main import main
+resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))  # maximum file size: a real EFBIG
+main(sys.argv[1:])
+"""
+
+
+def test_full_disk_warns_and_stops_the_run_after_three_failed_saves() -> None:
+    command = ["train", *TOY, "--steps", "40k", "--save-every", "4k", "--run-dir", "r"]
+    result = subprocess.run([sys.executable, "-c", FULL_DISK, *command], capture_output=True, text=True, timeout=120)
+    assert result.returncode == 1
+    assert result.stderr.count("was not saved") == 3
+    assert "saves failed (File too large)" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert open_run("r").checkpoints == []
+    assert list(Path("r/checkpoints").iterdir()) == []  # no partial files remain
+
+
+def test_previous_checkpoint_remains_if_the_disk_is_full() -> None:
+    first = bestiary.train(run_dir="r", env="toy/recall", num_envs=4, batch_size=4, steps=2_000)
+    steps, model = first.steps, (first.path / "checkpoints/latest/model.safetensors").read_bytes()
+    command = ["resume", "r", "--steps", "4k"]
+    result = subprocess.run([sys.executable, "-c", FULL_DISK, *command], capture_output=True, text=True, timeout=120)
+    assert result.returncode == 1
+    assert "could not be saved" in result.stderr
+    run = open_run("r")
+    assert run.steps == steps
+    assert (run.path / "checkpoints/latest/model.safetensors").read_bytes() == model
+    assert bestiary_command("resume", "r", "--steps", "3k").returncode == 0
+
+
+BROKEN_ENV = """
+import gymnasium, numpy as np
+from gymnasium.spaces import Box, Discrete
+
+
+class Broken(gymnasium.Env):
+    observation_space, action_space = Box(-1, 1, (2,)), Discrete(2)
+
+    def __init__(self, *, how: str = "", after: int = 30):
+        self.how = how
+        self.after = after
+        self.clock = 0
+
+    def reset(self, seed=None, options=None):
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self.clock += 1
+        broken = self.clock > self.after
+        if broken and self.how == "raise":
+            raise ZeroDivisionError("simulation failed")
+        observation = np.full(2, np.nan if broken and self.how == "nan" else 0.5, np.float32)
+        if broken and self.how == "shape":
+            observation = np.zeros(3, np.float32)
+        reward = 1.0
+        if broken and self.how == "nan-reward":
+            reward = float("nan")
+        if broken and self.how == "huge":
+            reward = 1e30
+        return observation, reward, self.clock % 10 == 0, False, {}
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("raise", ("env.py, line", "ZeroDivisionError: simulation failed")),
+        ("nan", ("environment 0", "observation vector that is not finite", "at step")),
+        ("nan-reward", ("environment 0", "reward that is not finite", "at step")),
+        ("shape", ("env.py:Broken: observation after step", "should be float32[2], got float32[3]")),
+    ],
+)
+def test_error_of_an_environment_stops_the_run_and_names_the_environment(how: str, words: tuple[str, ...]) -> None:
+    Path("env.py").write_text(BROKEN_ENV)
+    options = ["--num-envs", "4", "--batch-size", "4", "--rollout-length", "5", "--save-every", "40"]
+    result = bestiary_command("train", "env.py:Broken", "--how", how, "--steps", "10k", "--run-dir", "r", *options)
+    assert result.returncode == 1, result.stderr
+    for word in words:
+        assert word in result.stderr
+    assert "Traceback" not in result.stderr
+    run = open_run("r")
+    assert run.checkpoints[-1].find_damage() is None  # the last good checkpoint remains
+    assert run.steps <= 4 * 30
+
+
+def test_non_finite_updates_are_skipped_counted_not_saved_and_stop_the_run() -> None:
+    Path("env.py").write_text(BROKEN_ENV)
+    options = [
+        "--num-envs",
+        "4",
+        "--batch-size",
+        "4",
+        "--rollout-length",
+        "5",
+        "--save-every",
+        "20",
+        "--log-every",
+        "20",
+    ]
+    extra = ["--algo.reward-clipping", "none", "--max-skipped-updates", "3", "--steps", "10k", "--run-dir", "r"]
+    result = bestiary_command("train", "env.py:Broken", "--how", "huge", *extra, *options)
+    assert result.returncode == 1, result.stderr
+    assert "3 consecutive updates were not finite" in result.stderr
+    run = open_run("r")
+    assert all(weights.isfinite().all() for weights in run.agent().parameters())
+    assert run.steps <= 4 * 30
+    assert run.metrics["skipped_updates"][-1] == 2
+
+
+def test_run_folder_contains_no_secrets_of_the_environment_variables() -> None:
+    secret = "canary-4f1c9a"
+    env = {"AWS_SECRET_ACCESS_KEY": secret, "HF_TOKEN": secret, "WANDB_API_KEY": secret * 4, "WANDB_MODE": "offline"}
+    command = ["train", *TOY, "--steps", "2k", "--run-dir", "r", "--tensorboard", "--wandb", "project"]
+    result = bestiary_command(*command, env=env)
+    assert result.returncode == 0, result.stderr
+    written = [path for path in Path("r").rglob("*") if path.is_file()]
+    assert any("tfevents" in path.name for path in written)
+    run_id = Path("r/wandb_id.txt").read_text()
+    assert [path.name for path in written if path.suffix == ".wandb"] == [f"run-{run_id}.wandb"]
+    for path in written:
+        assert secret.encode() not in path.read_bytes(), path
+
+
+WITHOUT_WANDB = "import sys; sys.modules['wandb'] = None; from bestiary.cli.main import main; main(sys.argv[1:])"
+
+
+def test_missing_logger_package_is_reported_before_training() -> None:
+    command = ["train", *TOY, "--steps", "2k", "--run-dir", "r", "--wandb"]
+    result = subprocess.run([sys.executable, "-c", WITHOUT_WANDB, *command], capture_output=True, text=True, timeout=60)
+    assert result.returncode == 2
+    assert "pip install 'bestiary[wandb]'" in result.stderr
+    assert not Path("r").exists()
+
+
+def test_failing_logger_does_not_stop_the_training() -> None:
+    env = {"WANDB_API_KEY": "not a key", "WANDB_MODE": "online", "WANDB_BASE_URL": "http://127.0.0.1:9"}
+    env |= {"WANDB_INIT_TIMEOUT": "3", "WANDB_HTTP_TIMEOUT": "1"}
+    result = bestiary_command("train", *TOY, "--steps", "2k", "--run-dir", "r", "--wandb", env=env)
+    assert result.returncode == 0, result.stderr
+    assert "wandb is not available" in result.stderr
+    assert open_run("r").steps >= 2_000
+    assert len(open_run("r").metrics["step"]) > 0
+
+
+def test_resume_with_an_empty_checkpoint_is_rejected() -> None:
+    run = bestiary.train(run_dir="r", env="toy/recall", num_envs=4, batch_size=4, steps=2_000)
+    for file in run.checkpoints[-1].path.iterdir():
+        file.unlink()
+    rows = (run.path / "metrics.csv").read_bytes()
+    result = bestiary_command("resume", "r")
+    assert result.returncode == 2
+    assert "is damaged" in result.stderr
+    assert "bestiary train --config r/config.toml" in result.stderr
+    assert (run.path / "metrics.csv").read_bytes() == rows
+
+
+def test_runs_started_at_the_same_time_get_different_folders() -> None:
+    command = [*BESTIARY, "train", "toy/bandit", "--steps", "1k"]
+    started = [subprocess.Popen([*command, "--seed", str(seed)], stderr=subprocess.DEVNULL) for seed in (1, 2)]
+    assert [process.wait(timeout=120) for process in started] == [0, 0]
+    runs = [path for path in Path("runs").iterdir() if not path.is_symlink()]
+    assert sorted(open_run(path).raw_config["seed"] for path in runs) == [1, 2]
+
+
+def test_damaged_newest_checkpoint_is_rejected_and_the_last_good_one_suggested() -> None:
+    run = bestiary.train(run_dir="r", env="toy/recall", num_envs=4, batch_size=4, steps=2_000, save_every=500)
+    newest = run.checkpoints[-1].path / "optimizer.safetensors"
+    newest.write_bytes(newest.read_bytes()[:-1])
+    good = run.checkpoints[-2].steps
+    result = bestiary_command("resume", "r", "--steps", "3k")
+    assert result.returncode == 2
+    assert f"--checkpoint {good}" in result.stderr
+    resumed = bestiary_command("resume", "r", "--steps", "3k", "--checkpoint", str(good))
+    assert resumed.returncode == 0, resumed.stderr
+    assert open_run("r").steps >= 3_000

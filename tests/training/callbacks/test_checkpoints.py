@@ -1,0 +1,46 @@
+"""Permanent checkpoints at chosen steps (--keep-at), including the initial weights."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import bestiary
+from bestiary.api import resume
+from bestiary.runs.run import Run
+
+SMALL: dict[str, Any] = {
+    "runtime": "serial",
+    "num_envs": 8,
+    "batch_size": 8,
+    "torso": "mlp",
+    "torso.width": 16,
+    "save_every": 0,
+}
+
+
+def test_checkpoint_at_a_requested_step_is_kept():
+    run = bestiary.train("toy/catch", run_dir="r", steps=3_200, keep_at=(1_000, 1_900), save_minutes=1e-9, **SMALL)
+    assert [c.steps for c in run.checkpoints][:2] == [1_120, 1_920]
+    assert len(run.checkpoints) == 4  # the two newest are kept, too
+
+
+@pytest.mark.parametrize("runtime", ["serial", "local"])
+def test_initial_weights_can_be_kept(runtime):
+    """The checkpoint of step 0 contains the loaded weights, and a run resumed from it repeats the original run."""
+    options: dict[str, Any] = {**SMALL, "runtime": runtime}
+    first = bestiary.train("toy/catch", run_dir="first", steps=1_600, **options)
+    run = bestiary.train("toy/catch", run_dir="r", steps=1_600, init_from="first", keep_at=(0,), **options)
+    assert [c.steps for c in run.checkpoints] == [0, 1_600]
+    for name, weights in first.agent().state_dict().items():
+        assert torch.equal(run.agent(0).state_dict()[name], weights), name
+    copied = Path(shutil.copytree("r", "copied", symlinks=True))
+    shutil.rmtree(copied / "checkpoints" / f"{1_600:012d}")
+    shutil.rmtree("first")  # the source run is not needed to resume
+    resumed = resume(Run(copied))
+    assert [c.steps for c in resumed.checkpoints] == [0, 1_600]
+    if runtime == "serial":
+        for name, weights in run.agent(1_600).state_dict().items():
+            assert torch.equal(resumed.agent(1_600).state_dict()[name], weights), name
