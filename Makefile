@@ -1,6 +1,6 @@
 # Two commands do everything on a fresh machine with Python 3.11 or newer:
-#   make train     makes .venv, installs Bestiary, trains Pong, evaluates it and films it
-#   make test      makes .venv, installs everything, runs ruff, mypy and the tests
+#   make train     create .venv, install Bestiary, train Pong, evaluate the agent and record a video
+#   make test      create .venv, install all extras, run ruff, mypy and the tests
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
@@ -12,7 +12,8 @@ setup: $(VENV)/installed
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-	  { echo "bestiary needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version). Try: make PYTHON=python3.12"; exit 2; }
+	  { echo "bestiary needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version)."; \
+	    echo "Try: make PYTHON=python3.12"; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) --editable .
 	@touch $@

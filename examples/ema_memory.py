@@ -1,4 +1,7 @@
-"""A memory of your own: `bestiary train toy/catch --memory examples/ema_memory.py:Ema --memory.slowest 0.9`."""
+"""Example of a user-defined memory.
+
+bestiary train toy/catch --memory examples/ema_memory.py:Ema --memory.max-decay 0.9
+"""
 
 import torch
 import torch.nn as nn
@@ -8,23 +11,23 @@ State = tuple[Tensor, ...]
 
 
 class Ema(nn.Module):
-    """The present, and beside it an exponential moving average of the past; every unit learns its own rate."""
+    """Concatenation of the input and its exponential moving average, with one trained decay rate per unit."""
 
-    def __init__(self, input_size: int, *, slowest: float = 0.95):
+    def __init__(self, input_size: int, *, max_decay: float = 0.95):
         super().__init__()
-        self.rate = nn.Parameter(torch.linspace(0.05, slowest, input_size).logit())
+        self.decay_logit = nn.Parameter(torch.linspace(0.05, max_decay, input_size).logit())
         self.output_size = 2 * input_size
 
     def initial_state(self, batch_size: int) -> State:
-        return (self.rate.new_zeros(batch_size, len(self.rate)),)
+        return (self.decay_logit.new_zeros(batch_size, len(self.decay_logit)),)
 
     def forward(self, x: Tensor, done: Tensor, state: State) -> tuple[Tensor, State]:
-        """x [T,B,D], done [T,B], state ([B,D],) -> y [T,B,2*D] and the state after the last step."""
+        """Map x [T,B,D], done [T,B] and the state ([B,D],) to the output [T,B,2*D] and the final state."""
         (average,) = state
-        keep = self.rate.sigmoid()  # [D]
+        decay = self.decay_logit.sigmoid()  # decay rate of each unit, [D]
         averages = []
         for x_t, done_t in zip(x, done, strict=True):
-            average = average * ~done_t[:, None]  # an episode that opens here knows nothing of the one before
-            average = keep * average + (1 - keep) * x_t
+            average = average * ~done_t[:, None]  # reset at the start of an episode
+            average = decay * average + (1 - decay) * x_t
             averages.append(average)
         return torch.cat([x, torch.stack(averages)], dim=-1), (average,)

@@ -1,0 +1,109 @@
+"""Draw the figures in docs/results again from the CSV files in the same folder.
+
+    python examples/redraw_results.py [FOLDER]
+
+The curves in these files were smoothed with centred windows by version 0.1; the games themselves are not stored. The
+captions of the figures say so. rewards-steps.csv has means and standard errors over three seeds.
+"""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bestiary.envs.rewards.wrapper import RewardConfig
+from bestiary.evaluation.curve_plots import plot_checkpoint_curves
+from bestiary.evaluation.plotting import format_axes, import_pyplot, panel_grid, save_figure
+from bestiary.evaluation.results import TaskResult
+from bestiary.reward_audit.curves import Curve, CurvePoint
+from bestiary.reward_audit.figures import draw_curves
+from bestiary.rollout import Episode
+from bestiary.runs.csv_tables import read_rows
+
+LEARNING_CURVES = ("breakout", "pong-aaa", "pong-minutes", "pong-steps", "popart", "procgen", "transfer")
+CAPTION = (
+    "Lines: mean over seeds. Bands: lowest to highest seed. Curves of version 0.1: windows are centred, so a point\n"
+    "also contains games that ended later, by up to 10 times the steps per finished game."
+)
+
+
+def draw_learning_curves(path: Path) -> None:
+    """Draw the curves of a CSV file of `bestiary compare`: one panel per task, one line per group."""
+    rows = read_rows(path)
+    axis = "minutes" if "minutes" in rows[0] else "steps"
+    tasks = list(dict.fromkeys(row.get("task", "") for row in rows))
+    groups = list(dict.fromkeys(row["group"] for row in rows))
+    plt = import_pyplot()
+    figure, all_axes = panel_grid(plt, tasks)
+    lines: dict[str, Any] = {}
+    for axes, task in zip(all_axes, tasks, strict=True):
+        for k, group in enumerate(groups):
+            own = [
+                row for row in rows if row.get("task", "") == task and row["group"] == group and row["mean"] != "nan"
+            ]
+            if not own:
+                continue
+            x, mean, low, high = (
+                np.array([float(row[key]) for row in own]) for key in (axis, "mean", "lowest", "highest")
+            )
+            seeds = int(own[0]["seeds"])
+            label = f"{group} ({seeds} seed{'s' if seeds > 1 else ''})"
+            (line,) = axes.plot(x, mean, color=f"C{k}", linewidth=1.6, label=label)
+            axes.fill_between(x, low, high, color=f"C{k}", alpha=0.2, linewidth=0)
+            lines.setdefault(group, line)
+        steps_label = "steps of the task" if task else "steps"
+        format_axes(axes, task, steps_label if axis == "steps" else axis, axis == "steps")
+        axes.set_ylabel("return of a game")
+    save_figure(plt, figure, path.with_suffix(".png"), legend=list(lines.values()), caption=CAPTION)
+
+
+def draw_checkpoints(path: Path) -> None:
+    """Draw the returns of several evaluated checkpoints from the episodes of a CSV file of `bestiary eval`."""
+    games: dict[tuple[str, int], list[Episode]] = {}
+    for row in read_rows(path):
+        value, length = float(row["return"]), int(row["length"])
+        whole = float(row["game_return"]), int(row["game_length"]), row["game_over"] == "1"
+        episode = Episode(0, row["task"], value, length, *whole, int(row["env"]), {}, {})
+        games.setdefault((row["task"], int(row["checkpoint"])), []).append(episode)
+    results = [TaskResult(task, episodes, checkpoint) for (task, checkpoint), episodes in games.items()]
+    plot_checkpoint_curves(results, path.with_suffix(".png"))
+
+
+def draw_audit(folder: Path) -> None:
+    """Draw the reward audit of the warehouse over training steps and over network sizes."""
+    rows = read_rows(folder / "rewards-steps.csv")
+    sizes = list(dict.fromkeys(row["parameters"] for row in rows))
+    rewards = RewardConfig("on_shelf=1", "collected=1")
+    by_size = {size: [row for row in rows if row["parameters"] == size] for size in sizes}
+    over_steps = [
+        Curve(
+            "warehouse",
+            rewards,
+            "steps",
+            "true",
+            [_point(row, "steps") for row in own],
+            [],
+            size,
+            {"parameters": int(size)},
+        )
+        for size, own in by_size.items()
+    ]
+    newest = [_point(own[-1], "fc_parameters") for own in by_size.values()]
+    draw_curves(over_steps, folder / "rewards-steps.png")
+    draw_curves([Curve("warehouse", rewards, "fc_parameters", "true", newest, [])], folder / "rewards-size.png")
+
+
+def _point(row: dict[str, str], axis: str) -> CurvePoint:
+    """Return a point whose three values have the mean and the standard error of the row."""
+    spread = np.sqrt(3) * np.array([-1.0, 0.0, 1.0])  # standard error 1
+    training, true = (float(row[f"{name}_mean"]) + float(row[f"{name}_se"]) * spread for name in ("training", "true"))
+    return CurvePoint(float(row[axis]), training, true)
+
+
+if __name__ == "__main__":
+    results_folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parents[1] / "docs" / "results"
+    for name in LEARNING_CURVES:
+        draw_learning_curves(results_folder / f"{name}.csv")
+    draw_checkpoints(results_folder / "forgetting.csv")
+    draw_audit(results_folder)
