@@ -56,6 +56,10 @@ class CriticDefaults(ComponentDefaults):
 
     keeps_statistics: bool = False  # True if the critic normalises value targets with running statistics, like PopArt
 
+    def accepts(self, moments: Tensor) -> bool:
+        """Return True if the statistics fit the value targets whose `target_moments` are given."""
+        return True
+
 
 DEFAULTS: dict[str, type] = {
     "agent": AgentDefaults,

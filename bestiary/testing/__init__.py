@@ -11,7 +11,16 @@ keyword arguments. It returns None if the component follows all rules of docs/ex
 
 from bestiary.testing.algorithms import check_algorithm
 from bestiary.testing.components import ComponentError
+from bestiary.testing.critics import check_critic
 from bestiary.testing.envs import check_env
 from bestiary.testing.networks import check_agent, check_memory, check_torso
 
-__all__ = ["ComponentError", "check_agent", "check_algorithm", "check_env", "check_memory", "check_torso"]
+__all__ = [
+    "ComponentError",
+    "check_agent",
+    "check_algorithm",
+    "check_critic",
+    "check_env",
+    "check_memory",
+    "check_torso",
+]

@@ -102,7 +102,7 @@ def find_component(kind: str, component: Any, options: dict[str, Any], num_argum
     """Return a component that is given as a class, a plug-in name or a name in the registry of its kind.
 
     Args:
-        kind: "algo", "agent", "torso" or "memory".
+        kind: "algo", "agent", "torso", "memory" or "critic".
         component: the class or name.
         options: values of options by name.
         num_arguments: number of positional arguments of the constructor.

@@ -77,8 +77,16 @@ def options_class(component: Any) -> type:
 
     Otherwise return a dataclass whose fields are the keyword-only arguments of the constructor that have defaults. Its
     attribute `positional_arguments` has the other arguments with defaults, for messages.
+
+    Raises:
+        UserError: `component.Options` is not a dataclass, so its fields would be ignored.
     """
     if hasattr(component, "Options"):
+        # A class that inherits from a dataclass is itself a dataclass only if it is decorated, too.
+        if "__dataclass_fields__" not in vars(component.Options):
+            raise UserError(
+                f"{component.__name__}.Options: not a dataclass; write @dataclass(frozen=True) above class Options"
+            )
         return component.Options
     fields = []
     positional = []

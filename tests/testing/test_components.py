@@ -8,18 +8,19 @@ import pytest
 import torch.nn as nn
 
 import bestiary
-from bestiary.testing import check_agent, check_algorithm, check_env, check_memory, check_torso
+from bestiary.testing import check_agent, check_algorithm, check_critic, check_env, check_memory, check_torso
 from bestiary.utils.errors import UserError
 from tests.testing.helpers import assert_one_problem, find_problems
 
 MISSPELT = [
     (check_agent, "basci"),
     (check_algorithm, "impalla"),
+    (check_critic, "popert"),
     (check_env, "toy/cach"),
     (check_memory, "lstn"),
     (check_torso, "resnot"),
 ]
-CHECKERS = [check_agent, check_algorithm, check_env, check_memory, check_torso]
+CHECKERS = [check_agent, check_algorithm, check_critic, check_env, check_memory, check_torso]
 MEMORY = """
 import torch
 from torch import nn

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bestiary.utils.errors import UserError
 from bestiary.utils.options import (
     check_limits,
     construct,
@@ -217,6 +218,23 @@ def test_parse_options_reports_errors_of_the_options_class():
     problems: list[str] = []
     assert parse_options(Example, {"width": 2, "num_layers": 2}, "torso", problems) is None
     assert problems == ["--width and --num-layers must differ"]
+
+
+class Undecorated:
+    class Options:
+        size: int = 3
+
+
+class UndecoratedSubclass:
+    class Options(Example):
+        size: int = 3
+
+
+@pytest.mark.parametrize("component", [Undecorated, UndecoratedSubclass])
+def test_options_class_without_the_dataclass_decorator_is_refused(component):
+    """Fields of such a class would be ignored."""
+    with pytest.raises(UserError, match=rf"{component.__name__}.Options: not a dataclass; write @dataclass"):
+        options_class(component)
 
 
 def test_flag_names():
