@@ -188,7 +188,7 @@ WRONG_MEMORIES: list[tuple[type, list[tuple[str, ...]]]] = [
     ),
     (ResetsToOnes, [("a reset does not equal initial_state(3)", "differ by 1 in")]),
     (MixesRows, [("row 0 of a batch of 3 differs from the same row alone by",)]),
-    (Dropout, [("two equal calls differ by", "layer dropout (Dropout)", "random")]),
+    (Dropout, [("two calls with the same inputs differ by", "layer dropout (Dropout)", "random")]),
     (Detached, [("output has no gradient", "detach")]),
     (UnusedParameter, [("parameter forgotten gets no gradient",)]),
     (WritesIntoItsState, [("forward changes the tensor state[0]",)]),
