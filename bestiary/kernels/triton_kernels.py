@@ -321,7 +321,7 @@ def srwm_backward(
 
 
 def specialisation(kernel: Any, rows: int, columns: int, save: bool = True) -> dict[str, Any]:
-    """Return the compile-time constants and launch options of a kernel. `rows` is E, `columns` is M (size of v or y)."""
+    """Return compile-time constants and launch options of a kernel. `rows` is E, `columns` is M, the size of v or y."""
     padded_rows = triton.next_power_of_2(rows)
     padded_columns = triton.next_power_of_2(columns)
     constants = {"E": rows, "M": columns, "EP": padded_rows, "MP": padded_columns, "CHUNK": CHUNK}
