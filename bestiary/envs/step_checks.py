@@ -96,7 +96,7 @@ def _spec_problems(attribute: str, specs: Any) -> list[str]:
 
 
 def step_problems(step: Any, pool: VectorEnv, method: str) -> list[str]:
-    """Return a message for each problem of a Step that the method `reset` or `recv` of a vector environment returned."""
+    """Return a message for each problem of a Step that `reset` or `recv` of a vector environment returned."""
     if not isinstance(step, Step):
         return [f"{method} returned {_describe(step)}; it must return a bestiary.rollout.Step"]
     n = pool.num_envs

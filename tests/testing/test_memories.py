@@ -66,7 +66,7 @@ class LstmWithoutResetInTheMiddle(nn.Module):
 
 def test_missing_reset_inside_a_sequence_names_the_layer_and_the_difference() -> None:
     problems = find_problems(check_memory, LstmWithoutResetInTheMiddle)
-    assert_one_problem(problems, "T=5 steps differs from 5 calls with T=1 by 0.", "layer core (LSTM)", "done[t]")
+    assert_one_problem(problems, "T=5 steps differs from 5 calls with T=1 by 0.", "layer core (LSTM)", "done[t,b]")
 
 
 class IgnoresDone(Sum):
