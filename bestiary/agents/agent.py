@@ -3,10 +3,10 @@
     state = agent.initial_state(B)
     output, state = agent(inputs, state)    # inputs [T,B], state before entry 0 -> output [T,B], state after entry T-1
 
-An actor calls the agent with T = 1, a learner with a whole rollout. Both get the same outputs, because the memory also
-resets its state inside a sequence, at the start of each episode. `inputs.done[t]` marks the first entry of an episode.
-The last reward and the last action of such an entry belong to the previous episode, so the agent replaces them by
-zeros.
+An actor calls the agent with T = 1, a learner calls it with a whole rollout. Both calls compute the same outputs,
+because the memory resets its state at the start of each episode, even if an episode starts in the middle of a rollout.
+`inputs.done[t]` is True if entry t is the first entry of an episode. The last reward and the last action of such an
+entry belong to the previous episode, so the agent replaces them by zeros.
 """
 
 import math
@@ -35,19 +35,19 @@ class Output:
     distribution: Categorical  # [T,B], the policy
     value: Tensor  # [T,B], the values in units of the rewards
     extras: dict[str, Tensor] = field(default_factory=dict)  # outputs for interpretability tools, for example attention
-    estimate: ValueEstimate | None = None  # the output of the critic; None: the critic does not normalise values
-    metrics: dict[str, Tensor] = field(default_factory=dict)  # scalars to be logged: means over the batch
+    estimate: ValueEstimate | None = None  # the output of the critic; None: the values are not normalised
+    metrics: dict[str, Tensor] = field(default_factory=dict)  # scalars for metrics.csv: means over the batch
 
     @property
     def value_estimate(self) -> ValueEstimate:
-        """The value estimate that losses use."""
+        """The value estimate for the losses: `estimate`, or `value` without normalisation if `estimate` is None."""
         return ValueEstimate(self.value) if self.estimate is None else self.estimate
 
 
 class Agent(Protocol):
     """Interface of agents. Any `nn.Module` with `forward` and `initial_state` is an agent.
 
-    Attributes with defaults are in `defaults.AgentDefaults`.
+    The class `defaults.AgentDefaults` defines the optional attributes and their default values.
     """
 
     def __call__(self, inputs: Inputs, state: State) -> tuple[Output, State]: ...
@@ -73,13 +73,14 @@ class BasicAgent(nn.Module, AgentDefaults):
     class Options:
         extra_inputs: str = option(
             "auto",
-            "further inputs of the memory: last reward (clamped to [-1,1]), last action (auto: both; with --torso "
-            "resnet only the reward, as in TorchBeast)",
+            "inputs of the memory in addition to the features of the torso: the last reward (clamped to [-1,1]), the "
+            "last action (auto: both; with --torso resnet only the reward, as in TorchBeast)",
             choices=("auto", "reward+action", "reward", "action", "none"),
         )
         init: str = option(
             "orthogonal",
-            "initialisation of torso and heads (orthogonal: the policy starts nearly uniform; torch: as in PyTorch)",
+            "initialisation of torso and heads (orthogonal: the policy starts nearly uniform; torch: the default of "
+            "PyTorch)",
             choices=("orthogonal", "torch"),
         )
 
@@ -128,10 +129,10 @@ class BasicAgent(nn.Module, AgentDefaults):
 
 
 def last_step_features(inputs: Inputs, use_reward: bool, num_actions: int) -> list[Tensor]:
-    """Return a list of two features: the last reward [T,B,1], clamped to [-1,1], and the one-hot last action [T,B,A].
+    """Return the last reward [T,B,1], clamped to [-1,1], and the one-hot last action [T,B,A] as a list of features.
 
-    Both are zero at the first entry of an episode. The reward is omitted unless `use_reward` is True. The action is
-    omitted if `num_actions` is 0.
+    Both are zero at the first entry of an episode. The list contains the reward only if `use_reward` is True, and the
+    action only if `num_actions` is not 0.
     """
     same_episode = (~inputs.done).unsqueeze(-1)  # [T,B,1]
     features = []
@@ -143,9 +144,9 @@ def last_step_features(inputs: Inputs, use_reward: bool, num_actions: int) -> li
 
 
 def run_memory(memory: Any, x: Tensor, done: Tensor, state: State) -> tuple[Tensor, State, dict[str, Tensor]]:
-    """Run a memory over its inputs x [T,B,D]. Return its outputs, the new state and its metrics.
+    """Run a memory over its inputs x [T,B,D]. Return its outputs, its new state and its metrics.
 
-    The metrics are empty if gradients are disabled.
+    If gradients are disabled (`torch.no_grad`), metrics are not computed, and the dict of metrics is empty.
     """
     if torch.is_grad_enabled():
         return memory.forward_with_metrics(x, done, state)
@@ -174,7 +175,7 @@ def init_orthogonal(module: nn.Module, gain: float) -> None:
 
 
 def flatten_time(x: Tensor) -> Tensor:
-    """Merge the axes for time and batch: [T,B,...] -> [T*B,...]. The memory format of images is channels-last."""
+    """Merge the axes for time and batch: [T,B,...] -> [T*B,...]. Return images in channels-last memory format."""
     if x.dim() != 5:
         return x.flatten(0, 1)
     return x.permute(0, 1, 3, 4, 2).flatten(0, 1).permute(0, 3, 1, 2)
@@ -193,7 +194,7 @@ def count_parameters(module: nn.Module | Agent) -> int:
 def count_fc_parameters(agent: Agent) -> int:
     """Return the number of parameters in the torso's fully connected layers. Pan et al. (2022) report this number.
 
-    Return 0 if the agent has no torso or the torso has no such layers.
+    Return 0 if the agent has no torso, or if the torso has no fully connected layers.
     """
     torso = find_child(agent, "torso")
     layers = find_child(torso, "layers") if torso is not None else None
@@ -201,5 +202,5 @@ def count_fc_parameters(agent: Agent) -> int:
 
 
 def find_child(module: nn.Module | Agent, name: str) -> Any:
-    """Return the direct submodule with this name, or None if there is none."""
+    """Return the direct submodule with this name, or None if the module has no such submodule."""
     return dict(module.named_children()).get(name)

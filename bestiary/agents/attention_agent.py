@@ -13,15 +13,15 @@ only an object. These functions are all products f(y) g(x) of a function of the 
 y and x go from 0 to pi across the map. With the option `basis` = "fourier", the functions of one axis are cos(u y) and
 sin(u y) for u from 1 to U, so S = (2U)^2. With "cosine", they are only cos(u y), so S = U^2.
 
-The basis of the paper has 64 channels, is an outer product over the two axes, and has U = V = 4 frequencies. These
-three statements agree only if the basis has sines and cosines. A public re-implementation has a cosine basis with 8
-frequencies, which also gives 64 channels; its author notes that 4 frequencies did not seem to fit
-(docs/interpretability.md).
+According to the paper, the basis has 64 channels, is an outer product over the two axes, and has 4 frequencies per axis
+(U = V = 4 in the notation of the paper). These three statements agree only if the basis has sines and cosines. A public
+re-implementation has a cosine basis with 8 frequencies, which also gives 64 channels; its author notes that 4
+frequencies did not seem to fit (docs/interpretability.md).
 
-An earlier port of this agent did not learn. This implementation differs from that port as follows: ReLUs follow the
-convolutions; the peepholes are parameters; the forget gate has a positive initial bias; rewards are clamped; actions
-are one-hot; the attention logits of each query are multiplied by a learned scale; and layer norm is applied to the
-cells, because the outputs of an LSTM are small compared with the spatial basis and the queries.
+An earlier port of this agent did not learn. This implementation differs from that port as follows: a ReLU follows each
+convolution; the peephole weights are parameters; the forget gate has a positive initial bias; rewards are clamped;
+actions are one-hot; the attention logits of each query are multiplied by a learned scale; and layer norm is applied to
+the cells of the map, because the outputs of an LSTM are small compared with the spatial basis and the queries.
 """
 
 import math
@@ -52,11 +52,11 @@ DEFAULT_FREQUENCIES = {"fourier": 4, "cosine": 8}  # both bases have 64 channels
 
 
 class AttentionAgent(nn.Module, AgentDefaults):
-    """Attention-augmented agent (AAA): its memory produces queries, each of which attends to locations of the image."""
+    """Attention-augmented agent (AAA). Its policy LSTM computes queries, and each query attends to image locations."""
 
     components: ClassVar[tuple[str, ...]] = ("critic",)
-    # In the first updates all weights adapt to the scale of the returns. With the full learning rate, these updates
-    # would saturate the policy LSTM permanently, so the learning rate increases slowly.
+    # The first updates adapt all weights to the scale of the returns. With the full learning rate, these updates would
+    # saturate the policy LSTM permanently. The schedule `warmup` therefore increases the learning rate slowly.
     config_defaults: ClassVar[dict[str, Any]] = {"algo.lr": 3e-4, "algo.lr_schedule": "warmup"}
     has_attention = True
 
@@ -82,7 +82,8 @@ class AttentionAgent(nn.Module, AgentDefaults):
         subtract_mean: bool = option(True, SUBTRACT_MEAN_HELP)
         extra_inputs: str = option(
             "reward+action",
-            "further inputs of the policy LSTM: the last reward (clamped to [-1,1]), the last action",
+            "inputs of the policy LSTM in addition to queries and answers: the last reward (clamped to [-1,1]), the "
+            "last action",
             choices=("reward+action", "reward", "action", "none"),
         )
 
@@ -141,7 +142,8 @@ class AttentionAgent(nn.Module, AgentDefaults):
     def forward(self, inputs: Inputs, state: State) -> tuple[Output, State]:
         T, B = inputs.done.shape
         observation = {kind: flatten_time(array) for kind, array in inputs.observation.items()}
-        # What the inputs add to the gates does not depend on the state, so it is computed for all steps at once.
+        # The contribution of the inputs to the gates does not depend on the state, so it is computed for all steps at
+        # once.
         gates = self.core.input_gates(self.torso.encode(observation))  # [T*B,4*(K+V),h,w]
         num_actions = self.num_actions if self.uses_last_action else 0
         extra_features = last_step_features(inputs, self.uses_last_reward, num_actions)  # each [T,B,...]
@@ -214,7 +216,7 @@ class ConvLSTM(nn.Module):
             self.input.bias[channels : 2 * channels] = 1  # the forget gate is open initially
 
     def input_gates(self, x: Tensor) -> Tensor:
-        """Return what inputs [..,C,h,w] add to the gates, W * x + b, as a tensor [..,4*channels,h,w]."""
+        """Return W * x + b, the contribution of the inputs [..,C,h,w] to the gates, as a tensor [..,4*channels,h,w]."""
         return self.input(x)
 
     def forward(self, gates: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:

@@ -11,25 +11,26 @@ targets v. Each update changes these statistics with the step size beta,
 
     mu' = (1 - beta) mu + beta E[v]      nu' = (1 - beta) nu + beta E[v^2]      sigma' = sqrt(nu' - mu'^2)
 
-and changes weights w and bias b of the last layer so that all values stay the same:
+and changes the weights w and the bias b of the last layer so that all unnormalised values stay the same:
 
     w' = w sigma / sigma'                b' = (sigma b + mu - mu') / sigma'
 
 Debiasing (option `debias`, on by default; not part of the papers). The statistics start at mu = 0 and sigma = 1. With
 beta = 3e-4 they need thousands of updates to reach the scale of a game whose returns are in the hundreds. Until then
-the network would have to output values in the hundreds, which ruins its weights. Therefore:
+the network would have to output values in the hundreds, which makes its weights too large. With debiasing:
 
-1. The statistics of a task do not change before its first reward that is not zero. Until then its targets are only
-   values of the untrained network, and sigma would shrink towards 0.
-2. In the t-th update with a reward of the task, the step size is max(beta, 1 / (t + 1)). The statistics are thus at
-   first arithmetic means over these updates, where the initial values count as one update. In updates without a reward
-   of the task the step size is beta, as in the papers. If rewards are rare, sigma stays near the scale of the rewards.
-3. In the first 100 of these updates, sigma may grow by at most 25 % and mu may move by at most sigma. If an update
-   exceeds this, its errors were computed on the wrong scale (`accepts` returns False). The learner then updates the
-   statistics first, and computes the gradient again with them. The last layer of this task is not rescaled, so that the
-   untrained values of the task move to the new mean.
-4. At any time, errors of normalised values and normalised advantages are bounded by MAX_ERROR. Otherwise they could be
-   arbitrarily large after a time without rewards, or if rewards suddenly grow.
+1. The statistics of a task do not change before the task's first nonzero reward. Before that reward, the targets of the
+   task are only values of the untrained network, and sigma would shrink towards 0.
+2. A "rewarded update" of a task is an update whose batch contains a nonzero reward of the task. In the t-th rewarded
+   update, the step size is max(beta, 1 / (t + 1)). At first, the statistics are thus arithmetic means over the rewarded
+   updates; the initial values count as one more update. In other updates, the step size is beta, as in the papers. If
+   rewards are rare, sigma therefore stays near the scale of the rewards.
+3. Before a task has had 100 rewarded updates, an update is not accepted (`accepts` returns False) if sigma would grow
+   by more than 25 % or mu would move by more than sigma: the errors of this update were computed on the wrong scale.
+   The learner then updates the statistics first, and computes the gradient again with the new statistics. In this case
+   the last layer of the task is not rescaled, so that the untrained values of the task move to the new mean.
+4. Errors of normalised values and normalised advantages are always clipped to [-MAX_ERROR, MAX_ERROR]. Otherwise they
+   could be arbitrarily large after a period without rewards, or if the rewards suddenly increase.
 """
 
 import math
@@ -42,9 +43,9 @@ from torch import Tensor
 from bestiary.agents.defaults import CriticDefaults
 from bestiary.utils.options import option
 
-MAX_SIGMA_GROWTH = 1.25  # in its first WARMUP_UPDATES updates, the sigma of a task may grow by at most this factor
-WARMUP_UPDATES = 100
-MAX_ERROR = 10.0  # bound of normalised errors and advantages
+MAX_SIGMA_GROWTH = 1.25  # limit of item 3: largest accepted factor by which the sigma of a task grows in one update
+WARMUP_UPDATES = 100  # number of rewarded updates of a task after which the limits of item 3 no longer apply
+MAX_ERROR = 10.0  # maximum absolute value of normalised errors and advantages
 
 
 @dataclass
@@ -57,7 +58,7 @@ class ValueEstimate:
     normalised: Tensor  # [T,B], with gradient
     mu: Tensor | float = 0.0  # [T,B], mean of the value targets of the entry's task
     sigma: Tensor | float = 1.0  # [T,B], standard deviation of the value targets of the entry's task
-    max_error: float = math.inf  # bound of normalised errors and advantages
+    max_error: float = math.inf  # maximum absolute value of normalised errors and advantages
 
     @property
     def value(self) -> Tensor:
@@ -67,20 +68,26 @@ class ValueEstimate:
         return self.normalised.detach() * self.sigma + self.mu
 
     def normalise(self, values: Tensor) -> Tensor:
-        """Convert values in units of the rewards to normalised values, at most `max_error` away from `normalised`."""
+        """Convert values [T,B] in units of the rewards to normalised values.
+
+        The result is clamped to the interval from `normalised` - `max_error` to `normalised` + `max_error`.
+        """
         if isinstance(self.mu, float):
             return values
         own = self.normalised.detach()
         return torch.clamp((values - self.mu) / self.sigma, own - self.max_error, own + self.max_error)
 
     def normalise_difference(self, differences: Tensor) -> Tensor:
-        """Convert differences of values, for example advantages, to differences of normalised values."""
+        """Convert differences of values [T,B], for example advantages, to differences of normalised values.
+
+        The result is clamped to [-max_error, max_error].
+        """
         if isinstance(self.sigma, float):
             return differences
         return (differences / self.sigma).clamp(-self.max_error, self.max_error)
 
     def __getitem__(self, entries: slice | int) -> "ValueEstimate":
-        """Return the estimates of some entries of the time axis."""
+        """Return the estimates at an index or slice of the time axis."""
 
         def select(x: Tensor | float) -> Tensor | float:
             return x[entries] if isinstance(x, Tensor) else x
@@ -117,7 +124,7 @@ class PopArt(nn.Linear, CriticDefaults):
     mu: Tensor  # [K]
     nu: Tensor  # [K], mean of the squared value targets
     sigma: Tensor  # [K]
-    updates: Tensor  # [K], number of updates with a reward of the task that was not zero
+    updates: Tensor  # [K], number of updates whose batch contained a nonzero reward of the task
 
     @dataclass(frozen=True)
     class Options:
@@ -130,8 +137,8 @@ class PopArt(nn.Linear, CriticDefaults):
         )
         debias: bool = option(
             True,
-            "start the statistics of a task with its first reward, and as arithmetic means; update them before the "
-            "network if they do not fit the targets yet; bound normalised errors (off: as in the papers)",
+            "start the statistics of a task at its first nonzero reward, as arithmetic means; update them before the "
+            "network if they do not fit the value targets yet; clip normalised errors (off: as in the papers)",
         )
         min_sigma: float = option(1e-4, "lower bound of the standard deviation", above=0)
         max_sigma: float = option(1e6, "upper bound of the standard deviation", above=0)
@@ -160,8 +167,8 @@ class PopArt(nn.Linear, CriticDefaults):
     def target_moments(self, targets: Tensor, task: Tensor, rewards: Tensor | None = None) -> Tensor:
         """Return four numbers about the value targets of each task, float64 [K,4].
 
-        They are the number of targets, their sum, the sum of their squares, and the number of rewards that are not
-        zero. Without `rewards`, the latter is the number of targets that are not zero. All arguments are [T,B]. The
+        The four numbers are the number of targets, their sum, the sum of their squares, and the number of nonzero
+        rewards. If `rewards` is None, the fourth number is the number of nonzero targets. All arguments are [T,B]. The
         result for a batch is the sum of the results for its micro-batches.
         """
         flat = targets.detach().double().flatten()
@@ -170,9 +177,9 @@ class PopArt(nn.Linear, CriticDefaults):
         return columns.new_zeros(self.out_features, 4).index_add_(0, task.flatten(), columns)
 
     def accepts(self, moments: Tensor) -> bool:
-        """Return True if the statistics fit these targets: those of no task would change too much.
+        """Return False if the update with these targets would change mu or sigma of some task too much.
 
-        `moments` is the result of `target_moments`.
+        `moments` is the result of `target_moments`. `_wrong_scale` defines what "too much" means.
         """
         mu, _, sigma, _ = self._next_statistics(moments)
         return not bool((self._wrong_scale(mu, sigma) & (moments[:, 0] > 0)).any())
@@ -201,15 +208,20 @@ class PopArt(nn.Linear, CriticDefaults):
             old.copy_(torch.where(rows, new.to(old.dtype), old))
 
     def _wrong_scale(self, next_mu: Tensor, next_sigma: Tensor) -> Tensor:
-        """Return, as bool [K], for which tasks an update would change mu or sigma too much.
+        """Return a bool [K]: True for each task whose mu or sigma an update would change too much.
 
-        Always False if the option `debias` is off or if the task has had WARMUP_UPDATES updates with a reward.
+        "Too much" means that sigma grows by more than the factor MAX_SIGMA_GROWTH, or that mu moves by more than sigma.
+        The result is always False if the option `debias` is off, and for tasks that have had WARMUP_UPDATES updates
+        with a nonzero reward.
         """
         jumps = (next_sigma > MAX_SIGMA_GROWTH * self.sigma) | ((next_mu - self.mu).abs() > self.sigma)
         return jumps & (self.updates < WARMUP_UPDATES) & self.options.debias
 
     def _next_statistics(self, moments: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return mu, nu, sigma and updates [K] after an update. They are meaningless for tasks without targets."""
+        """Return mu, nu, sigma and updates [K] as they would be after an update. Ignore the rows of absent tasks.
+
+        `moments` is the result of `target_moments`. A task is absent if the batch contains no targets of the task.
+        """
         o = self.options
         count, total, squares, num_rewards = moments.unbind(1)
         mean = total / count.clamp(min=1)

@@ -1,7 +1,8 @@
 """Defaults of the optional attributes and methods of agents, torsos, memories and critics.
 
 The built-in components inherit from these classes. A user's component is any `nn.Module` with the required methods
-(docs/extending.md); `with_defaults` adds the attributes that it does not define, so that callers need no `hasattr`.
+(docs/extending.md). `with_defaults` adds the optional attributes that the user's component does not define, so that
+callers need no `hasattr`.
 """
 
 from collections.abc import Mapping
@@ -19,7 +20,7 @@ class ComponentDefaults:
 
     @classmethod
     def derive_options(cls, options: Any, context: RunContext) -> Any:
-        """Return the options, with values for those that the user did not set."""
+        """Return the options, after setting those that the user did not set. By default, return them unchanged."""
         return options
 
 
@@ -30,14 +31,14 @@ class AgentDefaults(ComponentDefaults):
     # Default values of other options that this agent changes, by config key, for example {"algo.lr": 3e-4}.
     config_defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({})
     has_attention: Any = False  # True if the output has `extras["attention"]`
-    uses_last_reward: Any = None  # whether the last reward is an input of the agent; None: unknown
+    uses_last_reward: Any = None  # True if the last reward is an input of the agent; None: unknown
     uses_last_action: Any = False  # True if the last action is an input of the agent
 
 
 class TorsoDefaults(ComponentDefaults):
     """Default values of the optional attributes and methods of torsos."""
 
-    extra_inputs: tuple[str, ...] = ("reward", "action")  # further inputs of the memory if extra_inputs is auto
+    extra_inputs: tuple[str, ...] = ("reward", "action")  # meaning of `--agent.extra-inputs auto` with this torso
     map_shape: Any = None  # shape (C, h, w) of the feature map; None if the torso has no convolutions
     # True if the torso has the methods `encode` (the part before the fully connected layers) and `project` (the rest).
     has_encoder: bool = False
@@ -47,7 +48,7 @@ class MemoryDefaults(ComponentDefaults):
     """Default values of the optional attributes and methods of memories."""
 
     def forward_with_metrics(self: Any, x: Tensor, done: Tensor, state: Any) -> tuple[Tensor, Any, dict[str, Tensor]]:
-        """Process x as `forward` does, and also return metrics: scalar tensors, which are written to metrics.csv."""
+        """Return the outputs and the new state, as `forward` does, and scalar metrics, which go to metrics.csv."""
         return *self(x, done, state), {}
 
 
@@ -71,7 +72,10 @@ DEFAULTS: dict[str, type] = {
 
 @cache
 def with_defaults(component: Any, kind: str) -> Any:
-    """Return a subclass of a component class with the defaults of its kind. Return the class itself if it has them."""
+    """Return a subclass of a component class that also inherits the defaults of its kind (a key of DEFAULTS).
+
+    Return `component` itself if it already inherits them, if it is not a class, or if the kind has no defaults.
+    """
     defaults = DEFAULTS.get(kind)
     if defaults is None or not isinstance(component, type) or issubclass(component, defaults):
         return component

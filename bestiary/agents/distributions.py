@@ -10,7 +10,7 @@ from torch import Tensor
 
 @dataclass
 class Categorical:
-    """Categorical distributions over A discrete actions. "..." in shapes stands for any leading axes, usually T,B."""
+    """Categorical distributions over A discrete actions. In shapes, "..." stands for any leading axes, usually T,B."""
 
     logits: Tensor  # [...,A], unnormalised log-probabilities
 
@@ -37,12 +37,12 @@ class Categorical:
         return self.log_probs.gather(-1, action.unsqueeze(-1)).squeeze(-1)
 
     def entropy(self) -> Tensor:
-        """Return the entropies [...]."""
+        """Return the entropies [...] of the distributions, in nats."""
         log_probs = self.log_probs
         return -(log_probs.exp() * log_probs).sum(dim=-1)
 
     def kl_divergence(self, other: "Categorical") -> Tensor:
-        """Return KL(self || other), [...]."""
+        """Return the KL divergences KL(self || other), [...]."""
         log_probs = self.log_probs
         return (log_probs.exp() * (log_probs - other.log_probs)).sum(dim=-1)
 

@@ -4,16 +4,19 @@
     d_t = RNN(d_{t-1}, D(o_t))         memory: only the inputs selected by D
     policy and value are linear in [x_t, d_t]
 
-Information that matters only at the current step bypasses the memory and does not disturb it. D is one of
+Information that matters only at the current step bypasses the memory, so the memory does not have to store it. D is
+one of
 
     an index list   the inputs with these indices: `49:73`, `0,49:73`, or the name of an index list that the environment
                     defines (`items`)
     static          a learned linear layer over all inputs; for an image, over each cell of the feature map
     all             all inputs
-    attention       softmax attention over inputs or cells; the memory's output at the previous step gives the queries
+    attention       softmax attention over the inputs, or over the cells of the feature map; the queries are computed
+                    from the memory's output at the previous step
 
-The attention at step t needs the memory's output at step t-1. Both actor and learner therefore process sequences step
-by step, and gradients pass through attention and memory. At the start of an episode the previous output is set to zero.
+The attention at step t needs the memory's output at step t-1. With attention, the agent therefore processes sequences
+step by step, and gradients pass through both attention and memory. At the start of an episode, the agent sets the
+memory's previous output to zero.
 
 Letters of shapes: D inputs of a vector; C channels, h rows and w columns of a feature map, R = h*w cells; U units of an
 attention head; H outputs of the memory.
@@ -60,8 +63,12 @@ class IAMAgent(nn.Module, AgentDefaults):
             "map (default: 16)",
             low=1,
         )
-        heads: int | None = option(None, "attention: number of heads (default: 1)", low=1, high=64)
-        units: int | None = option(None, "attention: number of units per head (default: 128)", low=1)
+        heads: int | None = option(
+            None, "only with --agent.dset attention: number of heads (default: 1)", low=1, high=64
+        )
+        units: int | None = option(
+            None, "only with --agent.dset attention: number of units per head (default: 128)", low=1
+        )
 
     def __init__(
         self,
@@ -92,7 +99,7 @@ class IAMAgent(nn.Module, AgentDefaults):
         return isinstance(self.dset, Attention)
 
     def initial_state(self, batch_size: int) -> State:
-        """Return the initial state of the memory. With attention, append zeros [B,H] as the memory's last output."""
+        """Return the initial state of the memory. With attention, append zeros [B,H] as its previous output."""
         state = self.memory.initial_state(batch_size)
         if not self.has_attention:
             return state
@@ -144,7 +151,7 @@ class IAMAgent(nn.Module, AgentDefaults):
 
 
 class IndexSelection(nn.Module):
-    """D-set: selects the inputs with the given indices, [B,D] -> [B,output_size]."""
+    """D-set that consists of the inputs with the given indices: [B,D] -> [B,output_size]."""
 
     def __init__(self, indices: tuple[int, ...]):
         super().__init__()
@@ -157,7 +164,7 @@ class IndexSelection(nn.Module):
 
 
 class AllInputs(nn.Module):
-    """D-set: all inputs, or the whole feature map."""
+    """D-set that consists of all inputs [B,D], or of the whole feature map [B,C,h,w]. The output is flattened."""
 
     def __init__(self, size: int):
         super().__init__()
@@ -168,7 +175,7 @@ class AllInputs(nn.Module):
 
 
 class Static(nn.Module):
-    """D-set: a linear layer over all inputs [B,D], or over each cell of a feature map [B,C,h,w]."""
+    """D-set computed by a linear layer over all inputs [B,D], or over each cell of a feature map [B,C,h,w]."""
 
     def __init__(self, inputs: int, cells: int, predictors: int):
         super().__init__()
@@ -180,10 +187,11 @@ class Static(nn.Module):
 
 
 class Attention(nn.Module):
-    """D-set: softmax attention over the cells of a feature map [B,C,h,w], or over the inputs of a vector [B,D].
+    """D-set computed by softmax attention over the cells of a feature map [B,C,h,w], or over the inputs [B,D].
 
-    For a feature map, a head outputs the weighted sum of the cells, followed by the weights, which tell the location.
-    For a vector, a head outputs one number, the weighted sum of the inputs.
+    For a feature map, each head outputs the weighted sum of the cells, followed by the attention weights. The memory
+    learns from the weights which location was attended to. For a vector, each head outputs one number, the weighted sum
+    of the inputs.
     """
 
     def __init__(self, inputs: int, cells: int, heads: int, units: int):
@@ -204,8 +212,8 @@ class Attention(nn.Module):
     def make_query_layer(self, memory_size: int) -> None:
         """Create the linear layer from the memory's output to the queries.
 
-        The constructor cannot do this, because the memory does not exist yet: its input size is the output size of this
-        module.
+        The constructor cannot create this layer, because the memory does not exist at that time: the memory is created
+        after this module, with the output size of this module as its input size.
         """
         self.query = nn.Linear(memory_size, self.heads * self.units, bias=False)
 
@@ -231,12 +239,12 @@ class Attention(nn.Module):
 
 
 def make_dset(observation: ObservationSpec, torso: Any, options: IAMAgent.Options) -> Any:
-    """Return the module that selects the memory's inputs. Raise UserError if the options do not fit the observation."""
+    """Return the module that computes the d-set. Raise UserError if the options do not fit the observation."""
     map_shape = torso.map_shape  # (C, h, w) of a convolutional torso
     dset = _default_dset(observation, map_shape is not None) if options.dset == "auto" else options.dset
     for name, kind in (("predictors", "static"), ("heads", "attention"), ("units", "attention")):
         if getattr(options, name) is not None and dset != kind:
-            raise UserError(f"--agent.{name}: only for --agent.dset {kind}, not {dset}")
+            raise UserError(f"--agent.{name}: only for --agent.dset {kind}, not {dset}; remove --agent.{name}")
     if map_shape is not None:
         channels, cells = map_shape[0], map_shape[1] * map_shape[2]
         if dset not in DSET_KINDS:
@@ -261,9 +269,11 @@ def _default_dset(observation: ObservationSpec, has_map: bool) -> str:
 
 
 def _parse_indices(text: str, observation: ObservationSpec, size: int) -> tuple[int, ...]:
-    """Return the indices for a text: an index list such as `49:73` or `0,49:73`, or the name of an index list.
+    """Return the indices that the value of `--agent.dset` selects.
 
-    The end of a range is not included. Raise UserError if the list is invalid or an index is not below `size`.
+    `text` is an index list such as `49:73` or `0,49:73`, or the name of an index list that the environment defines.
+    The end of a range is not included. `size` is the number of inputs. Raise UserError if the list is invalid or an
+    index is not below `size`.
     """
     named: dict[str, tuple[int, ...]] = {}
     offset = 0

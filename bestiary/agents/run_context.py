@@ -1,11 +1,11 @@
-"""RunContext: information about the rest of the run, with which a component sets options that the user did not set.
+"""RunContext: information about a run from which a component derives the options that the user did not set.
 
 A component class may define
 
     @classmethod
     def derive_options(cls, options, context: RunContext) -> options
 
-It returns the options, with values for those that the user did not set (their value is None or "auto").
+This method returns the options, after replacing values that the user did not set (None or "auto") by suitable values.
 """
 
 from dataclasses import dataclass, field
@@ -23,9 +23,9 @@ class RunContext:
     pool_size: int = 1  # number of environments per vector environment
     total_pools: int = 1  # number of vector environments of all actors
     num_envs_given: bool = False  # True if the user chose the number of environments
-    learners: int = 1  # number of learners; each one processes a part of each batch
+    learners: int = 1  # number of learners; each learner processes a part of each batch
     sequence_length: int = 0  # length of the collected rollouts; 0 while the algorithm derives its options
-    given: frozenset[str] = field(default_factory=frozenset)  # options of this component that the user chose
+    given: frozenset[str] = field(default_factory=frozenset)  # names of the component's options that the user set
 
     @property
     def num_tasks(self) -> int:

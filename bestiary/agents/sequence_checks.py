@@ -1,8 +1,9 @@
-"""Check that a memory or agent computes the same in one call with T steps and in T calls with one step.
+"""Check that a memory or agent computes the same results in one call with T steps and in T calls with one step.
 
-The actor calls an agent with T = 1, the learner with a whole rollout. If the results differ, the learner computes other
-probabilities than those with which the actor chose the actions. If a run has plug-ins, `Config.make_agent` compares
-both before training starts. `bestiary.testing` makes further checks with the functions of this module.
+The actor calls an agent with T = 1, the learner calls it with a whole rollout. If the results differ, the learner
+computes other action probabilities than the actor that chose the actions. If a run has plug-ins, `Config.make_agent`
+compares both kinds of calls before training starts. `bestiary.testing` makes further checks with the functions of this
+module.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,7 +19,8 @@ from bestiary.agents.agent import Output
 from bestiary.agents.memories.base import State
 from bestiary.rollout import ArraySpec, Inputs, ObservationSpec, Tensors
 
-# Two tensors count as equal if they differ by at most this fraction of their largest entry. Rounding causes about 1e-6.
+# Two tensors count as equal if they differ by at most RELATIVE_TOLERANCE times the largest absolute value of the first
+# tensor, plus ABSOLUTE_TOLERANCE. Rounding errors are about 1e-6 of the largest value.
 RELATIVE_TOLERANCE = 1e-4
 ABSOLUTE_TOLERANCE = 1e-6
 
@@ -77,7 +79,7 @@ def random_inputs(
 
 
 def with_resets(inputs: Inputs, *resets: tuple[int, int]) -> Inputs:
-    """Return the inputs with `done` set at the given pairs of entry and row."""
+    """Return a copy of the inputs [T,B] in which `done` is True at the given pairs (entry, row of the batch)."""
     done = inputs.done.clone()
     for entry, row in resets:
         done[entry, row] = True
@@ -93,7 +95,7 @@ def select_rows(inputs: Inputs, rows: Sequence[int]) -> Inputs:
 
 @dataclass(frozen=True)
 class Difference:
-    """The largest difference between tensors that should be equal."""
+    """The difference between two tensors that should be equal. As text, it completes a message: "... differ by ..."."""
 
     name: str  # name of the output or of the state tensor
     size: float  # largest absolute difference; infinite if the shapes differ
@@ -109,7 +111,8 @@ class Difference:
 def find_difference(expected: Tensors, found: Tensors) -> Difference | None:
     """Return the largest difference between tensors of the same name, or None if all are equal except for rounding.
 
-    Tensors of different shapes differ by infinity. Entries that are not finite in both tensors count as equal.
+    The difference between tensors of different shapes is infinite. If an entry is not finite (infinite or NaN) in both
+    tensors, the two entries count as equal.
     """
     differences = []
     for name, tensor in expected.items():
@@ -129,12 +132,20 @@ def find_difference(expected: Tensors, found: Tensors) -> Difference | None:
 
 
 def named_state(state: State, floating_only: bool = False) -> Tensors:
-    """Return the tensors of a state by name. `floating_only` leaves out integers, for example counters of steps."""
+    """Return the tensors of a state by name: `state[0]`, `state[1]`, ...
+
+    If `floating_only` is True, leave out integer tensors, for example step counters.
+    """
     return {f"state[{i}]": s for i, s in enumerate(state) if s.is_floating_point() or not floating_only}
 
 
 def state_problems(state: Any, batch: int, what: str, like: State | None = None) -> list[str]:
-    """Return the problems of a recurrent state. Its shapes and types must be those of `like`, if it is given."""
+    """Return a message for each problem of a recurrent state.
+
+    The state must be a flat tuple of tensors with `batch` rows. If `like` is given, the shapes and types of its tensors
+    must be those of `like`. Otherwise the tensors must not require a gradient. `what` is the name of the state in the
+    messages.
+    """
     if not isinstance(state, tuple):
         return [f"{what} is a {type(state).__name__}; expected a flat tuple of tensors, which may be empty"]
     problems = []
@@ -160,14 +171,14 @@ def state_problems(state: Any, batch: int, what: str, like: State | None = None)
 
 @torch.no_grad()
 def run_sequence(call: Call, inputs: Inputs, state: State) -> Tensors:
-    """Return outputs and final state of one call with all T steps."""
+    """Return the outputs and the final state of one call with all T steps, by name."""
     outputs, state = call(inputs, state)
     return {**outputs, **named_state(state)}
 
 
 @torch.no_grad()
 def run_single_steps(call: Call, inputs: Inputs, state: State) -> Tensors:
-    """Return outputs and final state of T calls with one step."""
+    """Return the concatenated outputs and the final state of T calls with one step each, by name."""
     steps = []
     for t in range(len(inputs.done)):
         outputs, state = call(inputs[t : t + 1], state)
@@ -177,18 +188,24 @@ def run_single_steps(call: Call, inputs: Inputs, state: State) -> Tensors:
 
 @dataclass(frozen=True)
 class SequenceMismatch:
-    """Two ways to compute the same differ: one call with T steps and T calls with one step, or two equal calls."""
+    """A difference between two computations that should give the same results.
+
+    The two computations are either one call with T steps and T calls with one step, or two calls with the same inputs.
+    """
 
     layer: str | None  # path of the first layer whose outputs differ, "" for the module itself; None: unknown
-    text: str  # description without the name of the component
+    text: str  # error message without the name of the component
 
 
 def compare_repeated_calls(module: nn.Module, call: Call, inputs: Inputs, state: State) -> SequenceMismatch | None:
-    """Compare two equal calls. Random generators and buffers of the module are left unchanged."""
+    """Compare two calls with the same inputs. Return None if their results are equal.
+
+    The states of torch's random generator and of the module's buffers are restored afterwards.
+    """
     with unchanged(module):
         expected = run_sequence(call, inputs, state)
     with unchanged(module):
-        torch.rand(1)  # so that random layers, for example dropout, draw other numbers
+        torch.rand(1)  # advance the random generator, so that random layers (dropout) draw other numbers
         found = run_sequence(call, inputs, state)
     difference = find_difference(expected, found)
     if difference is None:
@@ -196,16 +213,16 @@ def compare_repeated_calls(module: nn.Module, call: Call, inputs: Inputs, state:
     layer = _first_different_layer(module, call, [inputs], [inputs], state)
     return SequenceMismatch(
         layer,
-        f"two equal calls differ {difference}{_in_layer(module, layer)}; outputs must not be random, because the "
-        "learner computes them again (remove dropout or noise)",
+        f"two calls with the same inputs differ {difference}{_in_layer(module, layer)}; outputs must not be random, "
+        "because the learner computes them again (remove dropout or noise)",
     )
 
 
 def compare_single_steps(module: nn.Module, call: Call, inputs: Inputs, state: State) -> SequenceMismatch | None:
-    """Check that one call on T steps gives the same results as T calls on one step each.
+    """Compare one call with T steps and T calls with one step each. Return None if their results are equal.
 
-    `inputs` should contain resets in the middle, and `state` should not be the initial state, because some mistakes are
-    found only then. Random generators and buffers of the module are left unchanged.
+    `inputs` should contain resets in the middle, and `state` should not be the initial state, because otherwise some
+    mistakes are not found. The states of torch's random generator and of the module's buffers are restored afterwards.
     """
     length = len(inputs.done)
     with unchanged(module):
@@ -216,11 +233,11 @@ def compare_single_steps(module: nn.Module, call: Call, inputs: Inputs, state: S
     if difference is None:
         return None
     layer = _first_different_layer(module, call, [inputs], [inputs[t : t + 1] for t in range(length)], state)
-    advice = "let the outputs of a step depend only on its own inputs, not on those of other steps or rows"
+    advice = "let the outputs of a step depend only on the inputs of this step and row, not on other steps or rows"
     if state:
         advice = (
-            "reset the state of a row before step t if done[t] is set for it, and let the outputs of a step depend "
-            "only on its inputs and the state of its row"
+            "reset the state of row b before step t if done[t,b] is set, and let the outputs of a step depend only on "
+            "the inputs of this step and the state of the same row"
         )
     return SequenceMismatch(
         layer,
@@ -231,7 +248,10 @@ def compare_single_steps(module: nn.Module, call: Call, inputs: Inputs, state: S
 
 @contextmanager
 def unchanged(module: nn.Module) -> Iterator[None]:
-    """At the end, restore torch's random generator and the buffers of a module, for example of batch normalisation."""
+    """Return a context that, at its end, restores torch's random generator and the buffers of a module.
+
+    Buffers are, for example, the running statistics of batch normalisation.
+    """
     owners = [(owner, name, buffer) for owner in module.modules() for name, buffer in owner._buffers.items()]
     saved = [(owner, name, buffer, buffer.clone()) for owner, name, buffer in owners if buffer is not None]
     with torch.random.fork_rng(devices=[]):
@@ -244,7 +264,10 @@ def unchanged(module: nn.Module) -> Iterator[None]:
 
 
 def _in_layer(module: nn.Module, layer: str | None) -> str:
-    """Return the end of a message: the layer that differs. Empty if it is unknown or is the module itself."""
+    """Return the part of a message that names the layer that differs.
+
+    Return an empty text if the layer is unknown (None) or is the module itself ("").
+    """
     if not layer:
         return ""
     return f", first in layer {layer} ({type(module.get_submodule(layer)).__name__})"
@@ -253,10 +276,11 @@ def _in_layer(module: nn.Module, layer: str | None) -> str:
 def _first_different_layer(
     module: nn.Module, call: Call, first: list[Inputs], second: list[Inputs], state: State
 ) -> str | None:
-    """Return the path of the first layer that has different outputs for equal inputs, or None if it is unknown.
+    """Return the path of the first layer that has different outputs for equal inputs, or None if none is found.
 
-    `first` and `second` are two ways to split the same inputs into consecutive calls. The first axis of a layer's
-    outputs is time, or time merged with the batch, so the concatenated outputs of all calls must be the same.
+    `first` and `second` are lists of consecutive pieces of the same inputs; the module is called once for each piece.
+    The first axis of a layer's outputs is time, or time merged with the batch, so the outputs of all calls,
+    concatenated along this axis, must be the same for both lists.
     """
     with unchanged(module), _recorded_layers(module) as expected:
         _run_calls(call, first, state)
@@ -286,7 +310,10 @@ def _run_calls(call: Call, pieces: Iterable[Inputs], state: State) -> None:
 
 @contextmanager
 def _recorded_layers(module: nn.Module) -> Iterator[dict[str, tuple[list[Tensor], list[Tensor]]]]:
-    """Record the first input and output tensor of each call of each layer, in the order in which layers finish."""
+    """Record the first input tensor and the first output tensor of each call of each layer.
+
+    Return a context that yields {path of the layer: (inputs, outputs)}, in the order in which the layers first finish.
+    """
     records: dict[str, tuple[list[Tensor], list[Tensor]]] = {}
 
     def make_hook(name: str) -> Callable[[nn.Module, Any, Any], None]:
@@ -308,7 +335,7 @@ def _recorded_layers(module: nn.Module) -> Iterator[dict[str, tuple[list[Tensor]
 
 
 def _first_tensor(value: Any) -> Tensor | None:
-    """Return the first tensor in a tensor, tuple, list or dict, or None."""
+    """Return the first tensor in a tensor, tuple, list or dict, which may be nested, or None if there is no tensor."""
     if isinstance(value, Tensor):
         return value
     items = value.values() if isinstance(value, dict) else value if isinstance(value, tuple | list) else ()

@@ -1,12 +1,13 @@
 """Torsos: networks that turn one observation into one feature vector, [B,...] -> [B,output_size].
 
-The two convolutional torsos, `shallow` and `resnet`, need an `image`; they append all other observations to the
-flattened feature map. The torso `mlp` accepts any observations. Each torso ends with `depth` fully connected layers of
-`width` units.
+The two convolutional torsos, `shallow` and `resnet`, need an observation `image`; they append all other observations to
+the flattened feature map. The torso `mlp` accepts any observations. Each torso ends with `depth` fully connected layers
+of `width` units.
 
-A torso computes its features in two stages. `encode` returns the feature map of the convolutions, or the inputs of
-`mlp`; `project` applies the fully connected layers. If `needs_calibration` is True, `calibrate` is called before
-training with observations of a random policy, and stores their statistics in buffers.
+A torso computes its features in two stages. `encode` returns the feature map of the convolutions (`shallow`, `resnet`)
+or the flattened observations (`mlp`). `project` applies the fully connected layers. If `needs_calibration` is True,
+`calibrate` is called before training with observations of a random policy, and stores statistics of these observations
+in buffers.
 """
 
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ from bestiary.rollout import ObservationSpec, Tensors
 from bestiary.utils.errors import UserError
 from bestiary.utils.options import option
 
-SUBTRACT_MEAN_HELP = "subtract the mean image of a random policy, measured before training"
+SUBTRACT_MEAN_HELP = "subtract from each image the mean image of a random policy, which is measured before training"
 
 
 def mlp_layers(inputs: int, widths: Sequence[int]) -> nn.Sequential:
@@ -37,8 +38,8 @@ def mlp_layers(inputs: int, widths: Sequence[int]) -> nn.Sequential:
 def scale_image(image: Tensor, mean: Tensor | None = None) -> Tensor:
     """Return images [B,C,H,W] divided by 255, as float32 in channels-last memory format.
 
-    If `mean`, an image [1,C,H,W], is given, it is subtracted before the division. `image` has values from 0 to 255. It
-    is uint8, or float if an interpretability tool has changed it.
+    If an image `mean` [1,C,H,W] is given, it is subtracted before the division. `image` has values from 0 to 255. Its
+    type is uint8, or float if an interpretability tool has changed the image.
     """
     x = image.contiguous(memory_format=torch.channels_last).to(torch.float32, copy=True)
     return (x if mean is None else x.sub_(mean)).mul_(1 / 255)
@@ -47,7 +48,8 @@ def scale_image(image: Tensor, mean: Tensor | None = None) -> Tensor:
 class ImageEncoder(nn.Module, TorsoDefaults):
     """Convolutions over the observation `image`. If `subtract_mean` is True, the mean image is subtracted first.
 
-    `map_shape` is the shape (C, h, w) of the feature map: channels, rows and columns.
+    The mean image is zero until `calibrate` is called. `map_shape` is the shape (C, h, w) of the feature map: channels,
+    rows and columns.
     """
 
     mean: Tensor | None
@@ -135,9 +137,9 @@ class ResidualBlock(nn.Module):
 
 
 class ResNet(ConvolutionalTorso):
-    """The deep network of IMPALA (Espeholt et al. 2018), by default with three sections and 15 convolutions.
+    """The deep network of IMPALA (Espeholt et al. 2018), by default with three sections, which have 15 convolutions.
 
-    A section consists of a convolution, a max-pooling and two residual blocks.
+    A section consists of a convolution, a max-pooling layer and two residual blocks.
     """
 
     extra_inputs = ("reward",)  # TorchBeast's agent with this network does not use the last action
@@ -149,7 +151,7 @@ class ResNet(ConvolutionalTorso):
         subtract_mean: bool = option(True, SUBTRACT_MEAN_HELP)
         channels: tuple[int, ...] = option(
             (16, 32, 32),
-            "number of channels of each section (a convolution, a max-pooling and two residual blocks)",
+            "number of channels of each section (a convolution, a max-pooling layer and two residual blocks)",
             low=1,
         )
 
@@ -177,11 +179,12 @@ class MLP(nn.Module, TorsoDefaults):
         width: int = option(128, "number of units of each layer", low=1)
         depth: int = option(2, "number of layers", low=0, high=100)
         sizes: tuple[int, ...] | None = option(
-            None, "number of units of each layer, for example 512,256 (default: given by width and depth)", low=1
+            None, "number of units of each layer, for example 512,256 (default: depth layers of width units)", low=1
         )
         normalise_inputs: bool = option(
             False,
-            "normalise inputs by their mean and standard deviation with a random policy, measured before training",
+            "normalise each input by its mean and standard deviation, which are measured before training with a random "
+            "policy",
         )
 
     def __init__(self, spec: ObservationSpec, options: Options = Options()):
@@ -233,8 +236,8 @@ def flatten_observation(observation: Tensors) -> Tensor:
 def require_image(spec: ObservationSpec, component: str, min_size: int = 1, flag: str = "--torso") -> None:
     """Raise UserError if the environment has no image, or if the image is smaller than `min_size` x `min_size`.
 
-    `component` is the name of the component that needs the image. `flag` is the option that the message advises to
-    change.
+    `component` is the name of the component that needs the image. `flag` is the option (`--torso` or `--agent`) that
+    the message suggests to change.
     """
     is_torso = flag == "--torso"
     if "image" not in spec:

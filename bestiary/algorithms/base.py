@@ -1,8 +1,8 @@
 """The base class of algorithms, and code that actor-critic algorithms share.
 
-Actors collect rollouts of `sequence_length` steps. The learner passes `rollouts_per_learn(...)` rollouts to `batches`,
-which yields batches. The learner splits each batch into micro-batches, sums the gradients of their losses, and makes
-one optimizer step:
+Actors collect rollouts of `sequence_length` steps. The learner passes `rollouts_per_learn(...)` rollouts to the
+generator `batches`, which yields batches. For each batch, the learner splits the batch into micro-batches, sums the
+gradients of their losses, makes one optimizer step, and sends the metrics of this update back to the generator:
 
     actors -> [Rollout, ...] -> algorithm.batches -> Batch -> sum of gradients -> optimizer step
                                       ^                                                |
@@ -40,7 +40,10 @@ class Loss:
 
 
 def loss_problem(loss: Any) -> str | None:
-    """Return a message if a loss function did not return a valid Loss, otherwise None. Only types and shapes count."""
+    """Return a message if a loss function did not return a valid Loss, otherwise None.
+
+    The function checks the types, the shapes and whether the total has a gradient, but not the values.
+    """
     if not isinstance(loss, Loss):
         found = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
         return f"returned {found}; it must return bestiary.algorithms.base.Loss(total, sums)"
@@ -48,7 +51,7 @@ def loss_problem(loss: Any) -> str | None:
         found = f"shape {list(loss.total.shape)}" if isinstance(loss.total, Tensor) else type(loss.total).__name__
         return f"returned a Loss whose total has {found}; it must be a scalar tensor: add .sum()"
     if not loss.total.requires_grad:
-        return "returned a Loss whose total has no gradient; it must depend on the output of the agent, without detach"
+        return "returned a Loss whose total has no gradient; compute it from the output of the agent, without detach"
     if not isinstance(loss.sums, dict):
         return f"returned a Loss whose sums are a {type(loss.sums).__name__}; expected a dict of scalar tensors"
     for name, value in loss.sums.items():
@@ -63,10 +66,10 @@ LossFunction = Callable[[Agent, Rollout, float], Loss]  # (agent, micro-batch, p
 
 @dataclass(frozen=True)
 class Batch:
-    """The trajectories of one update, and how the update is computed from them."""
+    """The trajectories of one update, and the loss and the optimizer of this update."""
 
     rollout: Rollout  # trajectories [T,B]
-    loss: LossFunction  # the loss that the update reduces; usually `Algorithm.loss`
+    loss: LossFunction  # the loss function that the update minimises; usually `Algorithm.loss`
     optimizer: str = MAIN_OPTIMIZER  # key in the result of `Algorithm.make_optimizers`
     num_new: int | None = None  # the first `num_new` trajectories are new, the others are replayed; None: all are new
 
@@ -87,9 +90,9 @@ def batch_problem(batch: Any, optimizers: Collection[str]) -> str | None:
 class LearnContext:
     """Functions and objects of the learner that `Algorithm.batches` can use."""
 
-    infer: Callable[[Inputs, State], tuple[Output, State]]  # call the agent, without gradients
+    infer: Callable[[Inputs, State], tuple[Output, State]]  # calls the agent, without gradients
     generator: torch.Generator  # random generator; its seed depends only on the run's seed and step
-    all_reduce: Callable[[Tensor], Tensor]  # return the sum of a tensor over all learners
+    all_reduce: Callable[[Tensor], Tensor]  # returns the sum of a tensor over all learners
 
 
 @dataclass(frozen=True)
@@ -111,8 +114,8 @@ class ActorCriticOptions:
     )
     reward_scale: float | None = option(
         None,
-        "factor by which rewards are multiplied before clipping (default: 1; with --reward, a factor that maps typical "
-        "rewards to [-1,1])",
+        "factor by which rewards are multiplied before clipping (default: 1; with --reward, a factor that scales "
+        "typical rewards to [-1,1])",
         above=0,
     )
     eps: float = option(
@@ -124,10 +127,11 @@ class ActorCriticOptions:
     max_grad_norm: float = option(40.0, "maximum norm of the gradient; larger gradients are scaled down", above=0)
 
     def derive_rewards(self, context: RunContext) -> Self:
-        """Return the options with the reward clipping and the reward scale that fit the run.
+        """Return the options, after setting the reward clipping and the reward scale if the user did not set them.
 
-        Rewards are clipped to [-1, 1], except with PopArt, which normalises the returns. If the user chose a training
-        reward, the scale maps typical rewards to [-1, 1], so that they are not clipped.
+        By default, rewards are clipped to [-1, 1], except with PopArt, which normalises the value targets. If the user
+        chose a training reward and rewards are clipped, the scale maps typical rewards to [-1, 1], so that clipping
+        does not change them.
         """
         clipping, scale = self.reward_clipping, self.reward_scale
         if clipping == "auto":
@@ -141,28 +145,31 @@ class Algorithm:
     """Base class of algorithms. A subclass must define `loss`; all other methods have defaults.
 
     By default, batches are formed from the rollouts in the order of collection, and each trajectory is used in `reuse`
-    updates. In all methods, `pools` is the number of vector environments of the run and `num_envs` the number of
-    environments in each of them.
+    updates. In all methods, `pools` is the number of vector environments of the run and `num_envs` is the number of
+    environments in each vector environment.
 
-    An algorithm may own parameters and state. Its constructor gets only the options; `setup` gets the agent.
-    `parameters` returns what is trained in addition to the agent; `save` and `load` are for checkpoints.
+    An algorithm may own parameters and state. The constructor gets only the options; `setup` gets the agent.
+    `parameters` returns the parameters that are trained in addition to those of the agent. `save` and `load` save the
+    state in checkpoints and restore it.
     """
 
-    on_policy = False  # True if only steps of the newest weights are used; actors then wait during updates
+    on_policy = False  # True if rollouts must be collected with the newest weights; actors then wait during updates
     mean_loss = False  # True if the learner divides the gradient by the number of steps in the batch
-    batch_size_hint = "--batch-size"  # for messages: the option with which a user enlarges the batches
+    batch_size_hint = "--batch-size"  # the option that messages advise to change if batches should be larger
 
     @dataclass(frozen=True)
     class Options(ActorCriticOptions):
         rollout_length: int = option(20, "number of steps per rollout (T)", low=1, high=100_000, unprefixed=True)
         batch_size: int = option(4, "number of trajectories per update (B)", low=1, high=100_000, unprefixed=True)
-        reuse: int = option(1, "number of updates that use each rollout", low=1, high=100)
+        reuse: int = option(1, "number of updates that use each trajectory", low=1, high=100)
         optimizer: str = option(
             "adam",
             "optimizer (rmsprop: as in PyTorch and TorchBeast; rmsprop_tf: as in TensorFlow and the IMPALA paper)",
             choices=("adam", "rmsprop", "rmsprop_tf"),
         )
-        alpha: float = option(0.99, "rmsprop, rmsprop_tf: smoothing constant", low=0, high=1)
+        alpha: float = option(
+            0.99, "rmsprop, rmsprop_tf: decay factor of the running mean of squared gradients", low=0, high=1
+        )
         momentum: float = option(0.0, "rmsprop, rmsprop_tf: momentum", low=0)
 
     options: Any  # instance of Options; must have lr, lr_schedule (one of schedules.SCHEDULES) and max_grad_norm
@@ -183,10 +190,10 @@ class Algorithm:
     def _scale_batch_size(cls, options: Any, context: RunContext) -> Any:
         """Multiply the default batch size by the number of tasks.
 
-        An update then has as many trajectories per task as in a run with a single task. With smaller batches, the noise
-        of the other tasks would be larger than the gradient of a task. If the user chose the number of environments,
-        not every batch size is valid. The batch size is then the largest valid multiple of the number of tasks, up to
-        this product.
+        An update then has as many trajectories per task as in a run with a single task. With smaller batches, the
+        gradient of a task would be smaller than the gradient noise of the other tasks. If the user chose the number of
+        environments, not every batch size is valid. The result is then the largest valid multiple of the number of
+        tasks that is not above this product, or the unchanged default if there is no valid multiple.
         """
         sizes = [per_task * context.num_tasks for per_task in range(options.batch_size, 0, -1)]
         candidates = [replace(options, batch_size=size) for size in sizes]
@@ -209,9 +216,9 @@ class Algorithm:
     def batches(self, rollouts: Sequence[Rollout], context: LearnContext) -> Batches:
         """Yield one batch for each update with these rollouts.
 
-        This is a generator: `metrics = yield Batch(...)` returns the metrics of the update. `loss` sees only a
-        micro-batch. Quantities that depend on the whole batch, for example normalised advantages, are therefore
-        computed here and passed to `loss` in `Rollout.extras`.
+        This is a generator: `metrics = yield Batch(...)` returns the metrics of the update. `loss` receives only a
+        micro-batch. This method must therefore compute all quantities that depend on the whole batch, for example
+        normalised advantages, and pass them to `loss` in `Rollout.extras`.
         """
         trajectories = concatenate(rollouts)
         for _ in range(self.options.reuse):
@@ -226,7 +233,10 @@ class Algorithm:
         return self.options.rollout_length
 
     def rollouts_per_learn(self, num_envs: int, pools: int) -> int:
-        """Return how many rollouts `batches` receives. They come from the vector environments in turn."""
+        """Return the number of rollouts that one call of `batches` receives.
+
+        Successive rollouts come from successive vector environments: 0, 1, ..., pools - 1, 0, 1, ...
+        """
         return max(1, self.options.batch_size // num_envs)
 
     def batch_size(self, num_envs: int, pools: int) -> int:
@@ -235,11 +245,11 @@ class Algorithm:
 
     @property
     def epochs(self) -> int:
-        """The maximum number of updates that use the same trajectory as new data."""
+        """The maximum number of updates that use the same trajectory, not counting updates that replay it."""
         return self.options.reuse
 
     def validate(self, num_envs: int, pools: int) -> list[str]:
-        """Return error messages if the rollouts of a run cannot be split into batches; an empty list if they can."""
+        """Return error messages if the rollouts cannot be split into batches, otherwise an empty list."""
         size = self.options.batch_size
         if size % num_envs == 0 or num_envs % size == 0:
             return []
@@ -250,20 +260,21 @@ class Algorithm:
         ]
 
     def dummy_batch(self, rollout: Rollout) -> Batch:
-        """Return a batch made of one rollout. It serves only to measure the time of an update."""
+        """Return a batch that consists of one rollout. It is used only to measure the time of an update."""
         return Batch(rollout, self.loss)
 
     def shard(self, learners: int) -> Self | None:
-        """Return a copy of the algorithm for one of several learners. Its batches are the part of one learner.
+        """Return a copy of the algorithm for one learner of a group of `learners` learners.
 
-        Return None if a batch cannot be divided among the learners.
+        Each learner processes an equal part of each batch, so the batch size of the copy is smaller by the factor
+        `learners`. Return None if a batch cannot be divided among the learners.
         """
         if self.options.batch_size % learners:
             return None
         return type(self)(replace(self.options, batch_size=self.options.batch_size // learners))
 
     def can_split(self, learners: int, num_envs: int, pools: int) -> bool:
-        """Return whether each batch can be split evenly among this number of learners."""
+        """Return True if each batch can be split evenly among this number of learners."""
         if learners == 1:
             return True
         part = self.shard(learners)
@@ -274,20 +285,21 @@ class Algorithm:
     # --- parameters, optimizers and state ---
 
     def setup(self, agent: Agent) -> None:
-        """Create the algorithm's own parameters, if it has any. The learner calls this once, before all other methods.
+        """Create the algorithm's own parameters, if it has any.
 
-        The agent is on its device and has its initial weights.
+        The learner calls this method once, before it calls `loss`, `batches` or the methods below. The agent is already
+        on its device and has its initial weights.
         """
 
     def parameters(self) -> dict[str, nn.Parameter]:
-        """Return the algorithm's own parameters by name. They are trained and saved with those of the agent."""
+        """Return the algorithm's own parameters by name. They are trained and saved with the agent's parameters."""
         return {}
 
     def make_optimizers(self, parameters: list[nn.Parameter]) -> dict[str, torch.optim.Optimizer]:
-        """Return the optimizers by name. `parameters` are those of the agent, followed by the algorithm's own.
+        """Return the optimizers by name. `parameters` are the agent's parameters, followed by the algorithm's own.
 
-        The learner sets the learning rate of each parameter group to the rate of the schedule. If the group has an
-        entry `lr_factor`, the rate is multiplied by it.
+        Before each update, the learner sets the learning rate of each parameter group to the rate of the schedule. If
+        the group has an entry `lr_factor`, the rate is multiplied by this factor.
         """
         o = self.options
         if o.optimizer == "adam":
@@ -304,20 +316,24 @@ class Algorithm:
 
     @property
     def inherits_state(self) -> bool:
-        """Return whether `load_pretrained` uses the state of another run."""
+        """True if `load_pretrained` loads state of another run."""
         return False
 
     def load_pretrained(self, tensors: Tensors, task_indices: Sequence[int]) -> str:
         """Load the useful part of the state of another run with the same algorithm (--init-from).
 
-        `task_indices[k]` is the index, in this run, of task k of the other run, or -1 if this run does not have it.
-        Return a description of what was loaded, or an empty text. By default, nothing is loaded.
+        `tensors` is the state that `save` returned in the other run. `task_indices[k]` is the index, in this run, of
+        task k of the other run, or -1 if this run does not have this task. Return a text that describes what was
+        loaded, or an empty text if nothing was loaded. By default, nothing is loaded.
         """
         return ""
 
 
 def algorithm_problem(component: Any) -> str | None:
-    """Return a message if a user's class is not a subclass of Algorithm with a usable `loss`, otherwise None."""
+    """Return a message if a user's class is not a valid algorithm, otherwise None.
+
+    The class must be a subclass of Algorithm, and `loss` must accept the arguments (agent, batch, progress).
+    """
     if not (isinstance(component, type) and issubclass(component, Algorithm)):
         return "must be a subclass of bestiary.algorithms.base.Algorithm"
     signature = inspect.signature(component.loss)
@@ -329,7 +345,10 @@ def algorithm_problem(component: Any) -> str | None:
 
 
 def updates_per_learn(algorithm: Algorithm, num_envs: int, pools: int) -> int:
-    """Return the maximum number of updates that the learner makes with one set of rollouts."""
+    """Return the maximum number of updates that the learner makes in one learn call.
+
+    The separate value updates and the auxiliary updates of PPG are not counted.
+    """
     trajectories = algorithm.rollouts_per_learn(num_envs, pools) * num_envs
     return trajectories * algorithm.epochs // algorithm.batch_size(num_envs, pools)
 
@@ -338,8 +357,8 @@ def rewards_and_discounts(rollout: Rollout, options: ActorCriticOptions) -> tupl
     """Return three tensors [T,N]: rewards, rewards with bootstrapping at time limits, and the discounts of the actions.
 
     The rewards are scaled and clipped. The discount is zero if the action ended the episode. A time limit is not a
-    terminal state: if it ended the episode, the discounted value of the final observation (`rollout.bootstrap`) is
-    added to the second result.
+    terminal state: if a time limit ended the episode, the second tensor also contains the discounted value of the final
+    observation (`rollout.bootstrap`).
     """
     transformed = transform_reward(rollout.reward[1:], options.reward_clipping, options.reward_scale)
     discounts = options.discount * (~rollout.done[1:]).float()
@@ -355,9 +374,10 @@ def actor_critic_loss(
     options: ActorCriticOptions,
     **sums: Tensor,
 ) -> Loss:
-    """Return the loss of a batch from policy loss, value loss and entropy, all summed over the batch.
+    """Combine policy loss, value loss and entropy, all summed over the batch, to the Loss of the batch.
 
-    `targets` are the value targets. `sums` are further metrics, also summed over the batch.
+    `output` is the output of the agent, whose metrics are added to the metrics of the loss. `targets` are the value
+    targets [T,B]. `sums` are further metrics, also summed over the batch.
     """
     total = policy_loss + options.value_coef * value_loss - options.entropy_coef * entropy
     sums = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy, **sums}

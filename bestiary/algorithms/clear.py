@@ -1,14 +1,15 @@
 """CLEAR: IMPALA with experience replay and behaviour cloning, which reduce forgetting (Rolnick et al. 2019).
 
-Each batch has new trajectories, and `replay_ratio` times as many replayed trajectories. These are drawn from a buffer,
-which is a uniform sample of all trajectories of the run. V-trace corrects the policy lag of both. For the replayed
-trajectories, two further terms of the loss keep the policy and the values near those that the buffer stores:
+Each batch has new trajectories, and `replay_ratio` times as many replayed trajectories. The replayed trajectories are
+drawn from a buffer, which is a uniform sample of all trajectories of the run. V-trace corrects the policy lag of new
+and replayed trajectories. For the replayed trajectories, two further terms of the loss keep the policy and the values
+close to the policy and the values that the buffer stores:
 
     L = L_V-trace(new and replayed) + policy_cloning_coef * sum KL(mu || pi) + value_cloning_coef * sum (V - V_old)^2
 
-V_old is the value that the actor computed. mu is the policy that the learner computes when it receives the trajectory,
-with weights that are newer than those of the actor by the policy lag. The new trajectories of a batch are added to the
-buffer after the update, so they are not replayed in the same update.
+V_old is the value that the actor computed. mu is the policy that the learner computes when it receives the trajectory.
+The learner's weights are then newer than the actor's weights by the policy lag. The new trajectories of a batch are
+added to the buffer after the update, so they are not replayed in the same update.
 """
 
 from collections.abc import Sequence
@@ -56,10 +57,13 @@ class Clear(Impala):
         self.buffer = ReservoirBuffer(self.options.buffer_size)
 
     def shard(self, learners: int) -> None:
-        """Return None: each learner would have its own buffer, and a checkpoint contains only one."""
+        """Return None, because CLEAR supports only one learner.
+
+        Several learners would have several replay buffers, but a checkpoint contains only one.
+        """
 
     def batches(self, rollouts: Sequence[Rollout], context: LearnContext) -> Batches:
-        """Yield batches of new trajectories, in the order of collection, followed by replayed ones."""
+        """Yield batches of new trajectories, in the order of collection, followed by replayed trajectories."""
         o = self.options
         trajectories = _with_stored_policy(concatenate(rollouts), context)
         for epoch in range(o.reuse):
@@ -70,7 +74,8 @@ class Clear(Impala):
                     replayed = self.buffer.sample(num_replayed, context.generator).to(new.reward.device)
                     replayed.extras["replayed"].fill_(1.0)
                     batch = concatenate([new, replayed])
-                # Weights of steps in metrics of the new steps: 0 for replayed steps; the mean over all steps is 1.
+                # Weights for metrics of the new steps only: 0 for replayed steps, a constant for new steps. The mean of
+                # the weights over the batch is 1.
                 new_weight = (1 - batch.extras["replayed"]) * batch.num_envs / new.num_envs
                 yield Batch(batch.with_extras(new_weight=new_weight), self.loss, num_new=new.num_envs)
                 if epoch == 0:
@@ -81,7 +86,7 @@ class Clear(Impala):
         o = self.options
         output, _ = agent(rollout.inputs(), rollout.state)
         loss = self.vtrace_loss(output, rollout)
-        if "replayed" not in rollout.extras:  # a batch that serves only to measure the time of an update
+        if "replayed" not in rollout.extras:  # a batch of `dummy_batch`, used only to measure the time of an update
             return loss
         replayed = rollout.extras["replayed"]  # [T,B]: 1 if the step is replayed, else 0
         stored_policy = Categorical(rollout.extras["stored_logits"])
@@ -93,7 +98,8 @@ class Clear(Impala):
         loss.sums["policy_cloning"] = policy_cloning.detach()
         loss.sums["value_cloning"] = value_cloning.detach()
         loss.sums["replayed"] = replayed.sum()
-        # Replayed steps come from old policies. Only new steps show whether actor and learner compute the same policy.
+        # The metric `abs_log_ratio` shows whether actor and learner compute the same policy. Replayed steps were chosen
+        # by old policies, so they are not counted.
         log_ratio = output.distribution[:-1].log_prob(rollout.action).detach() - rollout.log_prob
         loss.sums["abs_log_ratio"] = (rollout.extras["new_weight"] * log_ratio.abs()).sum()
         return loss
@@ -108,7 +114,7 @@ class Clear(Impala):
         """Restore the replay buffer. If it was not saved, start with an empty one and tell the user."""
         self.buffer.load(tensors)
         if self.buffer.num_seen and not len(self.buffer):
-            note("note: the checkpoint has no replay buffer (--algo.save-buffer off); the buffer is filled again")
+            note("note: the checkpoint has no replay buffer (--algo.save-buffer off); starting with an empty buffer")
             self.buffer = ReservoirBuffer(self.options.buffer_size)
 
     @property
@@ -116,9 +122,10 @@ class Clear(Impala):
         return self.options.inherit_buffer
 
     def load_pretrained(self, tensors: Tensors, task_indices: Sequence[int]) -> str:
-        """Load the replay buffer of another run, so that its tasks are not forgotten.
+        """Load the replay buffer of another run, so that the agent does not forget the tasks of that run.
 
-        A task that this run does not have gets index 0. This is correct only for a critic that ignores the task.
+        Trajectories of a task that this run does not have get the task index 0. This is correct only for a critic that
+        ignores the task index.
         """
         self.buffer.load(tensors)
         if not len(self.buffer):

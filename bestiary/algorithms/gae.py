@@ -25,11 +25,12 @@ def gae(
 ) -> GAE:
     """Compute the advantages A_t = delta_t + gamma lam A_{t+1}, backwards in time, and the value targets A_t + V(x_t).
 
-    delta_t is r_t + gamma V(x_{t+1}) - V(x_t). If `horizon` is given, the T steps are split into blocks of `horizon`
-    steps, and the recursion for A_t stops at the end of the block that contains step t.
+    delta_t is the TD error r_t + gamma V(x_{t+1}) - V(x_t). At the end of an episode, `discounts` contains 0 instead of
+    gamma. If `horizon` is given, the T steps are split into blocks of `horizon` steps, and the recursion for A_t stops
+    at the end of the block that contains step t.
     """
     if bootstrap.shape != values.shape[1:]:
-        raise ValueError(f"shape {tuple(bootstrap.shape)} of bootstrap does not fit values {tuple(values.shape)}")
+        raise ValueError(f"bootstrap: expected shape {list(values.shape[1:])}, got {list(bootstrap.shape)}")
     deltas = rewards + discounts * torch.cat([values[1:], bootstrap[None]]) - values
     advantage = torch.zeros_like(bootstrap)
     advantages = []

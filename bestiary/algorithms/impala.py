@@ -16,7 +16,7 @@ from bestiary.utils.options import option
 class Impala(Algorithm):
     """The algorithm IMPALA.
 
-    The default options are those that learn Pong fastest on two CPU cores (docs/results/pong.md). The presets
+    With the default options, Pong is learned fastest on two CPU cores (docs/results/pong.md). The presets
     `impala-shallow`, `impala-deep` (Espeholt et al. 2018) and `torchbeast` have the published options.
     """
 
@@ -28,7 +28,7 @@ class Impala(Algorithm):
     def loss(self, agent: Agent, rollout: Rollout, progress: float = 0.0) -> Loss:
         """Return the summed loss of a rollout [T,B].
 
-        V-trace uses values in units of the rewards. The losses use normalised values, if the critic normalises.
+        V-trace uses values in units of the rewards. If the critic normalises values, the losses use normalised values.
         """
         output, _ = agent(rollout.inputs(), rollout.state)
         return self.vtrace_loss(output, rollout)
@@ -36,7 +36,7 @@ class Impala(Algorithm):
     def vtrace_loss(self, output: Output, rollout: Rollout) -> Loss:
         """Return the loss of a rollout [T,B], given the output of the agent for its T+1 entries.
 
-        Only the value of the last entry is used, for bootstrapping.
+        Of the output for the last entry, only the value is used, for bootstrapping.
         """
         o = self.options
         policy = output.distribution[:-1]

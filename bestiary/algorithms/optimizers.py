@@ -1,7 +1,7 @@
-"""PyTorch's optimizers, without the import of the compiler `torch.compile`, and TensorFlow's RMSProp.
+"""PyTorch's optimizers, changed so that they do not import PyTorch's compiler, and TensorFlow's RMSProp.
 
 PyTorch wraps the methods of its optimizers in functions that hide them from `torch.compile`. The first call of such a
-wrapper imports the compiler, which took 2 of the 5 CPU seconds of a short training. Bestiary does not compile
+wrapper imports the compiler, which took 2 of the 5 s of CPU time of a short training run. Bestiary does not compile
 optimizers, so these classes call the original methods directly.
 """
 
@@ -68,6 +68,6 @@ RMSpropTF = unwrap_methods(_RMSpropTF)
 
 
 def make_adam(parameters: list[nn.Parameter], lr: float, eps: float) -> torch.optim.Optimizer:
-    """Return an Adam optimizer. On CPUs and CUDA GPUs it is fused, which takes a third of the time."""
+    """Return an Adam optimizer. On CPUs and CUDA GPUs, use the fused version, whose step takes a third of the time."""
     fused = all(parameter.device.type in ("cpu", "cuda") for parameter in parameters)
     return Adam(parameters, lr=lr, eps=eps, fused=fused)

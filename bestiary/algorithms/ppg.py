@@ -5,8 +5,8 @@ and update the values with the same minibatches. The gradient of the value loss 
 policy.
 
 Auxiliary phase. All rollouts of the policy phase are used again, for `aux_epochs` epochs. The agent's value head is
-trained with gradients through the whole agent, so that the features learn from the value targets, too. A KL term keeps
-the policy close to the policy at the start of the phase:
+trained with gradients through the whole agent, so that the torso and the memory also learn from the value targets. A KL
+term keeps the policy close to the policy at the start of the phase:
 
     L_joint = 0.5 (V_aux - target)^2 + clone_coef KL(policy at the start of the phase || policy)
 
@@ -60,9 +60,9 @@ class PPG(PPO):
         epochs: int = option(1, "number of epochs over each rollout in the policy phase", low=1, high=1000)
         minibatches: int = option(8, "number of minibatches per epoch of the policy phase", low=1)
         clip: float = option(
-            0.2, "the probability ratio of new to old policy is clipped to 1 - clip and 1 + clip", above=0
+            0.2, "clipping range: the probability ratio of new to old policy is clipped to 1 - clip, 1 + clip", above=0
         )
-        aux_interval: int = option(32, "number of rollouts per policy phase, before each auxiliary phase", low=1)
+        aux_interval: int = option(32, "number of rollouts in each policy phase", low=1)
         aux_epochs: int = option(
             6, "number of epochs in each auxiliary phase, over all rollouts since the previous auxiliary phase", low=1
         )
@@ -127,12 +127,15 @@ class PPG(PPO):
         return problems + super().validate(num_envs, pools)
 
     def shard(self, learners: int) -> None:
-        """Return None: each learner would store other rollouts, but a checkpoint contains those of one learner only."""
+        """Return None, because PPG supports only one learner.
+
+        Several learners would store different rollouts, but a checkpoint contains the rollouts of only one learner.
+        """
 
     # --- batches ---
 
     def batches(self, rollouts: Sequence[Rollout], context: LearnContext) -> Batches:
-        """Yield the batches of the policy phase and, after `aux_interval` calls, those of the auxiliary phase."""
+        """Yield batches of the policy phase and, in each `aux_interval`-th call, also those of the auxiliary phase."""
         o = self.options
         if self.value_agent is not None:
             context = replace(context, infer=self._infer_value)
@@ -150,9 +153,9 @@ class PPG(PPO):
             self.stored = []
 
     def _auxiliary_batches(self, generator: torch.Generator) -> Batches:
-        """Store the logits of the current policy, then yield the batches of the auxiliary phase.
+        """Compute the logits of the current policy for all stored rollouts, then yield batches of the auxiliary phase.
 
-        The joint loss keeps the policy close to the stored one.
+        The joint loss keeps the policy close to these logits.
         """
         o = self.options
         stored = concatenate([self._with_policy(rollout) for rollout in self.stored])
@@ -170,7 +173,7 @@ class PPG(PPO):
         return self.value_agent(inputs, state)
 
     def _values(self, rollout: Rollout) -> Tensor:
-        """Return the values [T,N] of a rollout by the separate value network."""
+        """Return the values [T,N] that the separate value network computes for a rollout."""
         output, _ = self._infer_value(rollout.inputs()[: rollout.length], ())
         return output.value
 

@@ -1,12 +1,13 @@
 """PPO: several epochs over the newest rollouts with a clipped policy update (Schulman et al. 2017).
 
-This implementation has three separate lengths, which are a single number in many other implementations.
+This implementation has three separate lengths; many other implementations use one number for all of them.
 `rollout_length` is the number of steps per environment that are collected before each series of updates. `horizon` is
 the maximum number of TD errors that GAE sums for an advantage. `sequence_length` is the number of steps over which
 gradients are propagated through the memory.
 
-Actors collect one sequence at a time and store the memory's state before its first step. To compute the advantages,
-`prepare` concatenates the sequences of each environment in time. It then distributes whole sequences over minibatches.
+Actors collect one sequence of `sequence_length` steps at a time, and store the memory's state before its first step. To
+compute the advantages, `prepare` concatenates the sequences of each environment in time. `batches` then distributes
+whole sequences at random over the minibatches.
 
 With one epoch and one minibatch, the probability ratio is always 1 and nothing is clipped. The algorithm is then A2C
 (`--preset a2c`).
@@ -64,8 +65,8 @@ class PPO(Algorithm):
         )
         horizon: int | None = option(
             None,
-            "maximum number of TD errors that GAE sums for an advantage; the sum ends at multiples of this number of "
-            "steps (default: the rollout length)",
+            "maximum number of TD errors that GAE sums for an advantage; the sums end at each multiple of this number "
+            "of steps (default: the rollout length)",
             low=1,
         )
         epochs: int = option(4, "number of epochs over each rollout", low=1, high=1000)
@@ -74,18 +75,21 @@ class PPO(Algorithm):
             2.5e-4, "initial learning rate (with --algo.lr-schedule warmup: the highest rate)", above=0, unprefixed=True
         )
         clip: float = option(
-            0.1, "the probability ratio of new to old policy is clipped to 1 - clip and 1 + clip", above=0
+            0.1, "clipping range: the probability ratio of new to old policy is clipped to 1 - clip, 1 + clip", above=0
         )
         clip_schedule: str = option(
             "constant",
             "how --algo.clip changes during the run (linear: decreases to zero)",
             choices=("constant", "linear"),
         )
-        value_clip: bool = option(False, "also clip the change of the value to [-clip, clip] in the value loss")
+        value_clip: bool = option(
+            False, "clip the difference between new and old value to [-clip, clip] in the value loss"
+        )
         normalise_advantages: bool = option(True, "normalise the advantages to mean 0 and standard deviation 1")
         target_kl: float | None = option(
             None,
-            "KL divergence from the old policy above which the updates on a rollout are stopped (default: never stop)",
+            "maximum KL divergence from the old policy; if an update exceeds it, the remaining updates with the same "
+            "rollouts are skipped (default: no maximum)",
             above=0,
         )
         max_grad_norm: float = option(0.5, "maximum norm of the gradient; larger gradients are scaled down", above=0)
@@ -172,7 +176,7 @@ class PPO(Algorithm):
     def loss(self, agent: Agent, batch: Rollout, progress: float) -> Loss:
         """Return the loss of a batch [T,B] of the sequences that `prepare` returned, summed over all steps."""
         o = self.options
-        # The last entry is left out: it is the first entry of the next sequence.
+        # The last entry is left out, because it is also the first entry of the next sequence.
         output, _ = agent(batch.inputs()[: batch.length], batch.state)
         estimate = output.value_estimate
         target = batch.extras["target"]
@@ -212,7 +216,7 @@ class PPO(Algorithm):
         }
 
     def clip(self, progress: float) -> float:
-        """Return the clipping range of the probability ratio when `progress` of the run is finished."""
+        """Return the clipping range of the probability ratio. `progress` is the finished fraction of the run."""
         o = self.options
         return o.clip * (1 - progress) if o.clip_schedule == "linear" else o.clip
 
@@ -230,7 +234,7 @@ def _normalise(advantage: Tensor, context: LearnContext) -> Tensor:
 
 @torch.no_grad()
 def _estimate_after(context: LearnContext, sequence: Rollout) -> ValueEstimate:
-    """Return the value estimates [N] of the last entry of a sequence, which the actors have not computed."""
+    """Return the value estimates [N] of the last entry of a sequence. The actors do not compute these values."""
     inputs = sequence.inputs()
     # An agent with a memory must process the whole sequence first.
     output, _ = context.infer(inputs if sequence.state else inputs[-1:], sequence.state)

@@ -1,8 +1,8 @@
 """A bounded buffer of trajectories that is a uniform random sample of all trajectories seen (reservoir sampling).
 
-Algorithm R (Vitter 1985): the first `capacity` trajectories of the run are stored. Then the n-th trajectory replaces a
-random stored trajectory with probability capacity / n, or is dropped. All trajectories of the run, old and new, are
-then equally likely to be in the buffer.
+Algorithm R (Vitter 1985): the first `capacity` trajectories of the run are stored. Later, the n-th trajectory of the
+run replaces a random stored trajectory with probability capacity / n; otherwise it is dropped. At any time, all
+trajectories of the run so far are equally likely to be in the buffer.
 """
 
 from dataclasses import fields
@@ -44,7 +44,7 @@ class ReservoirBuffer:
         return concatenate([self.trajectories[index] for index in indices])
 
     def shrink(self) -> None:
-        """Drop the last trajectories if there are more than `capacity`."""
+        """Drop the trajectories at the end of the list if there are more than `capacity`."""
         del self.trajectories[self.capacity :]
 
     def save(self) -> Tensors:
@@ -76,7 +76,7 @@ def pack_trajectories(rollout: Rollout) -> Tensors:
 
 
 def unpack_trajectories(tensors: Tensors) -> Rollout:
-    """Return the rollout whose tensors `pack_trajectories` returned. Other tensors are ignored."""
+    """Return the rollout that was passed to `pack_trajectories`, given its result. Ignore all other tensors."""
 
     def group(prefix: str) -> dict[str, Tensor]:
         return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}

@@ -1,6 +1,6 @@
 """Learning-rate schedules.
 
-A schedule is a function of the progress of a run, from 0 to 1. It returns the factor of the learning rate.
+A schedule maps the progress of a run, from 0 to 1, to a factor. The learner multiplies the option `lr` by this factor.
 """
 
 import math
@@ -12,25 +12,29 @@ def constant(progress: float) -> float:
 
 
 def linear(progress: float) -> float:
-    """Decrease linearly from 1 to 0."""
+    """Return a factor that decreases linearly from 1 to 0."""
     return 1 - progress
 
 
 def warmup(progress: float) -> float:
-    """Increase linearly from 0 to 1 during the first 10 % of the run, then decrease linearly to 0."""
+    """Return a factor that rises linearly from 0 to 1 in the first 10 % of the run, then falls linearly to 0."""
     return min(10 * progress, (1 - progress) / 0.9)
 
 
 def halving(progress: float) -> float:
-    """Start at 1, and halve after the first update and after each fifth of the run, as in Pan et al. (2022)."""
+    """Return a factor that is 1 at the start, and is halved after the first update and after each fifth of the run.
+
+    Pan et al. (2022) used this schedule.
+    """
     return 2.0 ** (math.floor(5 * (1 - progress)) - 5)
 
 
 def staggered(progress: float) -> float:
-    """Decrease in stages: 1/2 until 10 % of the run, 1/4 until 30 %, 1/8 until 50 %, 1/16 until 70 %.
+    """Return a factor that decreases in stages during the run.
 
-    In the rest of the run, decrease linearly from 1/32 to 0. Pan et al. (2022) published this schedule for River Raid,
-    for a run of 100M steps.
+    The factor is 1/2 until 10 % of the run, 1/4 until 30 %, 1/8 until 50 % and 1/16 until 70 %. In the rest of the run,
+    it decreases linearly from 1/32 to 0. Pan et al. (2022) published this schedule for River Raid, for a run of 100M
+    steps.
     """
     left = 1 - progress
     for above, factor in ((0.9, 1 / 2), (0.7, 1 / 4), (0.5, 1 / 8), (0.3, 1 / 16)):

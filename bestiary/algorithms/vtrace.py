@@ -25,13 +25,14 @@ def vtrace(
     pg_rho_bar: float | None = 1.0,
     lam: float = 1.0,
 ) -> VTrace:
-    """Compute the value targets and advantages of section 4.1, backwards in time.
+    """Compute the value targets v_t and the advantages for the policy gradient, backwards in time.
 
-    `rho_bar` and `pg_rho_bar` are the upper bounds of the importance weights in the targets and in the advantages. None
-    means no bound. The tensors may have further axes after T and B, which are broadcast against each other.
+    pi is the learner's policy, mu the actor's policy. `rho_bar` and `pg_rho_bar` are the upper bounds of the importance
+    weights in the targets and in the advantages; None means no bound. `lam` is the factor lambda of the coefficients
+    c_t. The tensors may have further axes after T and B, which are broadcast against each other.
     """
     if bootstrap.shape != values.shape[1:]:
-        raise ValueError(f"shape {tuple(bootstrap.shape)} of bootstrap does not fit values {tuple(values.shape)}")
+        raise ValueError(f"bootstrap: expected shape {list(values.shape[1:])}, got {list(bootstrap.shape)}")
     rhos = log_rhos.exp()
     clipped = rhos if rho_bar is None else rhos.clamp(max=rho_bar)
     traces = lam * rhos.clamp(max=1.0)  # c_t of the paper, with c_bar = 1

@@ -2,15 +2,15 @@
 
 EnvPool steps the emulators. This module adds frame stacking, the end of the episode when a life is lost, the time
 limit, and hidden steps. A hidden step is an emulator step that the agent did not choose: a no-op or FIRE at the start
-of a game, or FIRE after a lost life. Hidden steps are not returned; the result of FIRE after a lost life is added to
-the step before it.
+of a game, or FIRE after a lost life. `recv` does not return hidden steps. It adds the reward of FIRE after a lost life
+to the step in which the life was lost, and returns the image after FIRE.
 
-After `enable_components`, steps also have the reward components: presses of FIRE, lives, and in River Raid quantities
-that are read from the RAM of the game (see `riverraid.py`).
+After `enable_components` was called, `Step.measures` also contains the reward components: presses of FIRE, lives, and
+in River Raid quantities that are read from the RAM of the game (see `riverraid.py`).
 
-Without sticky actions, the emulators draw no random numbers during a game, and the state can be saved: a game is then
-determined by the seed of the environment, the index of the game and the actions. `load` starts the game again and
-repeats the actions.
+The state can be saved if sticky actions are off, because the emulators then draw no random numbers during a game. A
+game is then determined by the seed of the environment, the index of the game and the actions. `load` starts the same
+game again and repeats its actions.
 """
 
 from dataclasses import dataclass, replace
@@ -72,8 +72,8 @@ class AtariVectorEnv(VectorEnv):
         noop_max: int = option(30, "maximum number of no-op frames at the start of a game", low=1, high=1000)
         noop_mode: str = option(
             "random",
-            "how many no-op frames are played (random: from 1 to --noop-max; fixed: --noop-max, rounded down to whole "
-            "steps)",
+            "number of no-op frames at the start of a game (random: from 1 to --noop-max; fixed: --noop-max, rounded "
+            "down to whole steps)",
             choices=("random", "fixed"),
         )
         episodic_life: bool = option(True, "end the episode when a life is lost (the game continues)")
@@ -91,8 +91,8 @@ class AtariVectorEnv(VectorEnv):
         )
         stall: int = option(
             0,
-            "end a game after this number of successive steps without a score or, in Riverraid, with a plane that does "
-            "not fly; 0: never",
+            "number of successive steps without progress after which a game is ended; without progress means: the "
+            "score does not change, or in Riverraid: the plane does not fly (0: never)",
             low=0,
         )
 
@@ -136,7 +136,7 @@ class AtariVectorEnv(VectorEnv):
         measures = {"score": SCALAR, "ram": ArraySpec((128,), "uint8")}
         if options.flicker:
             measures["blank"] = SCALAR
-        # If flicker replaces whole stacks, an image does not always contain the frames of the previous image.
+        # If flicker replaces whole stacks by zeros, an image does not always contain the frames of the previous image.
         keeps_frames = options.flicker == 0 or options.flicker_mode == "frame"
         return EnvInterface(
             tasks=(f"atari/{name}",),
@@ -161,9 +161,9 @@ class AtariVectorEnv(VectorEnv):
 
     @cached_property
     def env(self) -> EnvPoolBackend:
-        """The emulators. They are created at the first use, because their creation takes almost a second.
+        """The emulators. They are created at the first access, because their creation takes almost 1 s.
 
-        A process that only needs the specs of the environment does not create them.
+        A process that needs only the interface of the environment therefore does not create emulators.
         """
         options = self.options
         random_noops = options.noop_mode == "random"
@@ -254,7 +254,10 @@ class AtariVectorEnv(VectorEnv):
         )
 
     def _compute_components(self, reward: np.ndarray, info: Any, lost: np.ndarray) -> Arrays:
-        """Return the reward components of a step, without `score` and without COMMON_COMPONENTS."""
+        """Return the reward components of a step. `recv` adds `score`; RewardWrapper adds COMMON_COMPONENTS.
+
+        `lost` is a bool [N]: True if a life was lost, including the last life.
+        """
         components = {
             "lives": info["lives"].astype(np.float32),
             "fire": self.is_fire[self.sent].astype(np.float32),
@@ -265,10 +268,10 @@ class AtariVectorEnv(VectorEnv):
         return components
 
     def _find_stalled(self, reward: np.ndarray, ram: np.ndarray, lost: np.ndarray) -> np.ndarray:
-        """Return which games made no progress for `stall` steps, bool [N].
+        """Return a bool [N]: True if a game made no progress in the last `stall` steps.
 
         A stalled game counts as terminated, not as truncated. Otherwise the learner would bootstrap from the value of
-        the last observation, and the agent would lose nothing by making no progress.
+        the last observation, and the end of the game would be no disadvantage for the agent.
         """
         if self.game == "Riverraid":
             still = (ram[:, riverraid.WAITING] == riverraid.HALTED) & ~lost  # a crash also halts the river
@@ -286,7 +289,10 @@ class AtariVectorEnv(VectorEnv):
         self.env.send(actions, ids)
 
     def _press_fire(self, rows: np.ndarray, frame: np.ndarray, reward: np.ndarray, over: np.ndarray, info: Any) -> None:
-        """Make a hidden step with FIRE in the rows that lost a life, and add its result to the given arrays."""
+        """Make a hidden step with FIRE in the environments `rows`, which lost a life.
+
+        Add the reward of the hidden step to `reward`, and write its other results into `frame`, `over` and `info`.
+        """
         self._send(np.full(len(rows), self.fire_action), rows)
         frame[rows], more_reward, _, new_info = self.env.recv()
         reward[rows] += more_reward
@@ -318,7 +324,10 @@ class AtariVectorEnv(VectorEnv):
         return frame, info
 
     def _start_flying(self, rows: np.ndarray, frame: np.ndarray, info: Any) -> None:
-        """Start River Raid: send no-ops until the first screen is complete and the game waits, then press FIRE."""
+        """Start River Raid: send no-ops until the game waits for an action, then press FIRE.
+
+        Overwrite `frame` and `info` with the results of the last of these hidden steps.
+        """
         waiting = np.flatnonzero(info["ram"][:, riverraid.WAITING])
         for _ in range(100):
             if not len(waiting):

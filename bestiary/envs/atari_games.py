@@ -58,7 +58,10 @@ def list_games() -> list[str]:
 
 @cache
 def _rom_folder() -> Path:
-    """Return EnvPool's folder of ROM files. EnvPool is imported only if needed, because this takes 1 to 2 s."""
+    """Return EnvPool's folder of ROM files.
+
+    EnvPool is imported only if the folder is not found otherwise, because the import takes 1 to 2 s.
+    """
     for package in ("envpool", "envpool_assets"):
         spec = importlib.util.find_spec(package)
         for base in (spec.submodule_search_locations or []) if spec else []:
@@ -76,6 +79,6 @@ def action_names(game: str, full: bool) -> tuple[str, ...]:
 
 
 def check_game(game: str) -> None:
-    """Raise UserError, with similar names, if there is no game of this name."""
+    """Raise UserError if there is no game of this name. The message suggests similar names."""
     if game not in list_games():
         raise UserError(f"atari/{game}: unknown game{suggest(game, list_games())} (see bestiary list envs atari)")

@@ -1,11 +1,11 @@
 """Published scores of a random policy and of a human tester in 57 Atari games.
 
-They define the human-normalised score: 0 is the random policy, 1 the human. Both are mean returns of whole games that
-start with up to 30 no-op steps and last at most 30 minutes.
+The two scores of a game define its human-normalised score: 0 is the score of the random policy, 1 the score of the
+human. Both scores are mean returns of whole games that start with up to 30 no-op steps and last at most 30 minutes.
 
 Source: Z. Wang et al., "Dueling network architectures for deep reinforcement learning", 2016, table of raw scores with
 up to 30 no-op starts. V. Mnih et al., "Human-level control through deep reinforcement learning", 2015, introduced the
-measure for 49 of these games; its random scores are the same, but many of its human scores are others.
+measure for 49 of these games. The random scores of that paper are the same, but many of its human scores differ.
 """
 
 # Game -> (score of a random policy, score of a human).

@@ -1,9 +1,10 @@
 """Thin interface to EnvPool, which runs emulators in C++ threads.
 
 EnvPool's public methods `send`, `recv` and `reset` convert each batch to Gymnasium's nested format and copy the indices
-of the environments. The cost of this conversion is small for one vector environment with 100 environments. With six
-games and four environments per game, there are six conversions per step, which took about 25 % of the Python time. This
-module therefore calls EnvPool's private methods `_send`, `_recv` and `_reset`, which exchange flat lists of arrays.
+of the environments. The time of this conversion is small for one vector environment with 100 environments. With six
+games and four environments per game, there are six conversions per step, which took about 25 % of the time spent in
+Python code. This module therefore calls EnvPool's private methods `_send`, `_recv` and `_reset`, which exchange flat
+lists of arrays.
 """
 
 from typing import Any
@@ -16,7 +17,10 @@ Batch = tuple[np.ndarray, np.ndarray, np.ndarray, dict[str, np.ndarray]]  # obse
 
 
 class EnvPoolBackend:
-    """The environments of one EnvPool. After each `send`, to some or all of them, call `recv` once for the results."""
+    """The environments of one EnvPool.
+
+    `send` sends actions to some or all environments. After each `send`, call `recv` once to get the results.
+    """
 
     def __init__(self, task: str, seeds: list[int], render: bool, **options: Any):
         import envpool  # here, because the import takes 1 to 2 s
@@ -61,7 +65,7 @@ class EnvPoolBackend:
         return values[self.observation_key], values[self.reward_key], done, info
 
     def render(self) -> list[np.ndarray]:
-        """Return one RGB image [H,W,3] per environment. Do not call it between `send` and `recv`."""
+        """Return one RGB image [H,W,3] per environment. Do not call this method between `send` and `recv`."""
         return [self.env.render(env_ids=np.array([row]))[0] for row in range(len(self.env))]
 
     def close(self) -> None:

@@ -22,9 +22,9 @@ class EpisodeTracker:
         self.sums: Arrays = {name: np.zeros(num_envs, np.float64) for name in names}
 
     def add(self, step: Step, at: int) -> list[Episode]:
-        """Add one step of all environments and return the episodes that ended in it, in the order of the environments.
+        """Add one step of all environments. Return the episodes that ended in it, in the order of the environments.
 
-        `at` is the number of steps of the run so far; it becomes the `step` of these episodes.
+        `at` is the step count that is stored as `Episode.step` in these episodes.
         """
         sums = self.sums
         for name, amount in (("return", step.reward), ("length", 1)):
@@ -57,12 +57,12 @@ class EpisodeTracker:
 
 
 class TaskStats:
-    """Statistics of one task: the number of its finished games, and results of its last 100 games.
+    """Statistics of one task: the number of finished games, and the results of the last 100 games.
 
     The results of a game are its return, its length and its true returns (the sums of the true rewards).
 
-    At the start of a run, short games finish first, so the mean return is biased until each environment has finished a
-    game (see `num_waiting`).
+    At the start of a run, short games finish first. The mean return is therefore biased until each environment has
+    finished a game (see `num_waiting`).
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class TaskStats:
         return len(self.waiting)
 
     def save(self) -> dict[str, Any]:
-        """Return the statistics for state.json. They are the arguments of the constructor, without `channels`."""
+        """Return the statistics for state.json. The keys are the arguments of the constructor except `channels`."""
         return {"games": self.games, "recent": list(self.recent), "waiting": sorted(self.waiting)}
 
     @property

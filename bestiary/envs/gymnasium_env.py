@@ -2,8 +2,8 @@
 
 Observations are converted to the two kinds that agents read: `image` (uint8, channels first) and `vector` (float32). A
 Dict or Tuple of such spaces becomes one array per key. By default, one process steps the environments one after the
-other; with `--processes`, each environment runs in its own process. The state of these environments cannot be saved.
-Numbers in the `info` of a step become measures (`gymnasium_info.py`).
+other. With `--processes` (only for `gymnasium/...`), each environment runs in its own process. The state of these
+environments cannot be saved. Numbers in the `info` of a step become measures (`gymnasium_info.py`).
 """
 
 import contextlib
@@ -80,7 +80,7 @@ def _vector_converter(size: int, convert: Callable[[Any], np.ndarray]) -> SpaceC
 
 
 def make_converters(space: Any, name: str) -> dict[str, tuple[str | None, SpaceConverter]]:
-    """Return {name in `Step.observation`: (key, converter)} for all observations of a space.
+    """Return a dict {name of the observation in `Step.observation`: (key, converter)} for an observation space.
 
     `key` is the key of the observation in Gymnasium's Dict. If the space is not a Dict, `key` is None.
     """
@@ -144,7 +144,7 @@ def _describe_result(result: Any) -> str:
 class ObservationChecker(gymnasium.Wrapper):
     """Checks the shape and type of observations. Returns copies, because environments may reuse their buffers.
 
-    Of the `info` of a step, only the numbers are returned; the `info` of a reset is dropped.
+    `step` returns only the numbers of the environment's `info`; `reset` returns an empty `info`.
     """
 
     def __init__(self, env: Any, name: str):
@@ -195,14 +195,15 @@ class ObservationChecker(gymnasium.Wrapper):
 
 
 class GymnasiumVectorEnv(VectorEnv):
-    """N Gymnasium environments. An environment is reset in the step in which its episode ends."""
+    """N Gymnasium environments. When an episode ends, its environment is reset in the same step."""
 
     @dataclass(frozen=True)
     class Options:
         processes: bool = option(False, "run each environment in its own process")
         info_measures: tuple[str, ...] = option(
             (),
-            "keys of `info` that become measures although the first step does not have them, for example success",
+            "further keys of `info` that become measures, for example success; keys in the info of the first step "
+            "become measures without this option",
             metavar="KEY,...",
         )
 
@@ -221,7 +222,8 @@ class GymnasiumVectorEnv(VectorEnv):
         make = constructor or partial(gymnasium.make, name)
         vector_class = AsyncVectorEnv if options.processes else SyncVectorEnv
         constructors = [partial(_make_checked, make, name, render)] * num_envs
-        # The probe is created first, because messages about missing packages come from its constructor.
+        # The separate environment for `find_measures` is created first, because its constructor raises the errors about
+        # missing packages.
         measures = find_measures(_make_checked(make, name, False), options.info_measures)
         self.env = vector_class(constructors, autoreset_mode=AutoresetMode.SAME_STEP)
         self.name = name
@@ -275,8 +277,8 @@ class GymnasiumVectorEnv(VectorEnv):
             if ".py:" in self.name:
                 remedy = f"info_measures = ({', '.join(map(repr, sorted(new)))},) to the class"
             warn(
-                f"{self.name}: info has {', '.join(sorted(new))}, but not in the first step, so it is not recorded; "
-                f"to record it, add {remedy}"
+                f"{self.name}: {', '.join(sorted(new))} in info is not recorded, because it was not in the info of the "
+                f"first step; to record it, add {remedy}"
             )
         return measures
 
@@ -316,7 +318,10 @@ def _make_checked(make: Callable[..., Any], name: str, render: bool) -> Observat
 
 @contextlib.contextmanager
 def _missing_packages(name: str) -> Iterator[None]:
-    """Raise UserError, with the command that installs the package, if an environment needs a missing package."""
+    """Return a context that raises UserError if an environment needs a missing package.
+
+    The message contains the command that installs the package, if Gymnasium names it.
+    """
     try:
         yield
     except gymnasium.error.DependencyNotInstalled as error:
@@ -337,7 +342,7 @@ def _one_line(space: Any) -> str:
 
 
 def _make_action_spec(space: Any, name: str) -> tuple[ActionSpec, int]:
-    """Return the actions of a Discrete space, and the number that Gymnasium uses for its first action.
+    """Return the actions of a Discrete space, and the number of the first action in Gymnasium (`Discrete.start`).
 
     Raise UserError if the space is not Discrete.
     """
@@ -349,7 +354,7 @@ def _make_action_spec(space: Any, name: str) -> tuple[ActionSpec, int]:
 
 
 def check_spaces(env: Any, name: str) -> None:
-    """Raise UserError, with all problems, if the observations or actions of an environment are not supported."""
+    """Raise UserError if the observations or actions of an environment are not supported. Report all problems."""
     problems: list[str] = []
     space = env.observation_space
     if isinstance(space, gymnasium.spaces.Tuple):
@@ -368,7 +373,7 @@ def check_spaces(env: Any, name: str) -> None:
 
 
 def check_id(name: str) -> None:
-    """Raise UserError, with similar names, if Gymnasium has no environment of this name."""
+    """Raise UserError if Gymnasium has no environment of this name. The message suggests similar names."""
     try:
         gymnasium.spec(name)
     except gymnasium.error.Error as error:

@@ -1,8 +1,9 @@
 """Measures of Gymnasium environments: numbers in the `info` of a step, for example `success`.
 
-The set of measures must be known before the training starts. It consists of the numbers in the first step of a separate
-environment, and of the keys that the user names (`--info-measures`, or the attribute `info_measures` of a class). In a
-step without the key, the measure is 0.
+The set of measures must be known before training starts. `find_measures` therefore makes one step in a separate
+environment. Each number in the `info` of this step becomes a measure, and so does each key that the user names
+(`--info-measures`, or the attribute `info_measures` of a class). In a step whose `info` does not contain the key, the
+measure is 0.
 """
 
 import contextlib
@@ -14,7 +15,7 @@ import numpy as np
 
 from bestiary.envs.rewards.components import COMMON_COMPONENTS
 
-# Columns of episodes.csv and names of rewards. A measure of such a name gets the prefix `info_`.
+# Names of columns of episodes.csv and of rewards. A measure with one of these names gets the prefix `info_`.
 RESERVED_NAMES = re.compile(
     "|".join(["step|task|return|length|game_.*|env|level|training|training_.*|true|true_.*", *COMMON_COMPONENTS])
 )
@@ -40,9 +41,10 @@ def measure_name(key: str) -> str:
 
 
 def find_measures(probe: Any, keys: Sequence[str]) -> list[str]:
-    """Return the names of the measures, and close the environment `probe`.
+    """Return the names of the measures of an environment.
 
-    `probe` returns only the numbers of its `info` (`numbers_in`). `keys` are further keys of `info`.
+    `probe` is a separate environment whose `step` returns only the numbers of `info` (`numbers_in`). This function
+    makes one step in it and closes it. `keys` are further keys of `info` that become measures.
     """
     numbers: dict[str, float] = {}
     # Errors of the environment are ignored here. They occur again in training, which reports them.

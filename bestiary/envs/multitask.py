@@ -18,12 +18,12 @@ Build = Callable[[int, np.random.SeedSequence], VectorEnv]  # (num_envs, seed) -
 
 
 class MultiTaskVectorEnv(VectorEnv):
-    """A vector environment that combines the vector environments of K tasks. Environment i plays task i mod K."""
+    """A vector environment that consists of one vector environment per task. Environment i plays task i mod K."""
 
     def __init__(
         self, names: Sequence[str], builds: Sequence[Build], num_envs: int, seed: int | np.random.SeedSequence
     ):
-        """Build the vector environments of the tasks. Raise UserError if one agent cannot play all of them.
+        """Build the vector environments of the tasks. Raise UserError if one agent cannot play all tasks.
 
         If `num_envs` is smaller than K, the last tasks have no environment but are still in `tasks`.
         """
@@ -65,7 +65,7 @@ class MultiTaskVectorEnv(VectorEnv):
     def _join_rows(self, arrays: list[np.ndarray]) -> np.ndarray:
         """Return the rows of all tasks in one array, in the order of the environments.
 
-        The memory of images [N,C,H,W] is channels-last.
+        Images [N,C,H,W] are returned in channels-last memory format.
         """
         shape = arrays[0].shape[1:]
         if len(shape) == 3:

@@ -20,10 +20,10 @@ class Flicker:
         self.streams = RandomStreams(seeds)
 
     def draw(self, rows: np.ndarray | None = None) -> np.ndarray:
-        """Choose at random which environments get a blank image. Return them as bool [N].
+        """Choose at random which environments get a blank image. Return a bool [N]: True if the image is blank.
 
-        If `rows`, bool [N], is given, only the environments in `rows` can get a blank image, and only their random
-        streams advance.
+        If `rows`, bool [N], is given, only the environments marked by `rows` can get a blank image, and only their
+        random streams advance.
         """
         rows = np.ones(len(self.streams.state), bool) if rows is None else rows
         if self.probability == 0:
@@ -31,15 +31,15 @@ class Flicker:
         return rows & (self.streams.uniform(rows) < self.probability)
 
     def blank_frames(self, frame: np.ndarray, blank: np.ndarray) -> np.ndarray:
-        """In mode `frame`, zero the frames [M,C,H,W] marked by `blank`, bool [M], in place. Return the frames."""
+        """Return the frames [M,C,H,W]. In mode `frame`, set those that `blank`, bool [M], marks to zero, in place."""
         if self.mode == "frame" and blank.any():
             frame[blank] = 0
         return frame
 
     def blank_stacks(self, stack: np.ndarray, blank: np.ndarray) -> np.ndarray:
-        """In mode `stack`, return the stacks [M,C,H,W]; those marked by `blank`, bool [M], are replaced by zeros.
+        """In mode `stack`, return the stacks [M,C,H,W], with zeros in the stacks that `blank`, bool [M], marks.
 
-        In mode `frame`, return the stacks unchanged. The argument is never modified.
+        In mode `frame`, return the stacks unchanged. The argument `stack` is never modified.
         """
         if self.mode == "stack" and blank.any():
             return np.where(blank[:, None, None, None], np.uint8(0), stack)
@@ -115,7 +115,7 @@ class VectorStack:
     """Concatenates the last `depth` vectors of each environment, newest vector first.
 
     Vectors before the start of the episode are zero. Each returned stack is a new array of shape [N, depth*D], so a
-    rollout may keep it. D is the size of one vector.
+    rollout may keep it. (If `depth` is 1, the vectors themselves are returned.) D is the size of one vector.
     """
 
     def __init__(self, depth: int):

@@ -6,7 +6,7 @@ defines how levels are generated. Not every game has every mode.
 
 When an episode ends, ProcGen itself draws the next level. EnvPool then requires a reset, which draws another level.
 This module performs this reset in the same step, and only in environments whose episode ended. The level that ProcGen
-drew first is neither shown nor played nor counted.
+drew at the end of the episode is therefore never played.
 """
 
 import ctypes
@@ -73,7 +73,7 @@ def parse_name(name: str) -> tuple[str, str]:
 
 
 def return_limits(game: str, mode: str) -> tuple[float, float] | None:
-    """Return the returns that are normalised to 0 and to 1. Modes other than easy and hard have none: return None."""
+    """Return the two returns that are normalised to 0 and to 1, or None for modes other than easy and hard."""
     limits = {"easy": GAMES[game].easy, "hard": GAMES[game].hard}
     return limits.get(mode)
 
@@ -156,7 +156,7 @@ class ProcgenVectorEnv(VectorEnv):
         self.env.send(check_actions(actions, self.action_spec, self.num_envs), self.ids)
 
     def recv(self) -> Step:
-        # `done` does not tell whether a time limit of the game ended the episode: all ends count as terminations.
+        # `done` does not show whether a time limit of the game ended the episode, so all ends count as terminations.
         image, reward, done, _ = self.env.recv()
         if done.any():
             rows = self.ids[done]
@@ -190,11 +190,11 @@ class ProcgenVectorEnv(VectorEnv):
         return image
 
     def set_level_quota(self, episodes: int) -> None:
-        """From the next reset on, play `episodes` episodes (the quota), spread evenly over all levels of the range.
+        """Set a quota: from the next reset on, play `episodes` episodes, spread evenly over all levels of the range.
 
-        If the number of levels does not divide `episodes`, some levels, chosen at random, are played once more than the
-        others. If there are more levels than episodes, no level is played twice. Afterwards, `in_quota` tells which
-        environments are playing an episode of the quota.
+        If `episodes` is not a multiple of the number of levels, some levels, chosen at random, are played once more
+        than the others. If there are more levels than episodes, no level is played twice. The attribute `in_quota`,
+        bool [N], shows which environments are playing an episode of the quota.
         """
         start, stop = parse_levels(self.options.levels)
         num_levels = 1 if self.mode == "exploration" else stop - start
@@ -209,7 +209,7 @@ class ProcgenVectorEnv(VectorEnv):
         self.level_counts.clear()
 
     def _use_quota(self, levels: np.ndarray) -> np.ndarray:
-        """Return for each level whether the quota allows one more episode of it. Count the allowed episodes."""
+        """Return a bool for each level: True if the quota allows one more episode of it. Count the allowed episodes."""
         assert self.quota_left is not None
         used = np.zeros(len(levels), bool)
         for k, level in enumerate(levels.tolist()):

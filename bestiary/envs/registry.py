@@ -48,7 +48,8 @@ class EnvSpec:
     interface: Callable[[Any], EnvInterface]
     options: type  # dataclass of the options
     default_steps: int  # number of training steps if --steps is not given
-    # Returns changed options with which all environments of the family have the same actions, for multi-task training.
+    # unify_actions(options) returns options with which all environments of the family have the same actions. Multi-task
+    # training uses these options.
     unify_actions: Callable[[Any], Any] = _unchanged
     # Default values for this environment, {algorithm: {option: value}}; the algorithm "" stands for all algorithms.
     # They replace the general defaults of training and component options such as "num_envs" and "memory.hidden".
@@ -74,7 +75,10 @@ _built_interfaces: dict[tuple[Any, str], EnvInterface] = {}  # (environment, its
 def _spec_of_built(
     name: str, key: Any, build: Callable[..., VectorEnv], options: type, vector_class: type[VectorEnv]
 ) -> EnvSpec:
-    """Return the EnvSpec of an environment whose interface is known only after it is built. Cache the interface."""
+    """Return the EnvSpec of an environment whose interface is known only after it is built.
+
+    `EnvSpec.interface` builds the environment once per `key` and options, and caches the interface.
+    """
 
     def interface(values: Any) -> EnvInterface:
         cache_key = (key, repr(values))
@@ -169,7 +173,10 @@ def options_by_family() -> dict[str, type]:
 
 
 def lookup_env(name: str) -> EnvSpec:
-    """Return the EnvSpec of the environment with this name. Raise UserError, with similar names, if there is none."""
+    """Return the EnvSpec of the environment with this name.
+
+    Raise UserError if there is no such environment. The message suggests similar names.
+    """
     if plugins.is_plugin(name):
         return _plugin(name)
     if (standalone := name.partition(":")[0]) in STANDALONE_ENVS:
@@ -259,7 +266,7 @@ def make_env(
     """Return a vector environment of `num_envs` environments.
 
     Example: `make_env("atari/Pong", num_envs=32, seed=1, sticky=0.25)`. `VectorEnv.render` requires `render=True`.
-    Raises UserError if the name is unknown or if options are unknown or invalid. The error lists all such options.
+    Raise UserError if the name is unknown, or if options are unknown or invalid. The error lists all of these options.
     """
     spec = lookup_env(name)
     return spec.build(num_envs, seed, parse_keywords(spec.options, options, name), render)

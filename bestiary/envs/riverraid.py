@@ -1,8 +1,8 @@
 """River Raid: reward components from the RAM of the game.
 
-The RAM is read once per step, after the last emulator frame of the step (by default, a step has 4 frames). A bullet
-that is fired and disappears within one step is therefore not detected; nor is a movement back and forth. The score of a
-step is complete, because the emulator sums the scores of all frames.
+The RAM is read once per step, after the last emulator frame of the step (by default, a step has 4 frames). Therefore
+two events are not detected: a bullet that is fired and disappears within one step, and a movement of the plane to one
+side and back within one step. The score of a step is complete, because the emulator sums the scores of all frames.
 """
 
 from functools import cache
@@ -125,8 +125,8 @@ def _possible_depots(points: int) -> tuple[int, ...]:
 def _count_exploded_depots(before: np.ndarray, after: np.ndarray) -> int:
     """Return how many depots turned into explosions, given the types of the six objects before and after a step.
 
-    When objects leave the screen, the others move up in the list by 0 to 2 places. This function assumes the shift with
-    which the fewest types differ before and after the step.
+    When objects leave the screen, the types of the other objects move towards the start of the list, by 0 to 2 places
+    per step. This function assumes the shift with which the most types are equal before and after the step.
     """
 
     def count_unchanged(shift: int) -> int:

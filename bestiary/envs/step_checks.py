@@ -1,7 +1,7 @@
 """Checks of vector environments against the interface in `vector_env.py`: attributes, and shapes and types of steps.
 
-Each function returns a list of problems. Training makes these checks on the first steps of a user's environment;
-`bestiary.testing` makes them on many steps.
+The functions `..._problems` return a list of messages. Before training, `check_first_steps` makes these checks on the
+first steps of a user's environment. `bestiary.testing` makes them on many steps.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,14 +27,14 @@ ROW_FIELDS = {
 
 
 def check_first_steps(name: str, build: Callable[[np.random.SeedSequence], VectorEnv]) -> None:
-    """Build a vector environment with one environment, reset it and make one step.
+    """Check a vector environment with one environment: build it, reset it and make one step.
 
     Args:
         name: name of the environment in messages.
         build: function that builds the vector environment with a seed.
 
     Raises:
-        UserError: the environment fails or does not keep the contract of vector environments.
+        UserError: the environment fails, or violates the interface of vector environments.
     """
     stage = "its constructor, with a np.random.SeedSequence as seed"
     try:
@@ -56,7 +56,7 @@ def check_first_steps(name: str, build: Callable[[np.random.SeedSequence], Vecto
 
 
 def interface_problems(pool: Any, num_envs: int) -> list[str]:
-    """Return the problems of the attributes of a vector environment that was made for `num_envs` environments."""
+    """Return a message for each invalid attribute of a vector environment. `num_envs` is the expected number."""
     missing = [name for name in REQUIRED_ATTRIBUTES if not hasattr(pool, name)]
     if missing:
         return [f"attribute {name} is missing; the constructor must set self.{name}" for name in missing]
@@ -96,7 +96,7 @@ def _spec_problems(attribute: str, specs: Any) -> list[str]:
 
 
 def step_problems(step: Any, pool: VectorEnv, method: str) -> list[str]:
-    """Return the problems of a step that the method `reset` or `recv` of a vector environment returned."""
+    """Return a message for each problem of a Step that `reset` or `recv` of a vector environment returned."""
     if not isinstance(step, Step):
         return [f"{method} returned {_describe(step)}; it must return a bestiary.rollout.Step"]
     n = pool.num_envs

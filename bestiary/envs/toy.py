@@ -108,11 +108,11 @@ class Chain:
 
 
 class Recall:
-    """Observe one of n signs and name it `delay` steps later. The reward is 1 if the answer is correct, else 0.
+    """Observe one of n signs and choose the action of this sign `delay` steps later (the answer).
 
-    The optimal return is 1 with a memory and 1/n without a memory. An agent that observes its last action needs no
-    memory: it can name the sign in the first step and then repeat its last action. `--agent.extra-inputs reward`
-    prevents that.
+    The reward is 1 if the answer is correct, else 0. The optimal return is 1 with a memory and 1/n without a memory. An
+    agent whose inputs contain its last action needs no memory: it can choose the action of the sign in the first step
+    and then repeat its last action. `--agent.extra-inputs reward` prevents this.
     """
 
     kind = "vector"

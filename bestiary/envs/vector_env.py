@@ -7,9 +7,10 @@ All environment families implement this interface, and all callers run the same 
         pool.send(actions)               # int64 [N]; starts the step and usually returns before it has finished
         step = pool.recv()               # waits for the step; row i of each array is always environment i
 
-A vector environment resets finished episodes itself. If `step.done[i]` is set, the observation of row i is already the
-first one of the next episode. If a time limit ended the episode, `step.truncated[i]` is set and `step.final` contains
-the last observation of the old episode. Steps that the agent did not choose (resets, FIRE presses) are never returned.
+A vector environment itself starts the next episode when an episode ends. If `step.done[i]` is set, the observation of
+row i is already the first observation of the next episode. If a time limit ended the episode, `step.truncated[i]` is
+set and `step.final` contains the last observation of the old episode. Steps that the agent did not choose (resets, FIRE
+presses) are never returned.
 """
 
 from collections.abc import Mapping, Sequence
@@ -60,7 +61,7 @@ class VectorEnv:
     """
 
     num_envs: int
-    # The attributes of EnvInterface, which explains them. A user's class may set them directly; the built-in classes
+    # The following attributes are explained in EnvInterface. A user's class may set them directly; the built-in classes
     # call `set_interface`.
     tasks: tuple[str, ...]
     observation_spec: ObservationSpec
@@ -186,7 +187,7 @@ class VectorEnvWrapper(VectorEnv):
 
 
 def initial_step(observation: Arrays, measures: Arrays) -> Step:
-    """Return the first step, for the method `reset`: in all rows, `done` is set and the reward is zero."""
+    """Return the Step that the method `reset` must return: in all rows, `done` is True and the reward is zero."""
     n = len(next(iter(observation.values())))
     return Step(
         observation=observation,
@@ -206,7 +207,7 @@ def spawn_seeds(seed: int | np.random.SeedSequence, count: int) -> list[int]:
 
 
 def check_actions(actions: np.ndarray, spec: ActionSpec, num_envs: int) -> np.ndarray:
-    """Return the actions unchanged; raise ValueError if they are not N valid integers.
+    """Return the actions unchanged. Raise ValueError if they are not `num_envs` integers from 0 to A-1.
 
     Without this check, EnvPool would accept invalid actions silently.
     """

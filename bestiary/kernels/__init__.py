@@ -1,9 +1,9 @@
 """Kernels of the fast-weight memories. A kernel computes the recurrence over a whole sequence, and its gradients.
 
-A fast-weight memory has a weight matrix as its recurrent state, which is updated at each step.
+The recurrent state of a fast-weight memory is a weight matrix, which is updated at each step.
 
 Operations:
-    delta_seq   delta rule: each step reads the value that is stored for a key, and writes a corrected value
+    delta_seq   delta rule: each step reads the value that the matrix stores for a key, and writes a corrected value
     srwm_seq    self-referential weight matrix (SRWM): a matrix that also computes its own updates
 
 Implementations:
@@ -15,9 +15,9 @@ Implementations:
 Shapes: B batch entries, H heads, T steps. A weight matrix has E rows (the size of queries and keys) and M columns (the
 size of values).
 
-All implementations compute the gradients of all inputs except `done`. The final state is differentiable, too. Inputs
-are never modified, and results never share memory with inputs. Half-precision inputs (autocast) are converted to
-float32, and the results are then float32.
+All implementations compute the gradients of all inputs except `done`. Gradients of the final state are also propagated
+to the inputs. Inputs are never modified, and results never share memory with inputs. Half-precision inputs (autocast)
+are converted to float32, and the results are then float32.
 
 With `truncate=True`, no gradient flows from a step to the previous step, as in the first code of Irie et al. (2022):
 the gradient of an output reaches only the inputs of the same step.
@@ -40,7 +40,7 @@ def delta_seq(
     q: Tensor,  # queries [B,H,T,E]
     k: Tensor,  # keys [B,H,T,E]
     v: Tensor,  # values [B,H,T,M]
-    beta: Tensor,  # write strengths in [0,1], [B,H,T,1]
+    beta: Tensor,  # learning rates in [0,1], [B,H,T,1]
     done: Tensor,  # bool [T,B]: if True, an episode starts and the state is set to zero before the step
     state: Tensor,  # initial fast weights [B,H,E,M]
     *,
@@ -65,7 +65,7 @@ def delta_seq(
 
 
 def srwm_seq(
-    x: Tensor,  # inputs [B,H,T,E]; each vector of size E is a probability distribution
+    x: Tensor,  # inputs [B,H,T,E]
     done: Tensor,  # bool [T,B]: if True, an episode starts and the shift is set to zero before the step
     base: tuple[Tensor, ...],  # trained weights: Wy [H,E,M], Wq [H,E,E], Wk [H,E,E], Wb [H,E,4]
     shift: tuple[Tensor, ...],  # initial state: current minus trained weights, for each matrix; shapes [B,H,E,...]
@@ -75,11 +75,11 @@ def srwm_seq(
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Compute the self-referential weight matrix. Return the outputs y [B,H,T,M] and the four final shifts.
 
-    Each step reads from the four matrices W = base + shift:
+    Each step multiplies the input x by the four matrices W = base + shift,
 
         y = x Wy,  q = softmax(x Wq),  k = softmax(x Wk),  b = sigmoid(x Wb)
 
-    and then updates all of them. The i-th of the four matrices uses element i of b:
+    and then updates the four shifts. The learning rate of the i-th matrix is element i of b:
 
         shift <- shift + k ⊗ b_i (q - k) W
 
@@ -119,10 +119,11 @@ def _without_autocast(device: str) -> AbstractContextManager[Any]:
 
 
 def load_implementation(name: str, device: str, dtype: torch.dtype = torch.float32) -> Any:
-    """Return the module that contains an implementation.
+    """Return the module that contains the implementation `name`. `device` is a device type, for example "cpu".
 
     Raises:
-        UserError: the implementation does not support the device type or the dtype, or a package is not installed.
+        UserError: the name is unknown, the implementation does not support the device type or the dtype, or a package
+            is not installed.
     """
     if name == "auto":
         name = _default_implementation(device, dtype)
@@ -150,7 +151,7 @@ def _default_implementation(device: str, dtype: torch.dtype) -> str:
 
 
 def _import(module: str, *packages: str) -> Any:
-    """Import a module. If one of `packages` is missing, raise UserError with the advice to install packages[0]."""
+    """Import a module and return it. If one of `packages` is missing, raise UserError: packages[0] is not installed."""
     try:
         return import_module(module)
     except ModuleNotFoundError as error:

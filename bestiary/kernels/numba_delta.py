@@ -1,10 +1,10 @@
 """Delta rule on CPUs: forward and backward kernels compiled by Numba, float32 and float64.
 
-A sequence is one head of one batch entry. One thread computes one sequence after the other, so that the state matrix
-stays in the L1 cache. The backward pass needs the state before each step. To save memory, the forward pass saves only
-the state at every CHUNK-th step and the error v - kW of each step; the backward pass recomputes the states of a chunk
-(CHUNK steps) from them. The recomputation is exact, also if an episode starts within the chunk. Results are
-deterministic.
+In this module, a sequence is the computation for one head of one batch entry. One thread computes one sequence after
+the other, so that the state matrix stays in the L1 cache. The backward pass needs the state before each step. To save
+memory, the forward pass saves only the state at every CHUNK-th step and the error v - kW of each step. From these, the
+backward pass recomputes the states of a chunk (CHUNK steps). The recomputation is exact, even if an episode starts
+within the chunk. Results are deterministic.
 
 Shapes: N = B * H sequences, B batch entries, H heads, T steps, E rows, M columns. The columns are padded with zeros to
 a multiple of the vector length. Names that end in `_at` are offsets in flat arrays.
@@ -43,16 +43,15 @@ compile_kernel = partial(cached_njit, depends_on=(numba_simd.__file__,))
 
 @compile_kernel
 def delta_forward(q, k, v, beta, done, state, out, errors, saved):
-    """Run the forward pass.
+    """Run the forward pass. The last four arguments are overwritten with results.
 
     Args:
         q, k, v, beta: inputs [N,T,E], [N,T,E], [N,T,M], [N,T].
-        done: bool [T,B]; if True, an episode starts.
+        done: bool [T,B]; if True, an episode starts, and the state is set to zero before the step.
         state: initial state [N,E,M]; overwritten with the final state.
-        out: result [N,T,M]; overwritten with q W.
-        errors: result [N,T,M]; overwritten with v - kW. Empty if no backward pass follows.
-        saved: result [N,chunks,E,M]; overwritten with the state at the start of each chunk. Empty if no backward pass
-            follows.
+        out: overwritten with the outputs q W [N,T,M].
+        errors: overwritten with v - kW [N,T,M]. Empty if no backward pass follows.
+        saved: overwritten with the state at the start of each chunk [N,chunks,E,M]. Empty if no backward pass follows.
     """
     num_sequences, num_steps, rows = k.shape
     columns = v.shape[2]
@@ -88,8 +87,9 @@ def delta_forward(q, k, v, beta, done, state, out, errors, saved):
 def delta_backward(q, k, beta, done, errors, saved, d_out, d_state, truncate, d_q, d_k, d_v, d_beta):
     """Run the backward pass, and overwrite d_q, d_k, d_v and d_beta with the gradients of the inputs.
 
-    `d_state` [N,E,M] contains the gradient of the final state and is overwritten with the gradient of the initial
-    state. If `truncate` is set, no gradient flows from a step to the previous step.
+    `errors` and `saved` are results of the forward pass. `d_out` [N,T,M] is the gradient of the outputs. `d_state`
+    [N,E,M] contains the gradient of the final state and is overwritten with the gradient of the initial state. If
+    `truncate` is True, no gradient flows from a step to the previous step.
     """
     num_sequences, num_steps, rows = k.shape
     columns = d_out.shape[2]
@@ -137,7 +137,9 @@ def delta_backward(q, k, beta, done, errors, saved, d_out, d_state, truncate, d_
                     store(d_v, at, d_update)
                     store(minus_d_error, c, sub(zeros(beta), d_update))
                 d_beta[n, t] = horizontal_sum(d_beta_sum)
-                own_update = horizontal_sum(update_dot_d_out)  # q reads W after the update of the same step
+                # q reads W after the update of the same step, but `states` contains W before the update. This term of
+                # d_q adds the part of the update.
+                own_update = horizontal_sum(update_dot_d_out)
                 for e in range(rows):
                     d_q_sum, d_k_sum = zeros(beta), zeros(beta)
                     for c in range(0, columns, vector_length(beta)):
@@ -155,7 +157,11 @@ def delta_backward(q, k, beta, done, errors, saved, d_out, d_state, truncate, d_
 
 
 class DeltaFunction(torch.autograd.Function):
-    """Autograd function of `delta_seq` for contiguous tensors [N,T,...]. The columns of v and state must be padded."""
+    """Autograd function of `delta_seq` for contiguous tensors [N,T,...].
+
+    The columns of v and state must be padded to a multiple of the vector length. If `save` is False, the forward pass
+    saves nothing, and no backward pass is possible.
+    """
 
     @staticmethod
     def forward(ctx: Any, q, k, v, beta, done, state, truncate, save):

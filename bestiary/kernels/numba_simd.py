@@ -21,8 +21,8 @@ from torch import Tensor
 from bestiary.utils.numba_jit import cached_njit
 
 VECTOR_BYTES = 64  # size of a vector: one cache line; depending on the CPU, it needs one, two or four registers
-CHUNK = 16  # number of steps in a chunk; forward saves the state at the start of each chunk
-ALLOW_FMA = ("contract",)  # LLVM flag that allows to combine a product and a sum to one multiply-add instruction
+CHUNK = 16  # number of steps in a chunk; the forward pass saves the state at the start of each chunk
+ALLOW_FMA = ("contract",)  # LLVM flag: a product and a sum may be combined to one multiply-add instruction
 
 # Typed as Any because compiled code calls an intrinsic without its first parameter.
 intrinsic: Any = numba.extending.intrinsic
@@ -91,7 +91,7 @@ def _reduce(builder: Any, vector: Any, combine: Any) -> Any:
 
 @intrinsic
 def vector_length(typing_context, array):
-    """Return the number of array elements in one vector."""
+    """Return the vector length: the number of elements of the array's type that fit into one vector."""
 
     def build(context, builder, signature, arguments):
         return context.get_constant(types.intp, VECTOR_BYTES * 8 // signature.args[0].dtype.bitwidth)
@@ -240,7 +240,8 @@ def exp(typing_context, vector):
         rounding = constant(1.5 * 2.0**mantissa)
         shifted = _multiply_add(builder, x, constant(1 / math.log(2)), rounding)
         n = builder.fsub(shifted, rounding)
-        # r = x - n ln(2). ln(2) is split into two summands, so that the product of n and the first one is exact.
+        # r = x - n ln(2). ln(2) is split into a rounded value with few bits and a small rest, so that the product of n
+        # and the rounded value is exact.
         r = _multiply_add(builder, n, constant(-0.693145751953125), x)
         r = _multiply_add(builder, n, constant(-1.428606820309417232e-06), r)
         series = constant(1 / math.factorial(degree))
@@ -255,8 +256,8 @@ def exp(typing_context, vector):
 
 
 # --- operations on arrays ---------------------------------------------------------------------------------------------
-# A matrix is given by a contiguous array and the offset of its first element. It is stored row by row. The number of
-# columns is a multiple of the vector length.
+# A matrix is given by a contiguous array and the offset of its first element in this array. It is stored row by row.
+# The arguments `columns` and `count` must be multiples of the vector length.
 
 
 @cached_njit
@@ -293,21 +294,21 @@ def matrix_vector_product(matrix, j, rows, columns, row, out, o):
 
 @cached_njit
 def copy(source, i, target, j, count):
-    """Copy `count` elements from source[i:] to target[j:]."""
+    """Copy the first `count` elements of source[i:] to target[j:]."""
     for c in range(0, count, vector_length(target)):
         store(target, j + c, load(source, i + c))
 
 
 @cached_njit
 def fill_zero(array, i, count):
-    """Set `count` elements of array[i:] to zero."""
+    """Set the first `count` elements of array[i:] to zero."""
     for c in range(0, count, vector_length(array)):
         store(array, i + c, zeros(array))
 
 
 @cached_njit
 def add_to(target, i, source, j, count):
-    """Add `count` elements of source[j:] to target[i:]."""
+    """Add the first `count` elements of source[j:] to target[i:]."""
     for c in range(0, count, vector_length(target)):
         store(target, i + c, add(load(target, i + c), load(source, j + c)))
 
@@ -322,7 +323,7 @@ def pad_columns(x: Tensor) -> Tensor:
 
 
 def needs_backward(*inputs: Tensor) -> bool:
-    """Return whether autograd needs the gradient of at least one of the inputs."""
+    """Return True if autograd needs the gradient of at least one of the inputs."""
     return torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
 
 

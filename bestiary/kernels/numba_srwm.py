@@ -1,14 +1,15 @@
 """Self-referential weight matrix (SRWM) on CPUs: forward and backward kernels compiled by Numba, float32 and float64.
 
-The weights are W = base + shift: `base` is trained, `shift` is the recurrent state (see `reference.srwm_seq`). A
-sequence is one head of one batch entry, and one thread computes one sequence after the other. Forward saves the shift
-at every CHUNK-th step, and a record of each step. Backward recomputes the weights of a chunk (CHUNK steps) from the
-saved shift and the records. The recomputation is exact, also if an episode starts within the chunk. Results are
-deterministic.
+The weights are W = base + shift: `base` is trained, `shift` is the recurrent state (see `reference.srwm_seq`). In this
+module, a sequence is the computation for one head of one batch entry, and one thread computes one sequence after the
+other. The forward pass saves the shift at every CHUNK-th step, and a record of each step. The backward pass recomputes
+the weights of a chunk (CHUNK steps) from the saved shift and the records. The recomputation is exact, even if an
+episode starts within the chunk. Results are deterministic.
 
 The four submatrices are stored as one matrix [Wy|Wq|Wk|Wb] of shape [E,D]. The columns of each submatrix are padded to
-a multiple of the vector length. `offsets` contains the first column of each submatrix, followed by D. The record of a
-step contains q [E], k [E], the four write strengths b, and error = (q - k) W [D]. Each of these is padded, too.
+a multiple of the vector length. `offsets` contains the index of the first column of each submatrix, followed by D. The
+record of a step contains q [E], k [E], the four learning rates b, and error = (q - k) W [D]. Each of these four parts
+is padded to a multiple of the vector length.
 
 Shapes: N = B * H sequences, B batch entries, H heads, T steps, E rows, D columns, My columns of Wy, R numbers in a
 record. Names that end in `_at` are offsets in flat arrays.
@@ -59,7 +60,10 @@ compile_kernel = partial(cached_njit, depends_on=(numba_simd.__file__,))
 
 @compile_kernel
 def softmax(scores, i, count, out, j):
-    """Write the softmax of `count` scores, which start at scores[i], to out[j:]. Set the padding of `out` to zero."""
+    """Write the softmax of `count` scores, which start at scores[i], to out[j:]. Set the padding of `out` to zero.
+
+    The padding of `scores` is overwritten with minus infinity.
+    """
     padded = (count + vector_length(out) - 1) // vector_length(out) * vector_length(out)
     for c in range(count, padded):
         scores[i + c] = -np.inf
@@ -81,7 +85,10 @@ def softmax(scores, i, count, out, j):
 
 @compile_kernel
 def softmax_backward(probs, i, d_probs, count, out, j):
-    """Write the gradient of the inputs of the softmax to out[j:]: probs (d_probs - probs · d_probs)."""
+    """Write the gradient of the inputs of a softmax to out[j:]: probs (d_probs - probs · d_probs).
+
+    The result of the softmax, `count` probabilities, starts at probs[i]. `d_probs` is its gradient.
+    """
     sums = zeros(out)
     for c in range(0, count, vector_length(out)):
         sums = fma(load(probs, i + c), load(d_probs, c), sums)
@@ -98,7 +105,7 @@ def sigmoid(scores, i, out, j):
 
 @compile_kernel
 def scale(row, i, b, j, offsets, out):
-    """Multiply the columns of each submatrix z in row[i:] by b[j + z], and write the result to `out` [D]."""
+    """Multiply the part of row[i:] that belongs to submatrix z by b[j + z], z = 0..3. Write the result to `out` [D]."""
     for z in range(4):
         factor = broadcast(b, j + z)
         for c in range(offsets[z], offsets[z + 1], vector_length(out)):
@@ -111,15 +118,14 @@ def srwm_forward(x, done, base, shift, offsets, y, records, saved):
 
     Args:
         x: inputs [N,T,E].
-        done: bool [T,B]; if True, an episode starts.
+        done: bool [T,B]; if True, an episode starts, and the shift is set to zero before the step.
         base: trained weights [H,E,D].
         shift: initial shift [N,E,D]; overwritten with the final shift.
-        offsets: first column of each submatrix, followed by D.
-        y: result [N,T,My]; overwritten with x Wy.
-        records: result [N,T,R]; overwritten with the records of all steps. If no backward pass follows, it has space
-            for only one record.
-        saved: result [N,chunks,E,D]; overwritten with the shift at the start of each chunk. Empty if no backward pass
-            follows.
+        offsets: index of the first column of each submatrix, followed by D.
+        y: overwritten with the outputs x Wy [N,T,My].
+        records: overwritten with the records of all steps [N,T,R]. If no backward pass follows, it has space for only
+            one record.
+        saved: overwritten with the shift at the start of each chunk [N,chunks,E,D]. Empty if no backward pass follows.
     """
     num_sequences, num_steps, rows = x.shape
     columns = offsets[4]
@@ -174,10 +180,10 @@ def srwm_forward(x, done, base, shift, offsets, y, records, saved):
 def srwm_backward(x, done, base, offsets, records, saved, d_y, d_shift, has_final_grad, truncate, d_x, d_base):
     """Run the backward pass. Overwrite d_x with the gradient of x, and add the gradient of base to d_base [H,E,D].
 
-    All arrays except x and done are flat; the given shapes describe their layout.
-    `d_shift` [N,E,D] contains the gradient of the final shift and is overwritten with the gradient of the initial
-    shift. `has_final_grad` is False if the gradient of the final shift is zero. If `truncate` is set, no gradient flows
-    from a step to the previous step.
+    All arrays except x and done are flat; the given shapes describe their layout. `records` and `saved` are results of
+    the forward pass. `d_y` [N,T,My] is the gradient of the outputs. `d_shift` [N,E,D] contains the gradient of the
+    final shift and is overwritten with the gradient of the initial shift. `has_final_grad` is False if the gradient of
+    the final shift is zero. If `truncate` is True, no gradient flows from a step to the previous step.
     """
     num_sequences, num_steps, rows = x.shape
     columns = offsets[4]
@@ -198,10 +204,11 @@ def srwm_backward(x, done, base, offsets, records, saved, d_y, d_shift, has_fina
     q_minus_k = np.empty(padded, x.dtype)
     for n in range(num_sequences):
         base_at, grad_at = n % num_heads * matrix_size, n * matrix_size
-        # The gradient of base is the sum of the gradients of W at all steps. d_shift is the same sum plus the gradient
-        # of the final shift. If the gradient of the final shift is not zero, the sum for d_base is computed separately,
-        # until d_shift is set to zero. This happens at the last episode start of the sequence or, with `truncate`, at
-        # the last step.
+        # The gradient of base is the sum of the gradients of W at all steps. The loop goes backwards in time, and
+        # d_shift is the same sum over the steps so far, plus the gradient of the final shift. If the gradient of the
+        # final shift is zero, d_shift is added to d_base at the end, and each time before d_shift is set to zero (at an
+        # episode start or, with `truncate`, after each step). Otherwise the sum for d_base is computed separately until
+        # d_shift is set to zero for the first time.
         sum_separately = has_final_grad
         last_k_at = (n * num_steps + num_steps - 1) * record_size + padded
         vector_matrix_product(records, last_k_at, d_shift, grad_at, rows, columns, d_update, 0)
@@ -231,7 +238,7 @@ def srwm_backward(x, done, base, offsets, records, saved, d_y, d_shift, has_fina
                 w_at = (t - start) * matrix_size
                 q_at = step * record_size
                 k_at, b_at, error_at = q_at + padded, q_at + 2 * padded, q_at + 2 * padded + vector_length(x)
-                # Gradients of the update shift <- shift + k ⊗ (b * error). Before this line, d_update is k d_shift.
+                # Gradients of the update shift <- shift + k ⊗ (b * error). At this point, d_update is k d_shift.
                 scale(records, error_at, records, b_at, offsets, update)
                 scale(d_update, 0, records, b_at, offsets, d_error)
                 matrix_vector_product(weights, w_at, rows, columns, d_error, d_q, 0)
@@ -278,7 +285,7 @@ def srwm_backward(x, done, base, offsets, records, saved, d_y, d_shift, has_fina
 
 @compile_kernel
 def copy_columns(source, i, target, j, width):
-    """Copy `width` columns from `source`, starting at column i, to `target`, starting at column j. Copy all rows."""
+    """Copy `width` columns of all rows from `source`, starting at column i, to `target`, starting at column j."""
     whole_vectors = width // vector_length(target) * vector_length(target)
     for r in range(len(source)):
         source_at = r * source.shape[1] + i
@@ -290,7 +297,10 @@ def copy_columns(source, i, target, j, width):
 
 
 class SRWMFunction(torch.autograd.Function):
-    """Autograd function of `srwm_seq`. Inputs: x [N,T,E], four base matrices [H,E,...] and four shifts [N,E,...]."""
+    """Autograd function of `srwm_seq`. Inputs: x [N,T,E], four base matrices [H,E,...] and four shifts [N,E,...].
+
+    If `save` is False, the forward pass saves nothing, and no backward pass is possible.
+    """
 
     @staticmethod
     def forward(ctx: Any, x, done, truncate, save, *matrices):
@@ -356,13 +366,16 @@ def srwm_seq(
 
 
 def _column_offsets(matrices: Sequence[Tensor]) -> tuple[int, ...]:
-    """Return the first column of each matrix in the result of `_concat_padded`, then the total number of columns."""
+    """Return the index of the first column of each matrix in the result of `_concat_padded`, then the total width."""
     length = VECTOR_BYTES // matrices[0].element_size()
     return tuple(accumulate((-(-matrix.shape[-1] // length) * length for matrix in matrices), initial=0))
 
 
 def _concat_padded(matrices: Sequence[Tensor]) -> Tensor:
-    """Concatenate the columns of four matrices [N,E,...] to [N,E,D]. Pad each to a multiple of the vector length."""
+    """Concatenate the columns of four matrices [N,E,...] to one tensor [N,E,D].
+
+    The columns of each matrix are padded with zeros to a multiple of the vector length.
+    """
     offsets = _column_offsets(matrices)
     fused = matrices[0].new_zeros(*matrices[0].shape[:2], offsets[4])
     (target,) = as_arrays(fused.flatten(0, 1))

@@ -1,7 +1,7 @@
 """Reference implementation of the recurrences: loops of PyTorch operations. Autograd computes the gradients.
 
-The other implementations must give the same results, except for rounding. This one supports all floating-point types
-and devices. Vectors are rows, a matrix has the shape [in, out], and (a ⊗ b)_ij = a_i b_j.
+The other implementations must give the same results, except for rounding. The reference implementation supports all
+floating-point types and devices. Vectors are rows, a matrix has the shape [in, out], and (a ⊗ b)_ij = a_i b_j.
 
 Shapes: B batch entries, H heads, T steps, E rows and M columns of a weight matrix.
 """
@@ -22,7 +22,7 @@ def delta_seq(
     """Compute the delta rule. Return the outputs o [B,H,T,M] and the final fast weights W [B,H,E,M].
 
     Each step computes W <- W + k ⊗ beta (v - k W) and then o = q W. If `done` is True, W is set to zero before the
-    step. If `truncate` is set, no gradient flows from a step to the previous step.
+    step. If `truncate` is True, no gradient flows from a step to the previous step.
     """
     weights = state
     outputs = []
@@ -44,13 +44,14 @@ def srwm_seq(
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Compute the self-referential weight matrix. Return the outputs y [B,H,T,M] and the four final shifts.
 
-    Each step reads from the four matrices W = base + shift and then updates all of them:
+    Each step multiplies the input x by the four matrices W = base + shift, and then updates the four shifts. The
+    learning rate of the i-th matrix is element i of b:
 
         y = x Wy,  q = softmax(x Wq),  k = softmax(x Wk),  b = sigmoid(x Wb)
-        shift <- shift + k ⊗ b_i (q - k) W      for the i-th of the four matrices, with element i of b
+        shift <- shift + k ⊗ b_i (q - k) W
 
-    If `done` is True, the shifts are set to zero before the step. If `truncate` is set, no gradient flows from a
-    step to the previous step.
+    If `done` is True, the shifts are set to zero before the step. If `truncate` is True, no gradient flows from a step
+    to the previous step.
     """
     outputs = []
     for t in range(x.shape[2]):
@@ -72,6 +73,9 @@ def _read(row: Tensor, matrix: Tensor) -> Tensor:
 
 
 def _reset(state: Tensor, done: Tensor, truncate: bool) -> Tensor:
-    """Set the state [B,H,E,M] to zero for batch entries that start an episode. If `truncate` is set, also detach it."""
+    """Return the state [B,H,E,M], set to zero for batch entries that start an episode (`done`, bool [B]).
+
+    If `truncate` is True, the result is detached.
+    """
     state = state.detach() if truncate else state
     return state.masked_fill(done[:, None, None, None], 0)

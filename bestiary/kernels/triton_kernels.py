@@ -1,9 +1,10 @@
 """The recurrences on GPUs: forward and backward kernels in Triton, float32.
 
-A sequence is one head of one batch entry. One Triton program computes one sequence and keeps its weight matrices in
-registers, padded to powers of two. The backward pass needs the weights before each step. To save memory, the forward
-pass saves only the weights at every CHUNK-th step and the error of each step; the backward pass recomputes the weights
-of a chunk (CHUNK steps) and writes them to a buffer. Programs write to disjoint memory, so results are deterministic.
+In this module, a sequence is the computation for one head of one batch entry. One Triton program computes one sequence
+and keeps its weight matrices in registers, padded to powers of two. The backward pass needs the weights before each
+step. To save memory, the forward pass saves only the weights at every CHUNK-th step and the error of each step (SRWM:
+also q, k and b of each step). The backward pass recomputes the weights of a chunk (CHUNK steps) and writes them to a
+buffer. Programs write to disjoint memory, so results are deterministic.
 
 Sizes in the kernels: T steps, B batch entries, H heads, E rows, M columns of v or y. EP and MP are E and M, padded to
 powers of two. D is the number of columns of the four SRWM matrices together.
@@ -17,8 +18,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-CHUNK = 16  # number of steps in a chunk; forward saves the weights at the start of each chunk
-RUNTIME = ["T", "B", "H", "truncate"]  # arguments for whose values Triton must not compile separate kernels
+CHUNK = 16  # number of steps in a chunk; the forward pass saves the weights at the start of each chunk
+RUNTIME = ["T", "B", "H", "truncate"]  # arguments whose values are not compiled into the kernels
 
 
 # --- operations on rows and matrices ----------------------------------------------------------------------------------
@@ -320,7 +321,7 @@ def srwm_backward(
 
 
 def specialisation(kernel: Any, rows: int, columns: int, save: bool = True) -> dict[str, Any]:
-    """Return the compile-time constants and options of a kernel. `rows` is E, `columns` is the size M of v or y."""
+    """Return compile-time constants and launch options of a kernel. `rows` is E, `columns` is M, the size of v or y."""
     padded_rows = triton.next_power_of_2(rows)
     padded_columns = triton.next_power_of_2(columns)
     constants = {"E": rows, "M": columns, "EP": padded_rows, "MP": padded_columns, "CHUNK": CHUNK}

@@ -112,7 +112,7 @@ def refusal(**options: Any) -> str:
     [
         ("memory", "NoResetInside", ("T=2 steps differs from 2 calls with T=1 by 0.", "layer memory.core (LSTM)")),
         ("torso", "BatchNorm", ("T=2 steps differs from 2 calls with T=1 by", "layer torso.norm (BatchNorm1d)")),
-        ("torso", "Dropout", ("two equal calls differ by", "layer torso.norm (Dropout)", "random")),
+        ("torso", "Dropout", ("two calls with the same inputs differ by", "layer torso.norm (Dropout)", "random")),
     ],
 )
 def test_network_that_differs_between_one_and_two_steps_is_refused(

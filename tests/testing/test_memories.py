@@ -66,7 +66,7 @@ class LstmWithoutResetInTheMiddle(nn.Module):
 
 def test_missing_reset_inside_a_sequence_names_the_layer_and_the_difference() -> None:
     problems = find_problems(check_memory, LstmWithoutResetInTheMiddle)
-    assert_one_problem(problems, "T=5 steps differs from 5 calls with T=1 by 0.", "layer core (LSTM)", "done[t]")
+    assert_one_problem(problems, "T=5 steps differs from 5 calls with T=1 by 0.", "layer core (LSTM)", "done[t,b]")
 
 
 class IgnoresDone(Sum):
@@ -188,7 +188,7 @@ WRONG_MEMORIES: list[tuple[type, list[tuple[str, ...]]]] = [
     ),
     (ResetsToOnes, [("a reset does not equal initial_state(3)", "differ by 1 in")]),
     (MixesRows, [("row 0 of a batch of 3 differs from the same row alone by",)]),
-    (Dropout, [("two equal calls differ by", "layer dropout (Dropout)", "random")]),
+    (Dropout, [("two calls with the same inputs differ by", "layer dropout (Dropout)", "random")]),
     (Detached, [("output has no gradient", "detach")]),
     (UnusedParameter, [("parameter forgotten gets no gradient",)]),
     (WritesIntoItsState, [("forward changes the tensor state[0]",)]),

@@ -24,12 +24,15 @@ class Memory(Protocol):
     def __call__(self, x: Tensor, done: Tensor, state: State) -> tuple[Tensor, State]:
         """Process x [T,B,D], D inputs per step. Return the outputs [T,B,output_size] and the state after the last step.
 
-        `done` [T,B] marks the first entries of episodes. If done[t,b] is set, the state of row b is reset before x[t,b]
-        is processed.
+        If done[t,b] is True, entry t is the first entry of an episode in row b of the batch. The memory then resets the
+        state of row b before it processes x[t,b].
         """
 
     def forward_with_metrics(self, x: Tensor, done: Tensor, state: State) -> tuple[Tensor, State, dict[str, Tensor]]:
-        """Do the same as `__call__` and also return metrics (default: no metrics). The learner calls this method."""
+        """Return the results of `__call__` and scalar metrics by name. The default of the metrics is an empty dict.
+
+        Agents call this method instead of `__call__` if gradients are enabled.
+        """
 
 
 class NoMemory(nn.Module, MemoryDefaults):

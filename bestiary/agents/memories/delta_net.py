@@ -1,4 +1,4 @@
-"""DeltaNet (Schlag et al. 2021): an associative memory, which stores values under keys with the delta rule.
+"""DeltaNet (Schlag et al. 2021): a matrix that stores pairs of keys and values, and is updated by the delta rule.
 
 Letters of shapes: H heads, E features per head.
 """
@@ -44,7 +44,7 @@ FEATURE_MAPS: dict[str, Callable[[Tensor], Tensor]] = {
 class DeltaNet(FastWeightMemory):
     """Fast-weight memory in which each head has one matrix that maps keys to values.
 
-    A new value replaces the value that was stored under the same key.
+    Writing a value moves the value that is stored for the same key towards the new value, by the learning rate beta.
     """
 
     @dataclass(frozen=True)
@@ -92,9 +92,9 @@ def apply_delta_rule(
         weights: fast weights (the matrices that are written) before the first step, [B,H,E,E].
         feature_map: function that is applied to queries and keys.
         options: the size of the heads (E) and the kernel that computes the recurrence.
-        metrics: dict to which `delta_norm` and `delta_beta` are added; None: no metrics.
+        metrics: dict to which the function adds the metrics `delta_norm` and `delta_beta`; None: compute no metrics.
 
-    Returns the outputs [B,H,T,E] and the fast weights after the last step.
+    Return the outputs [B,H,T,E] and the fast weights after the last step [B,H,E,E].
     """
     size = options.size
     q, k, v, beta_logit = qkvb.split((size, size, size, 1), dim=-1)

@@ -6,23 +6,23 @@
 
 A mixer splits h into H heads of E features each. Each head has one or more matrices. The memories differ in the mixer:
 
-    delta          a linear layer computes keys, values, queries and learning rates from h. They write to and read from
-                   a matrix that starts at zero (`delta_net.py`).
+    delta          a linear layer computes keys, values, queries and learning rates from h. Keys, values and learning
+                   rates update a matrix that starts at zero; queries read from this matrix (`delta_net.py`).
     srwm           a self-referential matrix computes an output, a key, a query and learning rates from h. It updates
                    itself with the key, the query and the learning rates (Irie et al. 2022, `self_referential.py`).
     sr-delta       like delta, but a self-referential matrix computes keys, values, queries and learning rates.
-    fake-sr        like srwm, but the matrix does not change, so that nothing is remembered (a control experiment).
+    fake-sr        like srwm, but the matrix does not change, so the agent has no memory (a control experiment).
     srwm-no-carry  like srwm, but the state is reset at the start of each rollout.
 
 The recurrences are in `bestiary.kernels`. Gradients pass through the whole rollout, unless the option `truncate` cuts
 them after each step, as in the code of Irie et al. (2022).
 
-A matrix that updates itself can grow. For key k, query q and learning rate b, one eigenvalue of the update is
-1 + b (q.k - |k|^2), which is at most 1.25, so equal updates can enlarge the matrix by 25 % per step without limit. In a
-single step the norm can grow more, because the update is not a normal matrix: by a factor of sqrt(2) if k and q select
-different rows and b = 1. The learner therefore logs the norms of the matrices and their learning rates. These metrics
-stay on the device until the learner reads all metrics of an update at once. The learner skips an update if one of the
-metrics is not finite.
+A matrix that updates itself can grow without limit. An update multiplies the matrix by I + b k (q - k)^T, for key k,
+query q and learning rate b. One eigenvalue of this factor is 1 + b (q.k - |k|^2), which is at most 1.25, so repeated
+equal updates can enlarge the matrix by 25 % per step. In a single step the norm can grow more, because the factor is
+not a normal matrix: if k and q select different rows and b = 1, the norm grows by a factor of up to sqrt(2). The
+learner therefore logs the norms and the learning rates of the matrices, and skips an update if one of these metrics is
+not finite. The metrics stay on the device until the learner reads all metrics of an update at once.
 """
 
 from collections.abc import Sequence
@@ -72,7 +72,7 @@ class FastWeightOptions:
 
 @dataclass(frozen=True)
 class RecurrenceOptions(FastWeightOptions):
-    """The sizes of a fast-weight memory that has a state, and how its recurrence is computed."""
+    """The sizes of a fast-weight memory that has a recurrent state, and how the recurrence is computed."""
 
     truncate: str = option(
         "none",
@@ -85,10 +85,10 @@ class RecurrenceOptions(FastWeightOptions):
     )
 
     def kernel_arguments(self, x: Tensor) -> dict[str, Any]:
-        """Return the keyword arguments of a kernel call with inputs x.
+        """Return the keyword arguments `truncate` and `implementation` of a kernel call with inputs x.
 
-        If the chosen kernel does not run on the device of x, use the kernel `auto` instead. An agent that was trained
-        on a GPU can then be evaluated on a CPU.
+        If the chosen kernel does not run on the device of x, return the implementation `auto` instead. Therefore an
+        agent that was trained on a GPU with `triton` can be evaluated on a CPU.
         """
         device = {"numba": "cpu", "triton": "cuda"}.get(self.kernel, x.device.type)
         return {
@@ -133,14 +133,14 @@ class FastWeightMemory(nn.Module, MemoryDefaults):
         return h, tuple(after)
 
     def forward_with_metrics(self, x: Tensor, done: Tensor, state: State) -> tuple[Tensor, State, dict[str, Tensor]]:
-        """Like `forward`, but also return metrics, which are means over layers, heads and batch."""
+        """Return the results of `forward` and metrics by name, which are means over layers, heads and batch."""
         metrics: LayerMetrics = {}
         y, after = self.forward(x, done, state, metrics)
         return y, after, {name: torch.stack(values).mean() for name, values in metrics.items()}
 
 
 class FeedForward(nn.Module):
-    """Residual block: adds the output of layer norm, linear layer, ReLU and linear layer to its input."""
+    """Residual block: h + linear(relu(linear(layer_norm(h))))."""
 
     def __init__(self, hidden: int, width: int):
         super().__init__()
@@ -153,10 +153,11 @@ class FeedForward(nn.Module):
 
 @torch.no_grad()
 def record_metrics(metrics: LayerMetrics | None, name: str, matrices: State, betas: Tensor) -> None:
-    """Append the norm and the mean learning rate of one layer's fast weights to `metrics`, unless `metrics` is None.
+    """Append the norm of one layer's fast weights and their mean learning rate to `metrics`.
 
-    `matrices` are one or more tensors [B,H,E,columns], `betas` the learning rates. The norm of a head is the square
-    root of the sum of all squared entries of its matrices. The metric is the mean over heads and batch.
+    The names of the metrics are `{name}_norm` and `{name}_beta`. `matrices` are one or more tensors [B,H,E,columns],
+    `betas` are the learning rates. The norm of a head is the square root of the sum of all squared entries of its
+    matrices; the metric is the mean of this norm over heads and batch. If `metrics` is None, do nothing.
     """
     if metrics is not None:
         squares = torch.stack([matrix.square().sum((-2, -1)) for matrix in matrices])  # [len(matrices),B,H]

@@ -1,8 +1,9 @@
 """LSTM and GRU memories with episode resets inside a sequence.
 
-PyTorch's recurrent layers are fastest if they process many steps at once, but they cannot reset their state in between.
-The sequence is therefore cut at each step at which any row of the batch starts a new episode, and the state of these
-rows is set to zero there. The result is the same as if one step were processed at a time.
+PyTorch's recurrent layers are fastest if they process many steps in one call, but they cannot reset their state during
+the call. This module therefore cuts the sequence at each step at which any row of the batch starts a new episode, sets
+the state of these rows to zero, and calls the layer once for each piece. The result is the same as if each step were
+processed in its own call.
 """
 
 import itertools
@@ -49,7 +50,7 @@ class Recurrent(nn.Module, MemoryDefaults):
         return torch.cat(outputs) if len(outputs) > 1 else outputs[0], state
 
     def _run(self, x: Tensor, state: State) -> tuple[Tensor, State]:
-        """Run the PyTorch layer over x [T,B,D]. No state is reset within these steps."""
+        """Run the PyTorch layer over x [T,B,D] without resets. Return the outputs [T,B,hidden] and the new state."""
         layers_first = tuple(s.transpose(0, 1).contiguous() for s in state)  # [B,L,H] -> [L,B,H]
         if self.num_state_tensors == 1:
             output, after = self.core(x, layers_first[0])

@@ -1,8 +1,9 @@
 """Memories with self-referential weight matrices (SRWM, Irie et al. 2022).
 
-A self-referential matrix is a weight matrix that computes its own updates. Its columns form four blocks. The product of
-an input with the blocks is the output of the layer, a query, a key, and four learning rates (betas). Each of the four
-learning rates is used to update one of the blocks.
+A self-referential matrix is a weight matrix that computes its own updates. Its columns form four blocks. The input is
+multiplied by each block: the first product is the output of the layer, and the query, the key and the four learning
+rates (betas) are computed from the other three products. Each of the four learning rates is used to update one of the
+four blocks.
 
 Letters of shapes: H heads, E features per head.
 """
@@ -34,7 +35,7 @@ NUM_BETAS = 4  # number of learning rates: one for each block of columns (output
 
 @dataclass(frozen=True)
 class SelfReferentialOptions(RecurrenceOptions):
-    """Options of memories with self-referential matrices, which are weight matrices that compute their own updates."""
+    """Options of memories with self-referential matrices (see the docstring of this module)."""
 
     softmax: bool = option(True, "apply a softmax to the inputs of each head")
     norm: bool = option(False, "apply layer norm to the inputs of each layer")
@@ -42,10 +43,11 @@ class SelfReferentialOptions(RecurrenceOptions):
 
 
 class SelfReferentialMatrix(nn.Module):
-    """One self-referential matrix per head. The parameters `base` are the initial weights.
+    """One self-referential matrix per head.
 
-    The columns of a matrix form four blocks: output, query, key and learning rates (betas). The state has one tensor
-    [B,H,E,columns] per block: the difference between the current and the initial weights, for H heads of E features.
+    The columns of a matrix form four blocks: output, query, key and learning rates (betas). The parameters `base` are
+    the weights at the start of an episode. The state (`shift`) has one tensor [B,H,E,columns] per block: the current
+    weights minus `base`.
     """
 
     def __init__(self, size: int, heads: int, outputs: int, beta_init: float):
@@ -66,7 +68,7 @@ class SelfReferentialMatrix(nn.Module):
         base = (self.base[0], self.base[1], self.base[2], self.base[3])
         y, shift = srwm_seq(x, done, base, shift, **options.kernel_arguments(x))
         if metrics is not None:
-            # The learning rates that the updated weights compute from the last input.
+            # Learning rates for the metric: computed from the last input with the final weights.
             logits = torch.einsum("bhe,bhez->bhz", x[:, :, -1].to(base[3].dtype), base[3] + shift[3])
             record_metrics(metrics, "shift", shift, logits.sigmoid())
         return y, shift
@@ -144,7 +146,7 @@ class SRDeltaMixer(nn.Module):
 
 
 class FakeSR(FastWeightMemory):
-    """Control experiment for SRWM: the matrix of each head does not change during an episode, so there is no memory.
+    """Control experiment for SRWM: the matrix of each head does not change during an episode, so nothing is stored.
 
     By default no softmax is applied to the inputs of the heads, as in the code of Irie et al. (2022).
     """
@@ -180,9 +182,9 @@ class FakeSRMixer(nn.Module):
 class SRWMNoCarry(nn.Module, MemoryDefaults):
     """SRWM whose state is reset every `reset_interval` steps, by default at the start of each rollout.
 
-    The state is the state of the SRWM, followed by the number of steps since the last of these resets, int64 [B]. The
-    configuration sets the default of `reset_interval` to the length of the rollouts that actors collect (PPO: the
-    sequence length). Without a configuration it is 20.
+    The state is the state of the SRWM, followed by the number of steps since the last reset of this kind, int64 [B]. If
+    the user does not set `reset_interval`, `derive_options` sets it to the length of the rollouts that actors collect
+    (PPO: the sequence length). If `derive_options` is not called, it is 20.
     """
 
     @dataclass(frozen=True)
@@ -219,5 +221,8 @@ class SRWMNoCarry(nn.Module, MemoryDefaults):
         return y, (*after, (age + len(x)) % self.reset_interval), metrics
 
     def _resets(self, x: Tensor, age: Tensor) -> Tensor:
-        """Return whether the state is reset before each entry, bool [T,B]. It is the same for actor and learner."""
+        """Return a bool [T,B]: True if the state is reset before this entry.
+
+        The result depends only on `age`, which is part of the state, so actor and learner compute the same resets.
+        """
         return (age + torch.arange(len(x), device=age.device).unsqueeze(1)) % self.reset_interval == 0

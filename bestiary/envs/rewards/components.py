@@ -17,8 +17,8 @@ class RewardComponent:
 
     description: str
     values: tuple[float, ...] = ()  # typical values in a step; empty: unknown
-    # Name of another component to which this one is tied, or empty. If two components are tied, values[k] of one occurs
-    # in the same step as values[k] of the other.
+    # Name of another component to which this component is tied, or empty. If two components are tied, values[k] of the
+    # first component occurs in the same steps as values[k] of the second component.
     tied: str = ""
     open: bool = False  # True if `values` are only examples and other values are also common
 
@@ -32,10 +32,10 @@ COMMON_COMPONENTS = {
 
 
 def resolve_alias(name: str, available: Mapping[str, RewardComponent]) -> str:
-    """Return the name of the component for which `name` is an alias; if it is not an alias, return `name`.
+    """Return the name of the component that the component `name` is an alias of. If it is not an alias, return `name`.
 
-    A component is an alias if it is tied to a component with the same values: in Atari, `reward` is an alias of
-    `score`.
+    A component is an alias if it is tied to a component with the same typical values: in Atari, `reward` is an alias
+    of `score`.
     """
     component = available[name]
     other = available.get(component.tied)

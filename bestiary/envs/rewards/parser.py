@@ -69,10 +69,13 @@ class _Item:
 
 
 def _check_conflict(first: _Item, second: _Item, available: Mapping[str, RewardComponent]) -> None:
-    """Raise ValueError if two items count the same component in the same steps, which is probably a mistake."""
+    """Raise ValueError if two items of a specification count the same component in the same steps.
+
+    Such a specification is probably a mistake.
+    """
     same_kind = first.is_component == second.is_component
     if same_kind and first.scope == second.scope and first.name == second.name:
-        raise ValueError(f"{first.name} occurs twice; remove one, or give them different scopes")
+        raise ValueError(f"{first.name} occurs twice; remove one of the two items, or give them different scopes")
     if first.scope.is_disjoint(second.scope):
         return
 
@@ -150,8 +153,8 @@ def _parse_named_reward(
     base = _parse_number(numbers[1], f"the base of {name}") if len(numbers) > 1 else reward.base or 0.0
     if reward.penalises and strength < 0:
         raise ValueError(
-            f"{name}:{numbers[0]} would reward what {name} penalises: write {name}:{numbers[0].lstrip('-')} "
-            f"(or, to reward it, {reward.penalises}=WEIGHT)"
+            f"{name}:{numbers[0]} would reward {reward.penalises}, which {name} penalises; write "
+            f"{name}:{numbers[0].lstrip('-')} (to reward {reward.penalises}, write {reward.penalises}=WEIGHT)"
         )
     term_scope = scope
     if reward.is_limit:

@@ -23,11 +23,17 @@ class Scope:
     first: int = 0  # the term counts from this step of the game on; the first step is 0
     last: float = math.inf  # the term counts only before this step of the game
     life: int = 0  # the term counts only in this life of the game; the first life is 1; 0: all lives
-    every: int = 1  # the term counts only in each `every`-th step of a game
+    every: int = 1  # the term counts only in each `every`-th step of a game; 1: in all steps
     limit: float = math.inf  # the component is clipped to [-limit, limit] before it is multiplied by the weight
 
     def __call__(self, values: np.ndarray, clock: np.ndarray, life: np.ndarray) -> np.ndarray:
-        """Return the clipped values [N]. They are zero in environments whose current step is not in the scope."""
+        """Return the clipped values [N]. The result is zero in environments whose current step is not in the scope.
+
+        Args:
+            values: values of the component, [N].
+            clock: number of earlier steps of the current game, int64 [N].
+            life: index of the current life of the game, int64 [N]; the first life is 1.
+        """
         counts = (clock >= self.first) & (clock < self.last) & ((clock + 1) % self.every == 0)
         if self.life:
             counts &= life == self.life
@@ -117,7 +123,7 @@ Reward = WeightedReward | CustomReward
 def canonical_reward(reward: Reward, available: Mapping[str, RewardComponent]) -> str:
     """Return a text that identifies a reward: equal rewards have equal texts, even if the user wrote them differently.
 
-    The text of a custom reward is the hash of its file and the name of the function.
+    The text of a custom reward consists of the hash of its file and the name of the function.
     """
     if isinstance(reward, CustomReward):
         path, name = plugins.split_name(reward.name)

@@ -73,7 +73,7 @@ class ParsedRewards:
 
 
 def parse_rewards(rewards: RewardConfig, interface: EnvInterface) -> ParsedRewards:
-    """Return the training reward and the true rewards. If some are invalid, raise UserError with all problems."""
+    """Return the training reward and the true rewards. If a reward is invalid, raise UserError with all problems."""
     components = list_components(interface)
     parsed: list[Reward] = []
     problems: list[str] = []

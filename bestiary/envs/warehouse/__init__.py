@@ -1,1 +1,1 @@
-"""The warehouse environment: a robot collects items, which disappear at a certain age. It cannot observe the ages."""
+"""The warehouse environment: a robot collects items that disappear at a certain age. Agents cannot observe the ages."""

@@ -4,9 +4,9 @@ A warehouse has R rows and C columns. Its cells are numbered 0 to R*C-1, row by 
 0 to S-1, in the order of the observation; this number of a shelf cell is called its slot.
 
 The items of a warehouse are stored as a list of slots, oldest item first. The code of the IAM paper (Suau et al. 2022)
-has the same list, and its removal bug (`legacy`) depends on the order. In each step, the environment decides at random
-for each shelf cell whether a new item appears. Each of these decisions consumes one number of the splitmix64 random
-stream of the warehouse, even if the cell cannot receive an item.
+has the same list, and the effect of the bug that `legacy` reproduces depends on the order of this list. In each step,
+the environment decides at random for each shelf cell whether a new item appears. Each of these decisions consumes one
+number of the splitmix64 random stream of the warehouse, even if the cell cannot receive an item.
 """
 
 from typing import NamedTuple
@@ -33,7 +33,9 @@ class Rules(NamedTuple):
     refill: bool  # True if a slot may receive a new item in the same step in which its item was removed
     by_age: bool  # if True, the reward of an item is its age divided by the age of the oldest item; if False, it is 1
     scale: float  # factor of all rewards
-    legacy: bool  # True: reproduce a bug of the paper's code, which does not remove the item after a removed one
+    # True: reproduce a bug of the paper's code: if an item of the list is removed in a step, the next item of the list
+    # is not removed in the same step.
+    legacy: bool
 
 
 class WarehouseState(NamedTuple):

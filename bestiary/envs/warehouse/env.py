@@ -1,8 +1,8 @@
 """The warehouse vector environment: `warehouse`, `warehouse:mini`, `warehouse:memory`.
 
 Items appear at random on shelves; the robot collects an item by moving onto it. An item that is not collected in time
-disappears. The robot observes its own cell and the cells of the items, but not the ages of the items: to know them, it
-must remember when each item appeared.
+disappears. The agent observes the cell of the robot and the cells of the items, but not the ages of the items. To know
+the ages, the agent must remember when each item appeared.
 
 One step:
 
@@ -60,7 +60,7 @@ class WarehouseVectorEnv(VectorEnv):
         # The default None of an option means the value of the chosen variant (see variants.py).
         size: tuple[int, int] | None = option(
             None,
-            "number of rows and columns (here and below, none means: the value of the chosen variant)",
+            "number of rows and columns (in this group, the default none means: the value of the chosen variant)",
             low=3,
             high=50,
         )

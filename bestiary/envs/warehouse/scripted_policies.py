@@ -42,7 +42,7 @@ class ScriptedPolicy(Protocol):
 
 
 class ShortestPaths:
-    """The shortest paths from each cell to each shelf cell under the movement rules of a warehouse."""
+    """The shortest paths from each cell to each shelf cell, by the movement rules of a warehouse."""
 
     def __init__(self, pool: WarehouseVectorEnv):
         moves = pool.rules.moves  # [R*C,4]
@@ -91,7 +91,7 @@ class TargetPolicy:
 
 
 def nearest(pool: WarehouseVectorEnv, paths: ShortestPaths, targets: np.ndarray) -> np.ndarray:
-    """Choose the item that the robot reaches with the fewest moves; of equally near items, the first one by row."""
+    """Choose the item that the robot reaches with the fewest moves; of equally near items, the first in row order."""
     return _argmin_item(pool, paths, paths.steps[pool.state.robots])
 
 
@@ -119,7 +119,7 @@ def aware(pool: WarehouseVectorEnv, paths: ShortestPaths, targets: np.ndarray) -
 def _argmin_item(pool: WarehouseVectorEnv, paths: ShortestPaths, cost: np.ndarray) -> np.ndarray:
     """Return the slot of the item with the smallest `cost` [N,S] in each environment, or -1 if there are no items.
 
-    Of items with equal cost, the first one is returned, counted row by row.
+    Of items with equal cost, return the first item in row order.
     """
     by_row = np.argsort(paths.shelf_cells)
     has_item = pool.ages[:, by_row] >= 0
@@ -217,7 +217,7 @@ def make_scripted_policy(name: str, pool: VectorEnv, seed: int = 0) -> ScriptedP
 
 
 def play_steps(policy: ScriptedPolicy, pool: VectorEnv) -> Iterator[Step]:
-    """Reset the environments and play a policy for ever. Yield each step; the first one is the result of the reset."""
+    """Reset the environments and play a policy without end. Yield each Step, beginning with the result of `reset`."""
     step = pool.reset()
     while True:
         yield step

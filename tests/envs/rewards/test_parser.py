@@ -75,7 +75,7 @@ def test_no_specification_is_the_reward_of_the_environment() -> None:
         ("capped:0", "the limit must be above 0"),
         (
             "pacifist:-20",
-            r"would reward what pacifist penalises: write pacifist:20 \(or, to reward it, bullet=",
+            r"would reward bullet, which pacifist penalises; write pacifist:20 \(to reward bullet, write bullet=",
         ),
         ("score=1e39", "the weight of score is 1e39.*at most 1e\\+30"),
         ("fuel:10,peaceful:1", "fuel and peaceful both contain score, .* twice: write fuel:10,fire=-1"),
