@@ -24,9 +24,9 @@ from bestiary.config.components import (
     construct_component,
     lookup_component,
 )
+from bestiary.config.config import Config, task_interfaces
 from bestiary.config.derived import check_batches, derive_max_lag, derive_num_envs, derive_runtime
 from bestiary.config.option_merging import expand_env_names
-from bestiary.config.schema import Config, task_interfaces
 from bestiary.config.training_options import Training
 from bestiary.envs.multitask import combine_interfaces, task_name
 from bestiary.envs.registry import options_by_family

@@ -13,7 +13,7 @@ import numpy as np
 
 from bestiary import __version__
 from bestiary.agents.agent import Agent, count_fc_parameters, count_parameters
-from bestiary.config.schema import Config, env_slug, make_vector_env, task_interfaces
+from bestiary.config.config import Config, env_slug, make_vector_env, task_interfaces
 from bestiary.envs import canonical_name, lookup_env
 from bestiary.envs.levels import levels_of, levels_overlap, parse_levels, with_levels
 from bestiary.envs.multitask import check_compatible, task_name

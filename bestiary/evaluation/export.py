@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from bestiary import __version__
-from bestiary.config.schema import make_vector_env
+from bestiary.config.config import make_vector_env
 from bestiary.envs.rewards.wrapper import RewardConfig
 from bestiary.evaluation.media import check_output
 from bestiary.evaluation.playback import task_index

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from bestiary.agents.agent import Agent
-from bestiary.config.schema import env_slug, make_vector_env
+from bestiary.config.config import env_slug, make_vector_env
 from bestiary.envs import canonical_name
 from bestiary.envs.multitask import describe_observations
 from bestiary.envs.vector_env import VectorEnv, action_index

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from bestiary.config.schema import make_vector_env
+from bestiary.config.config import make_vector_env
 from bestiary.envs.atari_games import MOVEMENTS
 from bestiary.envs.multitask import task_name
 from bestiary.envs.vector_env import VectorEnv, VectorEnvWrapper

@@ -25,7 +25,7 @@ from rich.table import Table
 
 from bestiary import __version__
 from bestiary.agents.agent import Agent, count_fc_parameters, count_parameters
-from bestiary.config.schema import Config, make_vector_env
+from bestiary.config.config import Config, make_vector_env
 from bestiary.config.toml import flatten
 from bestiary.envs.multitask import check_compatible
 from bestiary.envs.rewards.reward_functions import canonical_reward
