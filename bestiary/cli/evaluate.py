@@ -26,7 +26,7 @@ from bestiary.evaluation.video import record_video
 from bestiary.interpretability.attention import attention_overlay
 from bestiary.interpretability.side_by_side import record_side_by_side
 from bestiary.runs.run import open_run
-from bestiary.studies.runs_report import write_runs_report
+from bestiary.studies.folder_report import write_folder_report
 from bestiary.utils.errors import UserError
 
 
@@ -306,7 +306,7 @@ def report_command(argv: list[str]) -> None:
     add_trust_code(parser)
     add_overwrite(parser)
     a = parser.parse_strictly(argv)
-    path = write_runs_report(
+    path = write_folder_report(
         Path(a.folder), Path(a.out), draw_missing=not a.no_draw, trust_code=a.trust_code, overwrite=a.overwrite
     )
     print(f"report: {path}")

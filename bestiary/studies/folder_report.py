@@ -43,7 +43,7 @@ CAPTIONS = {
 }
 
 
-def write_runs_report(
+def write_folder_report(
     folder: Path, out: Path, *, draw_missing: bool = True, trust_code: bool = False, overwrite: bool = False
 ) -> Path:
     """Write a report about all runs below a folder to the file `out` and return its path."""
