@@ -10,14 +10,14 @@ import numpy as np
 from bestiary.evaluation.curve_plots import plot_curves, plot_popart_scales, popart_tasks, true_groups
 from bestiary.evaluation.learning_curves import DEFAULT_SMOOTH, CurveGroup, group_runs, panels_by_task
 from bestiary.evaluation.media import FIGURE_SUFFIXES
-from bestiary.evaluation.run_groups import list_names, short_label, unique_runs
-from bestiary.evaluation.score_comparison import (
+from bestiary.evaluation.multitask_scores import (
     ScoreComparison,
     compare_groups,
     plot_profiles,
     score_tables,
     scores_to_csv,
 )
+from bestiary.evaluation.run_groups import list_names, short_label, unique_runs
 from bestiary.evaluation.statistics import describe_interval, format_interval, summarise
 from bestiary.runs.run import Run
 from bestiary.utils.console import TextTable, note, print_table, warn

@@ -24,7 +24,7 @@ from bestiary.evaluation.learning_curves import (
     load_game_returns,
     make_curve_group,
 )
-from bestiary.evaluation.score_comparison import ScoreComparison, ScoreMatrix, make_comparison, pad_columns
+from bestiary.evaluation.multitask_scores import ScoreComparison, ScoreMatrix, make_comparison, pad_columns
 from bestiary.evaluation.statistics import NO_INTERVAL, mean_interval
 from bestiary.studies.study import Study
 from bestiary.studies.trial import Trial
