@@ -16,7 +16,6 @@ from typing import Any
 from bestiary import envs
 from bestiary.agents.run_context import RunContext
 from bestiary.agents.torsos import default_torso
-from bestiary.config.clipping_check import unclipped_scale
 from bestiary.config.components import (
     DEFAULT_COMPONENTS,
     REGISTRIES,
@@ -27,6 +26,7 @@ from bestiary.config.components import (
 from bestiary.config.config import Config, task_interfaces
 from bestiary.config.derived import check_batches, derive_max_lag, derive_num_envs, derive_runtime
 from bestiary.config.option_merging import expand_env_names
+from bestiary.config.reward_clipping_check import unclipped_scale
 from bestiary.config.training_options import Training
 from bestiary.envs.multitask import combine_interfaces, task_name
 from bestiary.envs.registry import options_by_family
