@@ -24,7 +24,7 @@ from bestiary.config.components import (
     lookup_component,
 )
 from bestiary.config.config import Config, task_interfaces
-from bestiary.config.derived import check_batches, derive_max_lag, derive_num_envs, derive_runtime
+from bestiary.config.derived_options import check_batches, derive_max_lag, derive_num_envs, derive_runtime
 from bestiary.config.option_merging import expand_env_names
 from bestiary.config.reward_clipping_check import unclipped_scale
 from bestiary.config.training_options import Training
