@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from bestiary.config.config import Config, group_key
 from bestiary.config.resolve import resolve
-from bestiary.config.schema import Config, group_key
 from bestiary.config.toml import flatten
 from bestiary.distributed.trainer import connect_cluster, train_on_cluster
 from bestiary.envs.registry import make_env

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from rich.table import Table
 
-from bestiary.config.schema import Config
+from bestiary.config.config import Config
 from bestiary.distributed.serialisation import iterate_arrays, pack_rollout
 from bestiary.rollout import Rollout
 from bestiary.utils.console import note, stdout

@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from bestiary.config.config import Config
 from bestiary.config.resolve import resolve
-from bestiary.config.schema import Config
 from bestiary.runs.option_sources import merge_sources
 
 IMPALA_BATCH = {"num_envs": 64, "batch_size": 32}  # the IMPALA paper uses the same batch size

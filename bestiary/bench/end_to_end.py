@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import torch
 
-from bestiary.config.schema import Config
+from bestiary.config.config import Config
 from bestiary.envs.vector_env import VectorEnv, VectorEnvWrapper
 from bestiary.rollout import Step
 from bestiary.runs.run import RunLocation, create_run

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from bestiary.config.schema import Config
+from bestiary.config.config import Config
 from bestiary.envs.vector_env import VectorEnv
 from bestiary.training.actor import Actor
 from bestiary.training.factory import make_actors_and_learner

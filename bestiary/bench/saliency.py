@@ -57,7 +57,7 @@ def bench_saliency(repeats: int, method: SaliencyOptions = SaliencyOptions()) ->
             "sequential": partial(score_sequentially, channels_first(agent), saliency, inputs, state, SAMPLE_SIZE),
         }
         times = median_times(procedures, repeats, 0.0)
-        # The sequential procedure needs one more forward pass, for the frame without a blurred patch.
+        # The measured sample has one additional forward pass, for the frame without a blurred patch.
         times["sequential"] *= forward_passes / (SAMPLE_SIZE + 1)
         row: dict[str, Any] = {"name": name, "forward_passes": forward_passes}
         row |= {f"{key}_ms": ms for key, ms in times.items()}

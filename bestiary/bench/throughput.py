@@ -37,7 +37,7 @@ from bestiary.bench.phases import (
     select_fastest,
 )
 from bestiary.bench.saliency import bench_saliency, print_saliency
-from bestiary.config.schema import Config
+from bestiary.config.config import Config
 from bestiary.training.autotune import choose_micro_batch_size
 from bestiary.utils.console import format_number, note, stdout
 

@@ -1,4 +1,4 @@
-"""The parser class of all commands, the flags for options of components, and arguments that several commands share."""
+"""Argument parsing: the parser class of all commands, flags for options of components, and shared arguments."""
 
 import argparse
 import dataclasses
@@ -17,7 +17,7 @@ BOOLEAN_WORDS = ("on", "off", "yes", "no", "true", "false")
 
 
 class HelpFormatter(argparse.HelpFormatter):
-    """Formats help texts in wide columns, and does not break lines inside hyphenated names."""
+    """Help formatter for lines of 120 characters. It does not break lines at hyphens, so option names stay complete."""
 
     def __init__(self, prog: str):
         super().__init__(prog, max_help_position=36, width=120)
@@ -27,7 +27,7 @@ class HelpFormatter(argparse.HelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser that checks the limits of numbers, and raises UserError if an argument is invalid."""
+    """Argument parser that checks the limits of numbers. It raises UserError if an argument is invalid."""
 
     def __init__(self, command: str, description: str | None = None, usage: str | None = None):
         super().__init__(
@@ -42,7 +42,7 @@ class Parser(argparse.ArgumentParser):
         raise UserError(message.removeprefix("argument "))
 
     def print_help(self, file: Any = None) -> None:
-        """Print the help. Inside `capture_parser`, only store the parser."""
+        """Print the help text. If `capture_parser` has called the command, store this parser and print nothing."""
         captured = _captured_parsers.get()
         if captured is None:
             super().print_help(file)
@@ -52,7 +52,7 @@ class Parser(argparse.ArgumentParser):
     def add_integer(
         self, flag: str, help: str, *, default: int | None = None, low: int = 0, metavar: str = "N"
     ) -> None:
-        """Add an option whose value is a whole number >= low. It may be written as 200k or 5M."""
+        """Add an option whose value is an integer >= `low`. Users may write suffixes, for example 200k or 5M."""
         self._add_number(flag, int, {"low": low}, help, default, metavar)
 
     def add_float(
@@ -77,7 +77,7 @@ class Parser(argparse.ArgumentParser):
         self.add_argument(flag, type=parse, default=default, metavar=metavar, help=text)
 
     def parse_strictly(self, argv: list[str]) -> argparse.Namespace:
-        """Parse all arguments. Raise UserError if some are unknown, and suggest similar options."""
+        """Parse all arguments. If an argument is unknown, raise UserError with a suggestion of similar options."""
         arguments, unknown = self.parse_known_args(argv)
         if unknown:
             flags = [flag for action in self._actions for flag in action.option_strings if flag.startswith("--")]
@@ -120,7 +120,7 @@ def parse_number(flag: str, kind: type, limits: Mapping[str, Any], text: str) ->
 
 
 def parse_axis_range(flag: str, text: str) -> tuple[float, float]:
-    """Convert `text`, the value of the option `flag` (for example 2M:4M), to the first and last position on an axis."""
+    """Return the limits (low, high) of a range such as 2M:4M. `text` is the value of the option `flag`."""
     try:
         return parse_range(text)
     except ValueError as error:
@@ -191,6 +191,7 @@ def _metavar(kind: Any, metadata: Mapping[str, Any]) -> str:
 
 
 def _help_with_default(metadata: Mapping[str, Any], default: Any) -> str:
+    """Return the help text of an option, followed by its allowed values, its runtimes and its default value."""
     text = str(metadata.get("help", ""))
     if choices := metadata.get("choices"):
         text += f" [{', '.join(choices)}]"
@@ -203,6 +204,7 @@ def _help_with_default(metadata: Mapping[str, Any], default: Any) -> str:
 
 
 def _format_value(value: Any) -> str:
+    """Return a default value as the help shows it, for example "on" for True and "84x84" for (84, 84)."""
     if isinstance(value, bool):
         return "on" if value else "off"
     if value is None:
@@ -226,7 +228,7 @@ def none_if_invalid(function: Callable[[], Any]) -> Any:
 
 
 def add_run_argument(parser: Parser, several: bool = False) -> None:
-    """Add the positional argument RUN (one run, or several) and the option --trust-code."""
+    """Add the positional argument RUN (with `several`: one or more runs) and the option --trust-code."""
     parser.add_argument(
         "run",
         metavar="RUN",
@@ -240,8 +242,8 @@ def add_trust_code(parser: Parser) -> None:
     parser.add_argument(
         "--trust-code",
         action="store_true",
-        help="if the file of a plug-in (your own component) changed or is missing, execute the copy that is stored in "
-        "the run folder (only for runs that you trust)",
+        help="if a plug-in (a Python file with your own component) was changed or removed after the run was created, "
+        "execute the copy in the run folder; use this option only for runs that you trust",
     )
 
 
@@ -250,8 +252,8 @@ def add_policy_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--checkpoint",
         metavar="STEPS",
-        help="play the checkpoint nearest to this number of steps, or one of these: best (highest validation return), "
-        "best-training (highest training return), best-true (highest true return) (default: the newest checkpoint)",
+        help="checkpoint to play: a number of steps (the nearest checkpoint is used), best (highest validation "
+        "return), best-training (highest training return) or best-true (highest true return) (default: the newest)",
     )
     sampling = parser.add_mutually_exclusive_group()
     add_greedy(sampling)
@@ -272,7 +274,7 @@ def add_game_limits(parser: Parser, num_envs: int = 32) -> None:
     parser.add_integer("--num-envs", "number of environments that are stepped together", default=num_envs, low=1)
     parser.add_integer(
         "--max-steps",
-        "maximum length of a game in steps; games that are longer are not included in the results",
+        "maximum length of a game, in steps; longer games are not included in the results",
         default=27_000,
         low=1,
         metavar="STEPS",
@@ -283,8 +285,8 @@ def add_playback_arguments(parser: Parser) -> None:
     """Add --fps, --overwrite, --env, --replay and --game, for commands that draw a game."""
     parser.add_float(
         "--fps",
-        "frames per second of the video; in a GIF at most 50, and each frame duration is rounded to 1/100 s (default: "
-        "about the speed of the game)",
+        "frames per second of the video; a GIF allows at most 50, and its frame durations are rounded to 1/100 s "
+        "(default: about the speed of the game)",
         low=0.1,
         high=100,
     )
@@ -296,7 +298,7 @@ def add_playback_arguments(parser: Parser) -> None:
         help="draw a recorded game instead of playing a new one; FILE is recordings/NAME.json in a run folder",
     )
     parser.add_integer(
-        "--game", "with --replay: row of the game in recordings/NAME.csv; the first row is 0 (default: 0)"
+        "--game", "with --replay: index of the game: its row in recordings/NAME.csv, counted from 0 (default: 0)"
     )
 
 
@@ -306,5 +308,5 @@ def add_overwrite(parser: Parser) -> None:
 
 def add_task(parser: Parser) -> None:
     parser.add_argument(
-        "--env", metavar="ENV", help="environment to play, if the run has several tasks (default: the first)"
+        "--env", metavar="ENV", help="environment to play; one of the run's tasks (default: the first task)"
     )

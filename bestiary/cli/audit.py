@@ -19,11 +19,12 @@ def audit_command(argv: list[str]) -> None:
     parser = Parser(
         "audit",
         "Play games with trained agents and compare their training return with their true return (the return of a "
-        "reward that is only logged), over network size and training time. With --trusted, also measure the distance "
-        "between their policies and the policy of a trusted run. Tables and figures are written to a folder.",
+        "reward that is only logged). Figures show both returns for different network sizes and numbers of training "
+        "steps. With --trusted, also measure the distance between the policy of each run and the policy of a trusted "
+        "run. Tables and figures are written to a folder.",
     )
     add_run_argument(parser, several=True)
-    parser.add_argument("--trusted", metavar="RUN", help="compare the policy of each run with the policy of this run")
+    parser.add_argument("--trusted", metavar="RUN", help="run with which the policy of each other run is compared")
     parser.add_argument(
         "--true-reward",
         metavar="REWARD",

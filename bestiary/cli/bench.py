@@ -16,17 +16,17 @@ def bench_command(argv: list[str]) -> None:
     """Measure the training throughput of this machine, and predict the throughput of clusters."""
     parser = Parser(
         "bench",
-        "Measure how many steps per second this machine reaches in environment stepping, inference and learning, each "
-        "alone, and in complete training. The speed of training is compared with the bound 1 / (1/env + 1/inference + "
-        "1/learn).",
+        "Measure the speed of this machine, in steps per second. Environment stepping, inference and learning are "
+        "measured each alone; then complete training is measured and compared with its upper bound, "
+        "1 / (1/env_stepping + 1/inference + 1/learning).",
     )
     parser.add_argument(
         "--config",
         nargs="+",
         choices=[*sorted(CONFIGS), KERNELS, SALIENCY],
         metavar="NAME",
-        help=f"what to measure: a training configuration ({', '.join(sorted(CONFIGS))}), {KERNELS} (the time that each "
-        f"memory needs) or {SALIENCY} (saliency, compared with the procedure of Greydanus et al. 2018) "
+        help=f"what to measure: a training configuration ({', '.join(sorted(CONFIGS))}), {KERNELS} (the computing "
+        f"time of each memory) or {SALIENCY} (saliency, compared with the procedure of Greydanus et al. 2018) "
         f"(default: {' '.join(DEFAULT_CONFIGS)})",
     )
     parser.add_integer(
@@ -34,7 +34,7 @@ def bench_command(argv: list[str]) -> None:
     )
     parser.add_integer(
         "--seconds",
-        "duration of each measurement, in seconds; complete training is measured 3 times as long",
+        "duration of each measurement, in seconds; a measurement of complete training takes 3 times as long",
         default=5,
         low=1,
         metavar="SECONDS",
@@ -73,6 +73,7 @@ def bench_command(argv: list[str]) -> None:
 
 
 def _check_arguments(a: Any, names: list[str]) -> None:
+    """Raise UserError if options cannot be combined or the JSON file cannot be written."""
     if not a.predict:
         given = {"--results": a.results, "--learners": a.learners, "--gbit": a.gbit}
         if flags := [flag for flag, value in given.items() if value]:

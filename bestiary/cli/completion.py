@@ -70,6 +70,7 @@ def _nearest(shell: str) -> str:
 
 
 def _list_commands() -> list[Command]:
+    """Return all commands with their arguments, which are read from the parsers of the commands."""
     commands = []
     choices = _choices_by_flag()
     for name, parsers in _parsers_by_command():
@@ -108,6 +109,10 @@ def _parsers_by_command() -> Iterator[tuple[str, list[Parser]]]:
 
 
 def _argument(command: str, action: argparse.Action, choices: dict[str, tuple[str, ...]]) -> Argument:
+    """Convert an argument of a parser to an Argument with the values to suggest.
+
+    `choices` has the allowed values of options, by flag (see `_choices_by_flag`).
+    """
     flags = tuple(action.option_strings)
     words = tuple(map(str, action.choices or ()))
     for flag in flags:
@@ -287,6 +292,7 @@ def _fish_script(commands: list[Command]) -> str:
 
 
 def _fish_values(argument: Argument) -> str:
+    """Return the flags of fish's command `complete` that suggest the values of an argument."""
     words = " ".join(argument.words)
     if argument.paths == "folder":
         words = f"{words} (__fish_complete_directories)".strip()

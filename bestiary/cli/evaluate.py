@@ -26,7 +26,7 @@ from bestiary.evaluation.video import record_video
 from bestiary.interpretability.attention import attention_overlay
 from bestiary.interpretability.side_by_side import record_side_by_side
 from bestiary.runs.run import open_run
-from bestiary.studies.runs_report import write_runs_report
+from bestiary.studies.folder_report import write_folder_report
 from bestiary.utils.errors import UserError
 
 
@@ -66,8 +66,8 @@ def eval_command(argv: list[str]) -> None:
     add_game_limits(parser)
     parser.add_integer(
         "--reset-state-every",
-        "reset the recurrent state every N steps, even in the middle of a game; 0 stands for the sequence length of "
-        "the training: --rollout-length, or --algo.sequence-length of PPO (default: reset only when an episode starts)",
+        "reset the recurrent state every N steps, even in the middle of a game; 0: use the sequence length of the "
+        "training (--rollout-length, or --algo.sequence-length with PPO) (default: reset only when an episode starts)",
         metavar="N",
     )
     parser.add_argument(
@@ -103,7 +103,7 @@ def eval_command(argv: list[str]) -> None:
 
 
 def _check_scripted_arguments(a: Any) -> None:
-    """Raise UserError if arguments of `eval` are given that need a trained agent."""
+    """Raise UserError if an argument of `eval` needs a trained agent, or if there are several environments."""
     given = {
         "--greedy": a.greedy,
         "--sample": a.sample,
@@ -138,19 +138,19 @@ def video_command(argv: list[str]) -> None:
     parser.add_argument(
         "--saliency",
         action="store_true",
-        help="add one panel per agent; it marks the image regions that influence the policy and the value of the agent",
+        help="draw the saliency of each agent over its panel: the image regions that influence its policy and value",
     )
     parser.add_integer(
         "--density",
-        "with --saliency: distance between neighbouring image patches that are tested, in pixels (default: 4 for "
-        "images of 84x84 pixels; scaled with the image size)",
+        "with --saliency: distance between neighbouring image patches that are blurred one by one, in pixels (default: "
+        "4 for images of 84x84 pixels; scaled with the image size)",
         low=1,
         metavar="PIXELS",
     )
     parser.add_argument(
         "--same-actions",
         action="store_true",
-        help="all panels show one game, which the first agent plays and the other agents only observe",
+        help="with --saliency: all panels show one game, which the first agent plays and the other agents only observe",
     )
     add_policy_arguments(parser)
     if scripted := [word for word in argv if word.startswith("scripted:")]:
@@ -236,8 +236,8 @@ def compare_command(argv: list[str]) -> None:
     parser = Parser(
         "compare",
         "Plot the learning curves of runs and print a table. Runs that differ only in their seed are drawn as one "
-        "mean curve with a band from the lowest to the highest seed. Scores over several tasks are compared as well "
-        "(see docs/statistics.md).",
+        "mean curve with a band from the lowest to the highest seed. Aggregate scores over tasks and probabilities of "
+        "improvement are also computed (see docs/statistics.md).",
     )
     add_run_argument(parser, several=True)
     parser.add_argument(
@@ -253,16 +253,15 @@ def compare_command(argv: list[str]) -> None:
     parser.add_argument(
         "--by",
         choices=("task",),
-        help="draw one panel per task, with the steps of this task on the x axis; this is always done for runs with "
-        "several tasks",
+        help="draw one panel per task, with the steps of this task on the x axis; always on if a run has several tasks",
     )
     parser.add_argument(
         "--zoom", metavar="LOW:HIGH", help="add a panel that shows this range of the x axis, for example 2M:4M"
     )
     parser.add_integer(
         "--smooth",
-        "number of games of a run over which its curve is averaged, looking back from each point; 0: draw single games "
-        "as points, and write them to the CSV file",
+        "number of games that are averaged at each point of a curve: the last games of the run before this point; 0: "
+        "draw each game as a point, and write single games to the CSV file",
         default=DEFAULT_SMOOTH,
         metavar="GAMES",
     )
@@ -306,7 +305,7 @@ def report_command(argv: list[str]) -> None:
     add_trust_code(parser)
     add_overwrite(parser)
     a = parser.parse_strictly(argv)
-    path = write_runs_report(
+    path = write_folder_report(
         Path(a.folder), Path(a.out), draw_missing=not a.no_draw, trust_code=a.trust_code, overwrite=a.overwrite
     )
     print(f"report: {path}")

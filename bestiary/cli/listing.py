@@ -1,4 +1,4 @@
-"""Commands `runs` (lists the runs below a folder) and `list` (lists environments, components, presets, ...)."""
+"""Commands `runs` (list the runs below a folder) and `list` (list environments, components, presets and so on)."""
 
 import time
 from collections.abc import Callable
@@ -52,8 +52,8 @@ def runs(argv: list[str]) -> None:
     parser.add_argument(
         "--live",
         action="store_true",
-        help="list only runs that are being trained now, with steps/s, policy lag and restarts (cluster); in a "
-        "terminal, the table is updated until you press Ctrl-C",
+        help="list only runs that are being trained now, with steps/s, policy lag and, on a cluster, the number of "
+        "process restarts; in a terminal, the table is updated until you press Ctrl-C",
     )
     a = parser.parse_strictly(argv)
     if a.live:
@@ -93,6 +93,7 @@ def _live_table(folder: Path) -> Table:
 
 
 def _live_cells(path: Path) -> list[str]:
+    """Return the cells of a run for all LIVE_COLUMNS except the first. A cell without a value is empty."""
     environment, _, steps, total, returns, duration, _ = describe_run(path)
     metrics = read_columns(path / "metrics.csv")
     newest = {name: column[-1] for name, column in metrics.items() if len(column)}

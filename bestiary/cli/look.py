@@ -1,4 +1,4 @@
-"""Command `look`: tools that show what an agent reacts to and does (saliency, attention, filters, actions)."""
+"""Command `look`: the interpretability tools (saliency, attention, filters, actions)."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -30,7 +30,7 @@ MIN_CKA_FRAMES = 4
 
 
 def look(argv: list[str]) -> None:
-    """Run a tool. The first argument is its name."""
+    """Run an interpretability tool. The first argument is the name of the tool."""
     if not argv:
         raise UserError(
             f"look: no tool given; expected one of {', '.join(TOOLS)}, for example: bestiary look saliency RUN"
@@ -63,13 +63,14 @@ def _saliency(argv: list[str]) -> None:
     )
     parser.add_integer(
         "--density",
-        "distance between neighbouring image patches that are tested, in pixels (default: that of --preset)",
+        "distance between neighbouring image patches that are blurred one by one, in pixels (default: value of "
+        "--preset)",
         low=1,
         metavar="PIXELS",
     )
     parser.add_float(
         "--radius",
-        "radius of a patch, in pixels (default: that of --preset)",
+        "radius of a patch, in pixels (default: value of --preset)",
         low=0.1,
         high=100,
         metavar="PIXELS",
@@ -110,8 +111,9 @@ def _saliency(argv: list[str]) -> None:
         "--full",
         nargs=2,
         metavar=("POLICY", "VALUE"),
-        help="policy score and value score that are drawn in full colour; to compare videos, give the same two numbers "
-        "for all of them (default: take the highest score of each frame, then the 95th percentile over all frames)",
+        help="with --scale absolute: policy score and value score that are drawn in full colour; to compare several "
+        "videos, use the same two numbers for all of them (default: the 95th percentile, over all frames, of the "
+        "highest score of a frame)",
     )
     add_policy_arguments(parser)
     a, run, env_options = parse_with_env_options(parser, argv)
@@ -174,18 +176,19 @@ def _filters(argv: list[str]) -> None:
     parser = Parser(
         "look filters",
         "Compare the convolution layers of agents at several checkpoints; write a figure and a CSV file. The layers "
-        "are compared in two ways: by the distance of their weights and by the similarity of their outputs (CKA). "
+        "are compared in two ways: by the distance between their weights and by the similarity of their outputs (CKA). "
         "With --draw, draw instead, for each filter of a layer, the image that activates it most.",
     )
     add_run_argument(parser, several=True)
     _add_figure_arguments(parser, "filters.png")
-    parser.add_integer("--points", "number of evenly spaced checkpoints per run", default=10, low=1)
+    parser.add_integer("--points", "maximum number of checkpoints per run, evenly spaced", default=10, low=1)
     parser.add_argument(
         "--match",
         choices=MATCHINGS,
         default="index",
-        help="how the kernels of two layers are paired for the comparison: index (same index in both layers), optimal "
-        "(the pairing with the smallest total distance) or filters (whole filters are paired) (default: index)",
+        help="how the weights of two layers are paired for the distance: index (kernels with the same index), optimal "
+        "(the pairing of kernels with the smallest total distance) or filters (the pairing of whole filters with the "
+        "smallest total distance) (default: index)",
     )
     parser.add_argument(
         "--between",
@@ -273,6 +276,7 @@ def _describe_paths(paths: list[Path]) -> str:
 
 
 def _require_agent(run: Run | None, a: Any) -> Run:
+    """Return the run. Raise UserError if it is None, which stands for a scripted policy."""
     if run is None:
         name = a.run if isinstance(a.run, str) else a.run[0]
         raise UserError(f"{name}: a scripted policy has no network to inspect; give a run folder")

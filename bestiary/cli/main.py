@@ -1,4 +1,4 @@
-"""Entry point of the command line: prints the overview, or calls the function of a command and returns the exit status.
+"""Entry point of the command line: print the overview of all commands, or run one command.
 
 The module of a command is imported only when the command is called, so that `bestiary --help` does not import torch.
 """
@@ -98,6 +98,7 @@ def run_command(argv: list[str]) -> int:
 
 
 def _dispatch(argv: list[str]) -> int:
+    """Call the function of the command `argv[0]`, or print the overview or version. Return the exit status."""
     command = argv[0] if argv else ""
     if command in ("", "-h", "--help", "help"):
         print(USAGE, flush=True)

@@ -20,7 +20,10 @@ from bestiary.utils.errors import UserError
 
 
 def select_replay(a: argparse.Namespace) -> Any:
-    """Return the recording (--replay) and the game in it (--game), or None if --replay is not given."""
+    """Return the recording (--replay) and the game in it (--game), or None if --replay is not given.
+
+    Raise UserError if the user also gives options that cannot change a recorded game.
+    """
     if a.replay is None:
         if a.game is not None:
             raise UserError(f"--game {a.game}: has an effect only with --replay; add --replay or remove --game")
@@ -44,8 +47,8 @@ def select_checkpoint(text: str | None, run: Any) -> int | None:
         return steps
     if text != "best":
         raise UserError(
-            f"--checkpoint {text}: {run.path} has no such checkpoint; a run saves it after 20 games, and only if it "
-            "has one task and was started with --reward or --true-reward"
+            f"--checkpoint {text}: {run.path} has no such checkpoint; only runs with one task and with --reward or "
+            "--true-reward save it, after at least 20 games"
         )
     training = run.config.training
     reason = "the run was not validated (--valid-every)"
@@ -60,8 +63,8 @@ def select_checkpoint(text: str | None, run: Any) -> int | None:
 def parse_with_env_options(parser: Parser, argv: list[str]) -> tuple[argparse.Namespace, Any, dict[str, Any]]:
     """Parse a command that also accepts the options of the run's environment.
 
-    Return the arguments, the run, and the environment options that were given. These options replace the options of the
-    training. For a scripted policy, the run is None.
+    Return the arguments, the run, and the environment options that the user gave. These options replace the
+    environment options of the training. For a scripted policy, the run is None.
     """
     found, argv = _find_run(argv)
     wants_help = not {"-h", "--help"}.isdisjoint(argv)
@@ -83,8 +86,8 @@ def _find_run(argv: list[str]) -> tuple[Any, list[str]]:
     """Find the argument that names a run or a scripted policy.
 
     Return the opened run or the name of the scripted policy, and the arguments in a new order: the name of the run and
-    the words after it, up to the next flag, are moved to the front. If they followed another flag, argparse could take
-    them for the value of that flag.
+    the words after it, up to the next flag, are moved to the front. If these words followed another flag, argparse
+    could take them for values of that flag.
     """
     trust_code = "--trust-code" in argv
     for k, word in enumerate(argv):

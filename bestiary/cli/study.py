@@ -47,8 +47,8 @@ def study(argv: list[str]) -> None:
         "--if-changed",
         choices=("error", "new"),
         default="error",
-        help="what to do if the study file changed, so that existing runs have other settings than the file; error: "
-        "stop with a message; new: rename the old runs and train new ones (default: error)",
+        help="what to do if existing runs have other settings than the study file, because the file was changed; "
+        "error: stop with a message; new: rename the folders of these runs and train new runs (default: error)",
     )
     a = parser.parse_strictly(argv)
     run_study(

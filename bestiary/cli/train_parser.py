@@ -1,6 +1,6 @@
 """Parser of `bestiary train`.
 
-The set of flags depends on the chosen environment and components, so the command line is read twice. The first pass
+The available flags depend on the chosen environment and components, so the command line is read twice. The first pass
 finds the names of the environment, preset, config file and components. The second pass also knows the options of this
 environment and of these components. The values are checked later by `config/resolve.py`, which reports all problems
 together.
@@ -97,6 +97,7 @@ def read_flags(argv: list[str], parser: Parser) -> dict[str, Any]:
 
 
 def _looks_like_env(word: str) -> bool:
+    """Return whether a word of the command line is the name of an environment, not the value of a flag."""
     return ".py:" in word or re.split("[/:]", word)[0] in {**ENV_FAMILIES, **STANDALONE_ENVS}
 
 
@@ -104,8 +105,8 @@ def _base_parser() -> Parser:
     """Return a parser without the options of environments and components, which depend on the command line."""
     parser = Parser(
         "train",
-        "Train a new agent and write a run folder. If an environment and components are given together with --help, "
-        "their options are listed, too, for example: bestiary train atari/Pong --memory lstm --help",
+        "Train a new agent and write a run folder. To list the options of an environment and of components, give their "
+        "names together with --help, for example: bestiary train atari/Pong --memory lstm --help",
         usage="bestiary train ENV [ENV ...] [options]",
     )
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""The components of a run (algorithm, agent, torso, memory, critic). This module finds them by name and builds them.
+"""Lookup and construction of the components of a run: algorithm, agent, torso, memory and critic.
 
 A component name is either a key of its registry or `path/to/file.py:Name` for a class in a user's file (a plug-in).
 """
@@ -105,8 +105,9 @@ def check_forward_pass(agent: Agent, interface: EnvInterface, components: Mappin
     """Run the agent on a small random batch, so that errors in plug-ins are found before training starts.
 
     Raises:
-        UserError: the agent fails, its values have a wrong shape, or a call with T=2 steps, with resets, differs from
-            two calls with one step.
+        UserError: the forward pass raises an exception, the values or recurrent states have a wrong shape, two equal
+            calls give different outputs, or one call with T=2 steps gives other outputs than two calls with T=1. The
+            last two tests include resets of the recurrent state.
     """
     T, B = 2, 3
     own = ", ".join(c.name for c in components.values() if plugins.is_plugin(c.name)) or "the agent"

@@ -25,6 +25,7 @@ def override_options(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict
 
 
 def _env_families(env: Any) -> set[str]:
+    """Return the families of environments, for example {"atari"}. A user's environment is its own family."""
     return {name if plugins.is_plugin(name) else re.split("[/:]", name)[0] for name in expand_env_names(env)}
 
 

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from bestiary.config.components import DEFAULT_COMPONENTS, lookup_component
+from bestiary.config.config import Config
 from bestiary.config.option_merging import convert_or_none
 from bestiary.config.resolve import declared_defaults, option_spellings
-from bestiary.config.schema import Config
 from bestiary.envs import lookup_env
 from bestiary.utils.options import field_types
 

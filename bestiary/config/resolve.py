@@ -1,11 +1,11 @@
-"""Checking of user input: `resolve` turns a flat dict of names and options into a Config, in one pass.
+"""Validation of user input: `resolve` turns a flat dict of names and options into a Config.
 
 Flags, TOML files, presets and Python keywords all become entries of one flat dict (see `runs/option_sources.py`), for
 example `{"memory": "lstm", "memory.hidden": 512, "steps": "5M"}`. `resolve`
 
     1. looks up the environments and components by name,
-    2. parses the options that each of them declares,
-    3. lets each of them derive the options that the user has not set,
+    2. parses the options that each environment and component declares,
+    3. lets each component derive the options that the user has not set,
     4. checks that all options fit together, and reports all problems at once.
 """
 
@@ -16,7 +16,6 @@ from typing import Any
 from bestiary import envs
 from bestiary.agents.run_context import RunContext
 from bestiary.agents.torsos import default_torso
-from bestiary.config.clipping_check import unclipped_scale
 from bestiary.config.components import (
     DEFAULT_COMPONENTS,
     REGISTRIES,
@@ -24,9 +23,10 @@ from bestiary.config.components import (
     construct_component,
     lookup_component,
 )
-from bestiary.config.derived import check_batches, derive_max_lag, derive_num_envs, derive_runtime
+from bestiary.config.config import Config, task_interfaces
+from bestiary.config.derived_options import check_batches, derive_max_lag, derive_num_envs, derive_runtime
 from bestiary.config.option_merging import expand_env_names
-from bestiary.config.schema import Config, task_interfaces
+from bestiary.config.reward_clipping_check import unclipped_scale
 from bestiary.config.training_options import Training
 from bestiary.envs.multitask import combine_interfaces, task_name
 from bestiary.envs.registry import options_by_family
@@ -240,7 +240,7 @@ def _check_rewards(
 ) -> float | None:
     """Check that each environment supports the training reward and the true rewards.
 
-    Return the scale that maps the typical training rewards of all tasks to [-1,1], or None without --reward.
+    Return the scale that maps the typical training rewards of all tasks to [-1,1], or None if --reward is not given.
     """
     if rewards.is_default:
         return None
@@ -285,6 +285,10 @@ def _choose_components(given: dict[str, Any], origin: Mapping[str, str], problem
 
 
 def _find_component(kind: str, name: str, problems: list[str]) -> Any:
+    """Return the class of a component. Return None for the torso `auto`, and if there is no such component.
+
+    If there is no such component, append the problem to `problems`.
+    """
     if (kind, name) == ("torso", "auto"):
         return None
     return _collect_errors(problems, lambda: lookup_component(kind, name))
@@ -299,7 +303,7 @@ def option_spellings(schemas: Mapping[str, type]) -> dict[str, tuple[str, str]]:
     `schemas` maps each kind of component to its options dataclass. The kind "" stands for the training options.
     """
     spellings: dict[str, tuple[str, str]] = {}
-    # Training options come last. So if a component has an option of the same name, the short name means the training
+    # Training options come last. If a component has an option of the same name, the short name then means the training
     # option.
     for kind in sorted(schemas, key=lambda kind: kind == ""):
         for f in dataclasses.fields(schemas[kind]):

@@ -1,4 +1,4 @@
-"""Functions that read and write TOML config files and read the presets of the package."""
+"""Reading and writing of TOML config files, and reading of the presets of the package."""
 
 import tomllib
 from collections.abc import Mapping
@@ -45,7 +45,7 @@ def flatten(tables: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def preset_paths() -> dict[str, Path]:
-    """Return a dict: name of each preset -> its file."""
+    """Return {preset name: path of its TOML file}."""
     folder = Path(__file__).resolve().parents[1] / "presets"
     return {path.stem: path for path in sorted(folder.glob("*.toml"))}
 

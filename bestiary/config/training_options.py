@@ -71,7 +71,8 @@ class Training:
     )
     init_from: str | None = option(
         None,
-        "start training with the agent and the weights of another run (warm start)",
+        "run from which training starts (warm start): the new run uses its weights and, unless other options are "
+        "given, its agent, environments, frame stack and action set",
         metavar="RUN",
         group=TRAINING,
     )
@@ -87,8 +88,8 @@ class Training:
     )
     pools: int = option(
         2,
-        "number of vector environments into which --num-envs is split; while one of them steps, "
-        "the actions for another one are computed",
+        "number of pools (vector environments) into which the environments are split; while one pool steps, the "
+        "actions of another pool are computed",
         low=1,
         group=RUNTIME,
         runtimes=ASYNCHRONOUS,
@@ -116,30 +117,31 @@ class Training:
     )
     micro_batch_size: int | None = option(
         None,
-        "number of trajectories whose gradient is computed at once; it changes the speed, but not the result (except "
-        "for rounding) (default: on CPUs, the fastest size, which is measured; on a GPU, the whole batch)",
+        "number of trajectories whose gradient is computed at once; this number changes the speed, but not the result "
+        "(except for rounding) (default: on CPUs, the fastest number, which is measured; on a GPU, the whole batch)",
         low=1,
         group=RUNTIME,
         compared=False,
     )
     max_lag: int | None = option(
         None,
-        "maximum policy lag, in updates: how many updates the weights that choose actions may be behind the learner; "
-        "ignored if --lag is given (default: 16; more if a cluster needs it to keep all actors busy)",
+        "maximum policy lag: number of updates by which the weights of the actors may be older than the weights of the "
+        "learner; ignored if --lag is given (default: 16; more if a cluster needs it to keep all actors busy)",
         low=0,
         group=RUNTIME,
         runtimes=ASYNCHRONOUS,
     )
     lag: int | None = option(
         None,
-        "fix the policy lag to this number of rollouts, so that the run is reproducible (default: the lag varies)",
+        "constant policy lag, in rollouts, which makes the run reproducible (default: the lag varies, see --max-lag)",
         low=0,
         group=RUNTIME,
         runtimes=ASYNCHRONOUS,
     )
     max_skipped_updates: int = option(
         10,
-        "training stops after this number of consecutive updates whose loss or gradient is not finite",
+        "number of consecutive skipped updates after which training stops; an update is skipped if its loss or "
+        "gradient is not finite",
         low=1,
         group=RUNTIME,
         compared=False,
@@ -196,7 +198,7 @@ class Training:
     )
     actor_timeout: float = option(
         120.0,
-        "an actor is replaced if it makes no step for this time, in seconds",
+        "time without a step after which an actor is replaced, in seconds",
         above=0,
         metavar="SECONDS",
         group=CLUSTER,
@@ -223,7 +225,8 @@ class Training:
     )
     save_every: int = option(
         1_000_000,
-        "interval between permanent checkpoints, in steps; 0: only the newest and the best checkpoints are kept",
+        "interval between permanent checkpoints, in steps; 0: keep only the newest checkpoints, the best checkpoints "
+        "and those of --keep-at",
         low=0,
         metavar="STEPS",
         group=LOGGING,
@@ -231,7 +234,7 @@ class Training:
     )
     save_minutes: float = option(
         5.0,
-        "interval between rolling checkpoints, in minutes; only the newest rolling checkpoints are kept",
+        "interval between rolling checkpoints, in minutes; only the two newest rolling checkpoints are kept",
         above=0,
         metavar="MINUTES",
         group=LOGGING,
@@ -239,7 +242,7 @@ class Training:
     )
     keep_at: tuple[int, ...] = option(
         (),
-        "steps at which a checkpoint is saved and kept, for example 0,150M; 0 is the untrained agent (default: none)",
+        "steps at which a permanent checkpoint is saved, for example 0,150M; 0 is the untrained agent (default: none)",
         low=0,
         metavar="STEPS",
         group=LOGGING,

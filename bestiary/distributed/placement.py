@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from bestiary.config.schema import Config
+from bestiary.config.config import Config
 from bestiary.config.training_options import Training
 from bestiary.distributed.ray_connection import check_every_node
 from bestiary.distributed.shipped_config import package_versions, version_mismatches

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from bestiary import __version__
+from bestiary.config.config import Config
 from bestiary.config.resolve import resolve
-from bestiary.config.schema import Config
 from bestiary.config.toml import flatten
 from bestiary.utils import plugins
 from bestiary.utils.errors import UserError

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from bestiary.config.schema import Config
+from bestiary.config.config import Config
 from bestiary.distributed.driver import Driver
 from bestiary.distributed.faults import LearnersLostError, RestartCounter
 from bestiary.distributed.placement import check_cluster

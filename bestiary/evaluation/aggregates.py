@@ -3,8 +3,8 @@ of the statistical precipice", 2021), and their stratified bootstrap intervals.
 
 All functions take score matrices of shape [R,K]: the scores of R runs in each of K tasks. Scores of different tasks
 must have a common scale (normalised scores), except for `probability_of_improvement`. A missing run is nan; each task
-needs at least one score. Leading dimensions are allowed, [...,R,K], and are kept in the result; the bootstrap uses them
-for its resamples.
+needs at least one score. The functions also accept arrays [...,R,K]; their results then have the leading dimensions
+[...]. The bootstrap uses this to compute a statistic for many resamples at once.
 
     scores = np.array([[0.9, 0.4], [1.1, 0.6], [1.0, 0.2]])     # three runs, two tasks
     interquartile_mean(scores), stratified_bootstrap(interquartile_mean, scores)
@@ -54,7 +54,7 @@ def optimality_gap(scores: np.ndarray, gamma: float = 1.0) -> np.ndarray:
 
 
 def performance_profile(scores: np.ndarray, thresholds: Sequence[float] | np.ndarray) -> np.ndarray:
-    """Return, for each of T thresholds, the fraction of runs whose score is above it, averaged over tasks [...,T]."""
+    """Return the fraction of runs with a score above each of T thresholds, averaged over tasks [...,T]."""
     runs = np.isfinite(scores).sum(axis=-2)  # [...,K]
     # One threshold is computed at a time, because an array [...,R,K,T] of all resamples would be large. A comparison
     # with nan is False, so missing runs are not counted.
@@ -63,7 +63,7 @@ def performance_profile(scores: np.ndarray, thresholds: Sequence[float] | np.nda
 
 
 def average_performance_profile(scores: np.ndarray, thresholds: Sequence[float] | np.ndarray) -> np.ndarray:
-    """Return, for each of T thresholds, the fraction of tasks whose mean score is above it [...,T]."""
+    """Return the fraction of tasks with a mean score above each of T thresholds [...,T]."""
     return (np.nanmean(scores, axis=-2)[..., None] > np.asarray(thresholds)).mean(axis=-2)
 
 
@@ -87,9 +87,10 @@ def stratified_bootstrap(
 ) -> tuple[np.ndarray, np.ndarray] | None:
     """Return the lower and upper limit of the 95 % percentile bootstrap interval of a statistic of score matrices.
 
-    The runs of each task are resampled with replacement, separately for each task and each matrix (stratified). With
-    `whole_runs`, whole rows of a matrix are resampled instead. Use it if each row is one multi-task agent, whose scores
-    in different tasks are not independent; no score may be missing then. `whole_runs` may have one value per matrix.
+    The runs of each task are resampled with replacement, separately for each task and each matrix (stratified). If
+    `whole_runs` is True, whole rows of a matrix are resampled instead, and no score may be missing. Use `whole_runs` if
+    each row is one multi-task agent, because its scores in different tasks are not independent. `whole_runs` may also
+    be a sequence with one value per matrix.
 
     Return None if a task has only one run, because the variation between its runs is unknown.
     """

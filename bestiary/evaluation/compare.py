@@ -10,14 +10,14 @@ import numpy as np
 from bestiary.evaluation.curve_plots import plot_curves, plot_popart_scales, popart_tasks, true_groups
 from bestiary.evaluation.learning_curves import DEFAULT_SMOOTH, CurveGroup, group_runs, panels_by_task
 from bestiary.evaluation.media import FIGURE_SUFFIXES
-from bestiary.evaluation.run_groups import list_names, short_label, unique_runs
-from bestiary.evaluation.score_comparison import (
+from bestiary.evaluation.multitask_scores import (
     ScoreComparison,
     compare_groups,
     plot_profiles,
     score_tables,
     scores_to_csv,
 )
+from bestiary.evaluation.run_groups import list_names, short_label, unique_runs
 from bestiary.evaluation.statistics import describe_interval, format_interval, summarise
 from bestiary.runs.run import Run
 from bestiary.utils.console import TextTable, note, print_table, warn
@@ -91,6 +91,7 @@ def _output_paths(out: Path, runs: Sequence[Run], comparison: ScoreComparison | 
 
 
 def _check_paths(out: Path, paths: Mapping[str, Path], overwrite: bool) -> None:
+    """Raise UserError if an output file exists and `overwrite` is False."""
     existing = [str(path) for path in paths.values() if path.exists()]
     if existing and not overwrite:
         raise UserError(f"--out {out}: {' and '.join(existing)} exist; choose another name or add --overwrite")
@@ -114,7 +115,7 @@ def _write_csv(panels: Mapping[str, Sequence[CurveGroup]], path: Path, axis: str
 
 
 def _curve_rows(groups: Sequence[CurveGroup], axis: str, has_true: bool) -> tuple[list[str], list[list[Any]]]:
-    """Return the header and one row per point: the mean and the range over the seeds that have a value there."""
+    """Return the header and one row per point of a curve: mean, lowest and highest value over the seeds."""
     limits = ("mean", "lowest", "highest")
     header = ["group", axis, *limits, "seeds", "smooth", *(f"true_{name}" for name in limits if has_true)]
     rows = []
@@ -145,6 +146,7 @@ def _game_rows(groups: Sequence[CurveGroup], axis: str, has_true: bool) -> tuple
 
 
 def _final_returns_table(panels: Mapping[str, Sequence[CurveGroup]]) -> TextTable:
+    """Return the table of final returns, with one row for each task and group of runs."""
     has_tasks = "" not in panels
     has_true = any(map(true_groups, panels.values()))
     header = [

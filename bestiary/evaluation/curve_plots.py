@@ -22,7 +22,7 @@ def plot_curves(
     x_label: str = "steps",
     raw: bool = False,
 ) -> None:
-    """Draw one panel for each task, with a line and a band for each group of runs. A caption explains both.
+    """Draw one panel for each task, with a line and a band for each group of runs. A caption explains lines and bands.
 
     If runs have a true reward (`--true-reward`), a second panel of the task shows their true returns. A group whose
     label is in `flat` is drawn as a horizontal dashed line at its final return. If `zoom` is given, each panel is
@@ -87,18 +87,19 @@ def curve_caption(smooth: int, has_dashed: bool = False, raw: bool = False) -> s
 
 
 def true_groups(groups: Sequence[CurveGroup]) -> list[CurveGroup]:
-    """Return, for each group of runs with a true reward, a group with their curves of the first true return."""
+    """Return the curves of the first true return of each group. Groups without a true reward are left out."""
     return [group.true_group for group in groups if group.true_group is not None]
 
 
 def _return_kind(groups: Sequence[CurveGroup]) -> str:
+    """Return the label of the y axis: "true return", "training return", or "return" if there is no true reward."""
     if groups[0].column == GAME_TRUE_RETURN:
         return "true return"
     return "training return" if true_groups(groups) else "return"
 
 
 def plot_popart_scales(runs: list[Run], out: Path) -> None:
-    """Draw PopArt's statistics of the returns of each task: for each run, mu as a line and mu ± sigma as a band."""
+    """Draw the statistics mu and sigma of PopArt for each task: for each run, mu as a line and mu ± sigma as a band."""
     plt = import_pyplot()
     tasks = list(dict.fromkeys(task for run in runs for task in popart_tasks(run)))
     figure, all_axes = panel_grid(plt, tasks)

@@ -13,7 +13,7 @@ import numpy as np
 
 from bestiary import __version__
 from bestiary.agents.agent import Agent, count_fc_parameters, count_parameters
-from bestiary.config.schema import Config, env_slug, make_vector_env, task_interfaces
+from bestiary.config.config import Config, env_slug, make_vector_env, task_interfaces
 from bestiary.envs import canonical_name, lookup_env
 from bestiary.envs.levels import levels_of, levels_overlap, parse_levels, with_levels
 from bestiary.envs.multitask import check_compatible, task_name
@@ -50,7 +50,7 @@ def evaluate(
     reset_state_every: int | None = None,
     record: bool = False,
 ) -> Evaluation:
-    """Play whole games of each task with a run's agent and write the result into the run folder.
+    """Play whole games of each task with a run's agent, write the results into the run folder, and return them.
 
     Args:
         episodes: number of games for each task and range of levels. The default is 100. For a range that is given in
@@ -63,8 +63,8 @@ def evaluate(
         num_envs: number of environments that are played at the same time.
         max_steps: a game that has not ended after this many steps is not included in the results. The number of such
             games is reported.
-        reset_state_every: reset the recurrent state every this many steps, even in the middle of a game. 0 means the
-            sequence length of the training. None: reset it only at the start of each episode.
+        reset_state_every: number of steps after which the recurrent state is reset, even in the middle of a game. 0
+            means the sequence length of the training. None: reset the state only at the start of each episode.
         record: also write all actions to the folder recordings/, from which each game can be replayed.
     """
     config = run.config
@@ -256,8 +256,9 @@ def _removed_message(checkpoint: Checkpoint) -> str:
 def _check_recordable(names: Sequence[str], splits: Sequence[tuple[Any, int]]) -> None:
     """Raise UserError if there are at least as many games as levels, because such games cannot be recorded.
 
-    With so many games, each level is played equally often. The next level of an environment then depends on the other
-    environments, so a game could not be replayed alone. Recorded evaluations therefore choose levels at random.
+    With so many games, an evaluation must play each level equally often. The next level of an environment then depends
+    on the levels of the other environments, so a single game could not be replayed. If there are fewer games than
+    levels, a recorded evaluation chooses levels at random.
     """
     for options, games in splits:
         levels = levels_of(options)
@@ -279,9 +280,9 @@ def _default_games(levels: str) -> int:
 def level_role(config: Config, task: str, levels: str) -> str:
     """Return how the training of a run used a range of levels of a task.
 
-    "train": the range is exactly the training levels. "valid": exactly the validation levels. "test": the run used none
-    of these levels. "": the range overlaps the training or validation levels only in part; a warning is printed. In
-    another game or mode, the same level numbers mean different levels.
+    "train": the range is equal to the training levels. "valid": the range is equal to the validation levels. "test":
+    the run used no level of the range. "": the range overlaps the training or validation levels but is not equal to
+    them; a warning is printed. In another game or mode, the same level numbers mean different levels.
     """
     used = {"train": config.env_options.levels} if task in config.envs else {}
     mode = config.training.valid_mode

@@ -1,12 +1,12 @@
 """Export of a trained agent's rollouts as NumPy arrays, for example for anomaly detection or other statistics.
 
-The result is one .npz file without pickled objects. Read it with `numpy.load(path)`. All arrays except `protocol` start
-with [T,N]: T steps of N environments. In entry t, the agent observes `observation`, takes `action` and gets `reward`.
+The result is one .npz file without pickled objects. Read it with `numpy.load(path)`. All arrays except `protocol` are
+[T,N,...]: T steps of N environments. In entry t, the agent observes `observation`, takes `action` and gets `reward`.
 
-    observation.KIND                              what the agent observes at step t
+    observation.KIND                              observation of the agent at step t
     done                                          whether this observation is the first one of an episode
     action, log_prob, value, logits               action of the agent and outputs of its network; logits are [T,N,A]
-    reward, truncated, game_over, measure.NAME    what the environment returns after the action of step t
+    reward, truncated, game_over, measure.NAME    values that the environment returns after the action of step t
     protocol                                      how the rollouts were collected, as JSON text
 """
 
@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from bestiary import __version__
-from bestiary.config.schema import make_vector_env
+from bestiary.config.config import make_vector_env
 from bestiary.envs.rewards.wrapper import RewardConfig
 from bestiary.evaluation.media import check_output
 from bestiary.evaluation.playback import task_index

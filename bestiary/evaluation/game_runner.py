@@ -3,9 +3,9 @@
 The games that end first are mostly short, so a sample of them would be biased. Therefore each environment plays the
 same number of games (some environments play one more), and exactly these games are the result.
 
-In ProcGen, the games are distributed over levels, not over environments: an environment that starts a game gets a
-level that must still be played. Each level is played equally often (some levels once more). If there are more levels
-than games, each level is played at most once.
+In ProcGen, the games are divided among levels instead of environments: an environment that starts a game gets a level
+that has not been played often enough. Each level is played equally often (some levels are played once more). If there
+are more levels than games, each level is played at most once.
 """
 
 import time
@@ -66,8 +66,8 @@ def collect_games(
 
     Return the episodes of these games, sorted by environment, and the number of missing games. A game is missing if it
     has not ended after `max_steps` steps, or if it could not be started because such a long game occupied the
-    environment. If the games have levels, each level is played equally often; without `balance_levels`, levels are
-    random. Raises EvaluationInterrupted if `should_stop` returns True, and RunError if no game ends.
+    environment. If the games have levels, each level is played equally often; if `balance_levels` is False, levels are
+    chosen at random. Raise EvaluationInterrupted if `should_stop` returns True, and RunError if no game ends.
     """
     n = pool.num_envs
     level_pool: Any = pool.unwrapped if isinstance(pool.unwrapped, ProcgenVectorEnv) else None

@@ -23,7 +23,7 @@ from bestiary.utils.errors import UserError
 GAME_RETURN = "game_return"
 GAME_TRUE_RETURN = "game_true_return"
 
-DEFAULT_SMOOTH = 20  # a point of a curve is the mean of at least this many games, if so many have ended
+DEFAULT_SMOOTH = 20  # a point of a curve is the mean of at least this number of games, if so many games have ended
 
 
 @dataclass
@@ -148,9 +148,10 @@ def panels_by_task(
 
 
 def _describe_tasks(tasks: tuple[str, ...], task_sets: set[tuple[str, ...]]) -> str:
-    """Return the number of tasks as text. If other runs have as many, but different tasks, return their names instead.
+    """Return a text that describes the tasks of a run: "one task", "6 tasks", or the names of all tasks.
 
-    `task_sets` has the tasks of all runs. The text for a single task is always "one task".
+    The names are used if another run has the same number of tasks, but different tasks. `task_sets` contains the tasks
+    of each run.
     """
     if len(tasks) == 1:
         return "one task"
@@ -199,7 +200,8 @@ def trailing_means(positions: np.ndarray, values: np.ndarray, grid: np.ndarray, 
 
     The mean includes all games that ended since the previous point. If these are fewer than `smooth` games, it includes
     the last `smooth` games, or all games if there are fewer. `positions` has the position at which each game ended, in
-    ascending order. The mean is nan before the first game, and after the first point behind the last game.
+    ascending order. The last mean belongs to the first point at or after the end of the last game. The result is nan
+    at later points, and at points before the end of the first game.
     """
     totals = np.concatenate([[0.0], np.cumsum(values)])
     last = np.searchsorted(positions, grid[1:], side="right")

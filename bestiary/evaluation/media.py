@@ -1,4 +1,4 @@
-"""Write videos, images and the data that they show, and check output paths. Images are uint8 [H,W,3]."""
+"""Writing of videos, images and their data, and checks of output paths. Images are uint8 [H,W,3]."""
 
 import json
 import re
@@ -23,10 +23,10 @@ MAX_GIF_FPS = 50  # browsers slow down GIFs whose frames last less than 20 ms
 def check_output(
     out: str | Path, overwrite: bool, suffixes: Sequence[str] = VIDEO_SUFFIXES, kind: str = "videos"
 ) -> Path:
-    """Return the path of an output file. Raise UserError if no file may be written there.
+    """Return the path of an output file. Raise UserError if the path is not valid.
 
-    This is the case if the suffix is not one of `suffixes`, if the folder does not exist, or if the file exists and
-    `overwrite` is False. `kind` is the name for such files in the error message, for example "videos".
+    The path is not valid if its suffix is not one of `suffixes`, if its folder does not exist, or if the file exists
+    and `overwrite` is False. `kind` is the word for such files in the error message, for example "videos".
     """
     path = Path(out).expanduser()
     if path.suffix not in suffixes:

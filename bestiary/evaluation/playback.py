@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from bestiary.agents.agent import Agent
-from bestiary.config.schema import env_slug, make_vector_env
+from bestiary.config.config import env_slug, make_vector_env
 from bestiary.envs import canonical_name
 from bestiary.envs.multitask import describe_observations
 from bestiary.envs.vector_env import VectorEnv, action_index
@@ -122,7 +122,7 @@ def task_index(run: Run, env: str | None) -> int:
 def open_replay(run: Run, recording: Recording, game: RecordedGame, checkpoint: int | None = None) -> Viewer:
     """Return a viewer of a recorded game, whose environment is at the start of this game.
 
-    The environment has the options of the recording. Only observations, rewards and the set of actions are those with
+    The environment has the options of the recording, except that the observations, rewards and actions are those with
     which the run's agent was trained. Raise UserError if the agent cannot play in this environment.
     """
     config = run.config
@@ -158,7 +158,7 @@ def open_replay(run: Run, recording: Recording, game: RecordedGame, checkpoint: 
 
 @dataclass(frozen=True)
 class PlaybackOptions:
-    """Options that say which game of a run is played, which of its steps are drawn, and how fast a video shows them."""
+    """Options of a playback: the game to play, the steps of the game to draw, and the frame rate of a video."""
 
     length: int = 300  # maximum number of steps that are drawn
     start: int = 0  # first step that is drawn

@@ -1,4 +1,4 @@
-"""Run a trained agent in an environment, without training it."""
+"""Acting with a trained agent in a vector environment, without learning."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -27,11 +27,11 @@ class TaskResult:
     """The games that one checkpoint played in one task and one range of levels, and their statistics."""
 
     task: str
-    episodes: list[Episode]  # episodes of all games in the results, game after game
-    checkpoint: int | None = None  # step count; None if `--every-checkpoint` was not given
+    episodes: list[Episode]  # episodes of all included games; the episodes of one game follow each other
+    checkpoint: int | None = None  # step count; None if only one checkpoint was chosen (no `--checkpoints all`)
     levels: str | None = None  # range of levels, for example 0:500; None if the task has no levels
-    role: str = ""  # how the training used the levels: train, valid, test or "", see `level_role`
-    unfinished: int = 0  # number of missing games, because they did not end or were not started
+    role: str = ""  # how the training used the levels: "train", "valid", "test" or "" (see `level_role`)
+    unfinished: int = 0  # number of games that are missing because they did not end or were not started
     statistics: Statistics = field(init=False)
 
     def __post_init__(self) -> None:
@@ -104,12 +104,12 @@ class Evaluation:
 
     @property
     def checkpoints(self) -> list[int]:
-        """The step counts of the evaluated checkpoints. The list is empty if `--every-checkpoint` was not given."""
+        """The step counts of the evaluated checkpoints. The list is empty without `--checkpoints all`."""
         return list(dict.fromkeys(result.checkpoint for result in self.results if result.checkpoint is not None))
 
     @property
     def unfinished(self) -> int:
-        """The number of games that are missing in the results, because they did not end or were not started."""
+        """The number of games that are missing in the results because they did not end or were not started."""
         return sum(result.unfinished for result in self.results)
 
     @property
@@ -205,12 +205,12 @@ def _are_normalised(results: Sequence[TaskResult]) -> bool:
 
 
 def _split_means(results: Sequence[TaskResult], means: Sequence[Sequence[float]], prefix: str) -> dict[str, float]:
-    """Return the mean over the training splits and over the test splits, under the keys PREFIXtrain and PREFIXtest.
+    """Return the mean over the training splits (key PREFIXtrain) and the mean over the test splits (key PREFIXtest).
 
-    A split is a range of levels. `results` has one result for each split, and its `role` says whether it is a training
-    or a test split. `means` has a list of numbers for each split; the value of a split is the mean of its list. If
-    several splits have the same role, the standard deviation of their values is also returned (PREFIXtrain_sd,
-    PREFIXtest_sd).
+    A split is a range of levels. `results` has one result for each split; the `role` of a result says whether the split
+    is a training or a test split. `means` has a list of numbers for each split; the value of a split is the mean of its
+    list. If several splits have the same role, the standard deviation of their values is also returned (keys
+    PREFIXtrain_sd and PREFIXtest_sd).
     """
     summary: dict[str, float] = {}
     for role in ("train", "test"):

@@ -46,7 +46,7 @@ def summarise(values: Sequence[float] | Sequence[int] | np.ndarray, unit: str = 
     """Return a dict of statistics of values: mean with its 95 % interval, standard deviation, median ...
 
     `unit` says what the `n` values are, for example games or seeds. `ci_low` and `ci_high` are None if n is 1.
-    `interval` is the method of the interval.
+    `interval` is the method of the interval. `distinct` is the number of different values.
     """
     array = np.asarray(values, np.float64)
     interval = mean_interval(array)
@@ -95,7 +95,7 @@ def format_interval(summary: Mapping[str, Any], digits: int = 2) -> str:
 
 
 def describe_interval(unit: str) -> str:
-    """Return a sentence for the captions of tables and figures: what n counts, and how intervals are made."""
+    """Return a text for the captions of tables and figures: what n counts, and how intervals are computed."""
     return (
         f"n: number of {unit}; 95 % interval of their mean: Student's t if n < {T_INTERVAL_BELOW}, otherwise "
         "percentile bootstrap; none if n = 1"
@@ -140,14 +140,18 @@ def holm_adjust(p_values: Sequence[float]) -> list[float]:
 
 
 def _t_quantile(df: int) -> float:
-    """Return the quantile of Student's t distribution by which the standard error is multiplied in an interval."""
+    """Return the two-sided 95 % quantile of Student's t distribution with `df` degrees of freedom."""
     from scipy.special import stdtrit
 
     return float(stdtrit(df, (1 + LEVEL) / 2))
 
 
 def bootstrap_interval(samples: tuple[np.ndarray, ...], statistic: Any) -> Interval:
-    """Return the percentile bootstrap interval of a statistic. The samples are resampled together."""
+    """Return the percentile bootstrap interval of a statistic of one or more samples.
+
+    All samples have the same length and are resampled with the same indices (paired). `statistic` is called with the
+    samples and the argument `axis`.
+    """
     if all(len(np.unique(sample)) == 1 for sample in samples):
         value = float(statistic(*samples))
         return Interval(value, value, BOOTSTRAP)

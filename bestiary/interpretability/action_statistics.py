@@ -2,8 +2,8 @@
 
 Two policies with similar returns may use different actions, or never use some actions. The share of each action is
 computed for each game, so that the standard deviation over games is known. If an environment has actions that fire
-(their names end with FIRE), the shares of two groupings are also computed. The first groups actions by movement. The
-second groups all actions that fire; Pong does not have it.
+(their names end with FIRE), the shares of groups of actions are also computed, with two groupings: actions with the
+same movement form a group, or all actions that fire form a group. The second grouping is not computed for Pong.
 """
 
 import csv
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from bestiary.config.schema import make_vector_env
+from bestiary.config.config import make_vector_env
 from bestiary.envs.atari_games import MOVEMENTS
 from bestiary.envs.multitask import task_name
 from bestiary.envs.vector_env import VectorEnv, VectorEnvWrapper

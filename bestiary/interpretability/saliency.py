@@ -62,9 +62,8 @@ class SaliencyOptions:
     """Options that say how an image is perturbed and how the change of the policy is measured."""
 
     density: int | None = None  # distance of patches in pixels; None: `default_density`, scaled to the image size
-    radius: float | None = (
-        None  # standard deviation of the mask in pixels; None: the preset's value, scaled to the image size
-    )
+    # Standard deviation of the mask in pixels; None: the preset's value, scaled to the image size.
+    radius: float | None = None
     mode: str = "occlude"  # occlude: blur the patch; searchlight: blur all except the patch
     distance: str = "logits"  # logits: half the squared distance of the logits; kl: KL divergence of the policies
     preset: str = "torchbeast-popart"  # a key of PRESETS

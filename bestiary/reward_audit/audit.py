@@ -8,7 +8,7 @@ reports
   which the runs differ. A dashed line marks a transition, at which the true return drops significantly but the training
   return does not;
 - the correlation of the two rewards, over steps and over games;
-- the distance between the policies of each run and of a trusted run, in the states that the audited run visits.
+- the distance between the policy of each run and the policy of a trusted run, in the states that the run visits.
 """
 
 import csv
@@ -25,7 +25,7 @@ from rich.table import Table
 
 from bestiary import __version__
 from bestiary.agents.agent import Agent, count_fc_parameters, count_parameters
-from bestiary.config.schema import Config, make_vector_env
+from bestiary.config.config import Config, make_vector_env
 from bestiary.config.toml import flatten
 from bestiary.envs.multitask import check_compatible
 from bestiary.envs.rewards.reward_functions import canonical_reward
@@ -64,7 +64,7 @@ def audit(
     """Audit runs, write audit.csv, audit.json and figures into the folder `out`, and print a table.
 
     Args:
-        trusted: run with whose policy the policy of each audited run is compared; None: no comparison.
+        trusted: run whose policy is compared with the policy of each audited run; None: no comparison.
         true_reward: true reward of all runs; None: the true reward in the configuration of each run.
         every_checkpoint: audit all checkpoints of each run, not only the newest.
         episodes: number of whole games that are played with each checkpoint.
@@ -292,7 +292,7 @@ def comparable_settings(config: Config, pool: RewardWrapper) -> dict[str, Any]:
 def _write_tables(rows: Sequence[AuditRow], out: Path, protocol: dict[str, Any]) -> None:
     """Write audit.csv with one row per checkpoint, and audit.json with the rows, the transitions and the protocol.
 
-    A transition is an abrupt drop of the true return.
+    A transition is a significant drop of the true return without a significant drop of the training return.
     """
     varied = varied_env_options(rows)
     records = [{**row.to_record(), **{name: row.position(name) for name in varied}} for row in rows]

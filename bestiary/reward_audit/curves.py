@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from bestiary.config.schema import group_key
+from bestiary.config.config import group_key
 from bestiary.envs.rewards.wrapper import RewardConfig
 from bestiary.evaluation.run_groups import config_labels
 from bestiary.evaluation.statistics import holm_adjust, mean_reward_per_step, summarise, welch_drop_test
 
-SIGNIFICANCE = 0.05  # significance level: largest probability of a transition in a curve without real changes
+SIGNIFICANCE = 0.05  # significance level: maximum probability of finding a transition in a curve that never drops
 # Options of agent, torso and memory that change the network size. The runs of a curve over network size may differ in
 # all of them.
 SIZE_OPTIONS = "width depth channels sizes hidden layers heads head_size ff units key_channels value_channels".split()
@@ -136,7 +136,7 @@ def find_transition(points: Sequence[CurvePoint], both_directions: bool = False)
     Each pair of neighbours is tested with Welch's t test over runs, and the p-values are corrected for the number of
     pairs (Holm). A drop counts if its corrected p-value is at most SIGNIFICANCE and the training return does not drop
     significantly as well. The p-value of the training return is not corrected, so that doubtful transitions
-    are not marked. With `both_directions`, drops from right to left are also tested and are part of the correction.
+    are not marked. With `both_directions`, drops from right to left are also tested and are counted in the correction.
 
     Two neighbours are not tested if one of them has only a single run, because the variation between runs is then
     unknown. The variation between games cannot replace it.
@@ -192,7 +192,7 @@ class Curve:
 
     @property
     def transition(self) -> Transition | None:
-        """Return the transition of the curve: an abrupt drop of the true return, see `find_transition`.
+        """Return the transition of the curve, or None if there is none (see `find_transition`).
 
         If the axis is an option of the environment, drops are searched for increasing and for decreasing values:
         agents can be more capable at lower values of an option, for example of frame skip or noise.

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from bestiary.config.schema import Config
+from bestiary.config.config import Config
 from bestiary.utils.console import warn
 from bestiary.utils.errors import UserError
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from bestiary import __version__
-from bestiary.config.schema import make_vector_env
+from bestiary.config.config import make_vector_env
 from bestiary.envs import lookup_env
 from bestiary.envs.rewards.wrapper import DEFAULT_REWARDS, RewardConfig
 from bestiary.envs.vector_env import VectorEnv, VectorEnvWrapper, action_index

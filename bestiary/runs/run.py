@@ -18,8 +18,8 @@ import numpy as np
 
 from bestiary import __version__
 from bestiary.agents.agent import Agent
+from bestiary.config.config import Config
 from bestiary.config.resolve import resolve
-from bestiary.config.schema import Config
 from bestiary.config.toml import dump_toml, read_tables, read_toml
 from bestiary.envs.multitask import describe_observations
 from bestiary.runs import checkpoints, zoo

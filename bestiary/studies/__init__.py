@@ -3,5 +3,5 @@
 A study uses the modules in this order:
 study_file -> study (its variants) -> trial (one run) -> runner, executors -> results -> study_report
 
-`runs_report` writes a page about all runs below a folder, whether they belong to a study or not.
+`folder_report` writes a page about all runs below a folder, whether they belong to a study or not.
 """

@@ -26,7 +26,7 @@ from bestiary.utils.errors import UserError
 class Process(Protocol):
     """A running command of a trial."""
 
-    error: str  # cause of the end if it is outside the command, for example a lost machine; else empty
+    error: str  # why the command ended, if the command itself is not the cause (for example a lost machine); else empty
 
     def poll(self) -> int | None:
         """Return the exit status, or None if the command is still running."""

@@ -3,9 +3,9 @@
 The final return of a run is the mean return of the games that ended in the last tenth of the training. Runs that are
 not trained to the end have no final return.
 
-A study can train the same variants in several environments. Returns can be normalised if, for each environment, the two
-returns are known that are normalised to 0 and 1. They come from the table `[normalise]` of the study file, or from the
-score ranges of the environments. In this case, the normalised returns of all environments are also summarised.
+A study can train the same variants in several environments. Returns can be normalised if the two returns that become 0
+and 1 are known for each environment. They come from the table `[normalise]` of the study file, or from the score ranges
+of the environments. In this case, the normalised returns of all environments are also summarised.
 """
 
 from collections.abc import Iterable
@@ -24,7 +24,7 @@ from bestiary.evaluation.learning_curves import (
     load_game_returns,
     make_curve_group,
 )
-from bestiary.evaluation.score_comparison import ScoreComparison, ScoreMatrix, make_comparison, pad_columns
+from bestiary.evaluation.multitask_scores import ScoreComparison, ScoreMatrix, make_comparison, pad_columns
 from bestiary.evaluation.statistics import NO_INTERVAL, mean_interval
 from bestiary.studies.study import Study
 from bestiary.studies.trial import Trial
@@ -167,8 +167,8 @@ def _variants_across_envs(summaries: list[VariantResult]) -> dict[str, list[Vari
 def compare_variants(study: Study, summaries: list[VariantResult]) -> ScoreComparison | None:
     """Return the comparison of variants by their final returns in all environments.
 
-    Return None if there is nothing to compare: the variants are trained on different rewards, or there are fewer than
-    two variants and fewer than two environments.
+    Return None if the variants are trained on different rewards. Also return None if there is only one variant and
+    fewer than two environments have normalised returns.
     """
     if len({variant.config.rewards.training for variant in study.variants}) > 1:
         return None

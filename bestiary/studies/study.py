@@ -28,8 +28,8 @@ from pathlib import Path
 from typing import Any
 
 from bestiary.agents.agent import count_parameters
+from bestiary.config.config import Config
 from bestiary.config.resolve import resolve
-from bestiary.config.schema import Config
 from bestiary.runs.loggers import check_loggers
 from bestiary.runs.option_sources import merge_sources
 from bestiary.studies.study_file import (

@@ -11,7 +11,7 @@ from typing import Any
 from bestiary import __version__
 from bestiary.evaluation.curve_plots import curve_caption, plot_curves
 from bestiary.evaluation.learning_curves import DEFAULT_SMOOTH
-from bestiary.evaluation.score_comparison import ScoreComparison, plot_profiles, score_tables, scores_to_csv
+from bestiary.evaluation.multitask_scores import ScoreComparison, plot_profiles, score_tables, scores_to_csv
 from bestiary.evaluation.statistics import T_INTERVAL_BELOW
 from bestiary.studies.results import (
     TrialResult,

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from bestiary.config.schema import Config
+from bestiary.config.config import Config
 from bestiary.config.toml import flatten
 from bestiary.config.training_options import UNCOMPARED
 from bestiary.runs.run import Run

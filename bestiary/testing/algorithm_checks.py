@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bestiary.algorithms.base import Algorithm, Batch, Loss, batch_problem, loss_problem, updates_per_learn
 from bestiary.algorithms.replay_buffer import pack_trajectories
-from bestiary.config.schema import Config
+from bestiary.config.config import Config
 from bestiary.distributed.serialisation import shard
 from bestiary.rollout import Rollout
 from bestiary.testing.components import Report, StageFailed

@@ -10,8 +10,8 @@ from typing import Any
 from bestiary import api
 from bestiary.algorithms.base import algorithm_problem
 from bestiary.config.components import REGISTRIES
+from bestiary.config.config import Config
 from bestiary.config.resolve import resolve
-from bestiary.config.schema import Config
 from bestiary.testing.algorithm_checks import AlgorithmChecks
 from bestiary.testing.components import ComponentError, Report, component_name, find_component
 from bestiary.utils.errors import RunError, UserError

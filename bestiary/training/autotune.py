@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 
 from bestiary.algorithms.base import Batch
-from bestiary.config.schema import Config
+from bestiary.config.config import Config
 from bestiary.envs.vector_env import EnvInterface
 from bestiary.rollout import ObservationSpec, Rollout
 from bestiary.training.devices import learner_device_type

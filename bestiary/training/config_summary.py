@@ -5,8 +5,8 @@ from typing import Any
 
 from bestiary.agents.agent import Agent, count_fc_parameters, count_parameters
 from bestiary.agents.defaults import AgentDefaults
-from bestiary.config.clipping_check import clipping_warnings, unclipped_scale
-from bestiary.config.schema import Config, make_vector_env, task_interfaces
+from bestiary.config.config import Config, make_vector_env, task_interfaces
+from bestiary.config.reward_clipping_check import clipping_warnings, unclipped_scale
 from bestiary.envs.episode_stats import return_name
 from bestiary.envs.multitask import describe_observations
 from bestiary.envs.rewards.wrapper import parse_rewards

@@ -6,7 +6,7 @@ import torch
 
 from bestiary import kernels
 from bestiary.agents.memories import MEMORIES
-from bestiary.config.schema import Config
+from bestiary.config.config import Config
 from bestiary.config.training_options import Training
 from bestiary.utils.errors import UserError
 

@@ -8,7 +8,7 @@ import torch
 
 from bestiary.agents.agent import Agent
 from bestiary.algorithms.base import Algorithm, updates_per_learn
-from bestiary.config.schema import Config
+from bestiary.config.config import Config
 from bestiary.config.training_options import Training
 from bestiary.envs.vector_env import VectorEnv
 from bestiary.runs.run import open_run

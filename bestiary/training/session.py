@@ -5,7 +5,7 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
 
-from bestiary.config.schema import Config
+from bestiary.config.config import Config
 from bestiary.envs.episode_stats import TaskStats
 from bestiary.rollout import Arrays, Episode
 from bestiary.runs.run import Run

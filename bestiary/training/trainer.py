@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from bestiary.config.schema import Config
+from bestiary.config.config import Config
 from bestiary.runs.checkpoints import Checkpoint
 from bestiary.runs.recordings import make_recording_wrapper
 from bestiary.runs.run import Run, load_weights, update_config

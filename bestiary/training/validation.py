@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from bestiary.agents.agent import Agent
-from bestiary.config.schema import Config, make_vector_env, task_interfaces
+from bestiary.config.config import Config, make_vector_env, task_interfaces
 from bestiary.envs import lookup_score_range
 from bestiary.envs.levels import levels_of, levels_overlap, with_levels
 from bestiary.envs.multitask import task_name

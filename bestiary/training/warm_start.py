@@ -18,7 +18,7 @@ from bestiary.agents.agent import Agent, find_child
 from bestiary.agents.critics import PopArt, SharedCritic
 from bestiary.agents.defaults import AgentDefaults
 from bestiary.algorithms.base import Algorithm
-from bestiary.config.schema import Config
+from bestiary.config.config import Config
 from bestiary.envs.vector_env import EnvInterface
 from bestiary.runs import checkpoints
 from bestiary.runs.run import Run, open_run

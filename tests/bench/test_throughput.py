@@ -11,7 +11,7 @@ import pytest
 from bestiary.bench import phases, throughput
 from bestiary.bench.configs import CONFIGS, make_bench_config
 from bestiary.bench.phases import Phase
-from bestiary.config.schema import Config
+from bestiary.config.config import Config
 
 PHASES = ("env_stepping", "inference", "learning")
 

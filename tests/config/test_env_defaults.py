@@ -2,8 +2,8 @@
 
 import pytest
 
+from bestiary.config.config import Config
 from bestiary.config.resolve import resolve
-from bestiary.config.schema import Config
 from bestiary.config.toml import preset_paths, read_preset
 from bestiary.envs.warehouse.env import WarehouseVectorEnv
 

@@ -234,10 +234,13 @@ def test_invalid_batch_size_gets_a_valid_suggestion(batch, envs, best):
         ({"actor_threads": 3}, "--actor-threads 3: must be at most --pools 2"),
         (
             {"num_envs": 64, "batch_size": 8, "max_lag": 2},
-            "--max-lag 2: must be at least 3 (there are 4 updates per rollout)",
+            "--max-lag 2: must be at least 3 (the learner makes up to 4 updates with the same rollouts)",
         ),
         ({"num_envs": 8, "batch_size": 16, "lag": 0}, "--lag 0: must be at least 3 (a batch consists of 4 rollouts)"),
-        ({"algo.reuse": 10}, "--max-lag 16: must be at least 39 (there are 40 updates per rollout)"),
+        (
+            {"algo.reuse": 10},
+            "--max-lag 16: must be at least 39 (the learner makes up to 40 updates with the same rollouts)",
+        ),
     ],
 )
 def test_incompatible_pools_batches_and_lags_are_refused(options, words):

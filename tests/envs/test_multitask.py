@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import bestiary
+from bestiary.config.config import make_vector_env
 from bestiary.config.resolve import resolve
-from bestiary.config.schema import make_vector_env
 from bestiary.envs import make_env
 from bestiary.envs.atari import AtariVectorEnv
 from bestiary.envs.multitask import MultiTaskVectorEnv

@@ -14,8 +14,8 @@ import bestiary
 from bestiary.agents.agent import Agent
 from bestiary.agents.memories import MEMORIES
 from bestiary.config.components import lookup_component
+from bestiary.config.config import Config
 from bestiary.config.resolve import resolve
-from bestiary.config.schema import Config
 from bestiary.envs import make_env, toy
 from bestiary.rollout import ArraySpec, Inputs, collect_episodes
 from bestiary.training.factory import make_actors_and_learner

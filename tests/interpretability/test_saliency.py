@@ -29,7 +29,7 @@ from bestiary.interpretability.saliency_video import SaliencyStyle, draw_salienc
 from bestiary.interpretability.side_by_side import record_side_by_side
 from bestiary.rollout import ActionSpec, ArraySpec, Inputs
 from bestiary.runs.run import Run
-from bestiary.studies.runs_report import render_missing
+from bestiary.studies.folder_report import render_missing
 from bestiary.utils.errors import UserError
 
 SPEC = {"image": ArraySpec((2, 84, 84), "uint8")}

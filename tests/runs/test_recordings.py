@@ -11,7 +11,7 @@ import pytest
 import bestiary
 from bestiary.api import resume
 from bestiary.cli.main import run_command
-from bestiary.config.schema import make_vector_env
+from bestiary.config.config import make_vector_env
 from bestiary.envs import lookup_env, make_env
 from bestiary.envs.atari_games import action_names
 from bestiary.evaluation.evaluate import evaluate

@@ -8,8 +8,8 @@ import pytest
 
 import bestiary
 from bestiary.api import resume
+from bestiary.config.config import Config
 from bestiary.config.resolve import resolve
-from bestiary.config.schema import Config
 from bestiary.training import autotune
 from bestiary.training.autotune import cache_file, choose_micro_batch_size
 

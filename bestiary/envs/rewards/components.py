@@ -12,7 +12,7 @@ SCALAR = ArraySpec((), "float32")  # shape and type of a component in `Step.meas
 class RewardComponent:
     """Description of one reward component.
 
-    config/clipping_check.py uses `values`, `tied` and `open` to predict how reward clipping changes a reward.
+    config/reward_clipping_check.py uses `values`, `tied` and `open` to predict how reward clipping changes a reward.
     """
 
     description: str

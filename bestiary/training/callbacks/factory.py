@@ -1,6 +1,6 @@
 """The callbacks of a run, in the order in which the session calls them."""
 
-from bestiary.config.schema import Config
+from bestiary.config.config import Config
 from bestiary.training.callbacks.base import Callback
 from bestiary.training.callbacks.metrics import MetricsWriter
 from bestiary.training.callbacks.progress import ProgressDisplay

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from bestiary.config.schema import Config
+from bestiary.config.config import Config
 from bestiary.rollout import Episode
 from bestiary.training.callbacks.base import Callback
 from bestiary.training.session import Session

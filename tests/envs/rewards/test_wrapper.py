@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from bestiary.config.schema import make_vector_env
+from bestiary.config.config import make_vector_env
 from bestiary.envs import make_env
 from bestiary.envs.rewards.wrapper import RewardConfig, RewardWrapper
 from bestiary.envs.warehouse.env import WarehouseVectorEnv

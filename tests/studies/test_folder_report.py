@@ -18,7 +18,7 @@ from bestiary.evaluation.evaluate import evaluate
 from bestiary.evaluation.playback import PlaybackOptions
 from bestiary.evaluation.video import record_video
 from bestiary.runs.run import Run
-from bestiary.studies.runs_report import write_runs_report
+from bestiary.studies.folder_report import write_folder_report
 from bestiary.utils.errors import UserError
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
@@ -45,7 +45,7 @@ class Links(HTMLParser):
 @pytest.fixture(scope="module")
 def page(catch_runs: list[Run], tmp_path_factory: pytest.TempPathFactory) -> Path:
     evaluate(catch_runs[0], episodes=5)
-    return write_runs_report(catch_runs[0].path.parent, tmp_path_factory.mktemp("page") / "report.html")
+    return write_folder_report(catch_runs[0].path.parent, tmp_path_factory.mktemp("page") / "report.html")
 
 
 def test_page_is_self_contained_and_has_all_runs(page: Path, catch_runs: list[Run]) -> None:
@@ -70,7 +70,7 @@ def test_page_is_self_contained_and_has_all_runs(page: Path, catch_runs: list[Ru
 
 def test_existing_media_are_not_drawn_again(page: Path, catch_runs: list[Run]) -> None:
     before = sorted(catch_runs[1].path.rglob("*"))
-    write_runs_report(catch_runs[1].path, Path("one.html"))
+    write_folder_report(catch_runs[1].path, Path("one.html"))
     assert sorted(catch_runs[1].path.rglob("*")) == before
 
 
@@ -108,13 +108,13 @@ def test_each_task_of_a_run_has_a_video_and_a_saliency_image(capsys: pytest.Capt
     """File names contain the task, and only the newest video of a task is shown."""
     small: dict[str, Any] = {"steps": 80, "num_envs": 4, "batch_size": 4, "runtime": "serial"}
     run = bestiary.train("atari/Pong", "atari/Boxing", torso="shallow", run_dir="two", **small)
-    text = write_runs_report(run.path, Path("page.html")).read_text()
+    text = write_folder_report(run.path, Path("page.html")).read_text()
     assert text.count("<figcaption>Game") == text.count("<figcaption>Saliency") == 2
     assert "Game (Pong-" in text
     assert "Game (Boxing-" in text
     assert "saliency-Boxing-" in text
     record_video(run, PlaybackOptions(env="atari/Pong", length=20))
-    again = write_runs_report(run.path, Path("again.html")).read_text()
+    again = write_folder_report(run.path, Path("again.html")).read_text()
     assert again.count("<figcaption>Game") == 2
     assert "Game (Pong-000000000080-sampled-2)" in again
 
@@ -128,7 +128,7 @@ def test_run_with_a_damaged_config_is_on_the_page_with_its_error(damage: bytes |
     # None: the file is cut off, as by a full disk.
     broken.write_bytes(complete[: complete.index(b"[env]")] if damage is None else damage)
     links = Links()
-    text = write_runs_report(Path("all"), Path("r.html")).read_text()
+    text = write_folder_report(Path("all"), Path("r.html")).read_text()
     links.feed(text)
     assert len(links.links) == 2
     assert {link.removeprefix("#") for link in links.links} <= links.anchors
@@ -148,7 +148,7 @@ def test_wrong_output_paths_are_refused(
     assert run_command(["report", str(catch_runs[0].path), "--out", words]) == 2
     assert message in capsys.readouterr().err
     with pytest.raises(UserError, match="there is no run below"):
-        write_runs_report(Path("nowhere"), Path("r.html"))
+        write_folder_report(Path("nowhere"), Path("r.html"))
 
 
 # Shows the page in a frame of the given width, and reports its layout as JSON.

@@ -47,7 +47,8 @@ class Config:
     def interface(self) -> EnvInterface:
         """The interface of the environments, with all tasks of this config.
 
-        It is computed from the options. Only users' and Gymnasium environments are built for this purpose.
+        It is computed from the options, without building environments. Exceptions are users' environments and
+        Gymnasium environments, which are built for this purpose.
         """
         interfaces = task_interfaces(self.envs, self.env_options)
         return interfaces[0] if len(interfaces) == 1 else combine_interfaces(self.envs, interfaces)
@@ -60,7 +61,8 @@ class Config:
     def envs_of_task(self, task: int) -> range:
         """Return the indices of the environments that play a task.
 
-        The range is empty if this is not known, because a user's vector environment has several tasks of its own.
+        The range is empty if the tasks of the environments are unknown. This is the case for a user's vector
+        environment that consists of several tasks.
         """
         num_tasks = len(self.envs)
         return range(task, self.total_envs, num_tasks) if len(self.interface.tasks) == num_tasks else range(0)
@@ -175,5 +177,6 @@ def _build_env(
 
 
 def _plain(options: Any) -> dict[str, Any]:
+    """Return the fields of an options dataclass as values that TOML supports. Fields that are None are left out."""
     values: Iterable[tuple[str, Any]] = dataclasses.asdict(options).items()
     return {k: list(v) if isinstance(v, tuple) else v for k, v in values if v is not None}

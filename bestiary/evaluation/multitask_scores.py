@@ -1,6 +1,7 @@
-"""Comparison of groups of runs over tasks: aggregate scores, probability of improvement, performance profiles.
+"""Scores of groups of runs over several tasks: aggregate scores, probability of improvement, performance profiles.
 
-`compare` and studies use this module. The statistics are in aggregates.py, and docs/statistics.md explains them.
+The command `compare` and studies use this module. aggregates.py computes the statistics. docs/statistics.md explains
+them.
 """
 
 import csv
@@ -106,9 +107,10 @@ def pad_columns(columns: Sequence[Sequence[float] | np.ndarray]) -> np.ndarray:
 def compare_groups(panels: Mapping[str, Sequence[CurveGroup]]) -> ScoreComparison | None:
     """Return the comparison of groups by the final returns of their runs.
 
-    `panels` has the groups of each task. Groups that do not have all tasks are left out. If the only panel has no name
-    (""), all runs must have the same single task. Return None if there is nothing to compare: the runs have different
-    training rewards or environments, or there are fewer than two groups and fewer than two tasks.
+    `panels` has the groups of each task. Groups that do not have all tasks are left out. If all runs have one task,
+    `panels` may have a single panel with the name "". Return None if the runs have different training rewards, or if a
+    panel with the name "" has runs of different environments. Also return None if there is only one group and fewer
+    than two tasks have normalised scores.
     """
     runs = [run for groups in panels.values() for group in groups for run in group.runs]
     envs = {tuple(run.raw_config["env"]) for run in runs}
@@ -144,9 +146,9 @@ def _are_multi_task(groups: Sequence[CurveGroup]) -> bool:
 def make_comparison(
     raw: list[ScoreMatrix], ranges: Mapping[str, tuple[float, float]], scale: str = ""
 ) -> ScoreComparison:
-    """Return the comparison of groups. `ranges` has, by task, the returns that are normalised to 0 and 1.
+    """Return the comparison of groups. `ranges` maps each task to the two returns that are normalised to 0 and 1.
 
-    Only the tasks in `ranges` have normalised scores. If there are fewer than two, no scores are normalised.
+    Only the tasks in `ranges` have normalised scores. If there are fewer than two such tasks, no scores are normalised.
     """
     normalised = []
     for matrix in raw:

@@ -13,7 +13,7 @@ import bestiary
 from bestiary.evaluation.aggregates import interquartile_mean, probability_of_improvement, stratified_bootstrap
 from bestiary.evaluation.compare import compare_runs
 from bestiary.evaluation.learning_curves import final_return, group_runs, panels_by_task
-from bestiary.evaluation.score_comparison import (
+from bestiary.evaluation.multitask_scores import (
     COLUMNS,
     ScoreMatrix,
     compare_groups,

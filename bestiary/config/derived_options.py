@@ -1,7 +1,7 @@
-"""Derived training options (their defaults depend on other options), and checks that training options fit together.
+"""Training options whose defaults are derived from other options, and checks that training options fit together.
 
 If the user does not set the number of environments or the maximum policy lag, the value depends on the algorithm, the
-number of tasks and the runtime. Components derive their own options (`agents/run_context.py`).
+number of tasks and the runtime. Options of components are derived by the components (`agents/run_context.py`).
 """
 
 import dataclasses
@@ -19,8 +19,9 @@ def derive_runtime(
 ) -> Training:
     """Select the cluster runtime if `--cluster` is given. Append problems with runtime options to `problems`.
 
-    `given` contains all training options that the user has set. `direct` contains those of them that do not come from a
-    preset, file or other run. Options that have no effect in the runtime are refused only if they are in `direct`.
+    `given` contains all training options that have been set. `direct` contains the options that the user has set
+    directly, not by a preset, a config file or another run. An option that has no effect in the runtime is a problem
+    only if it is in `direct`.
     """
     if training.cluster is not None and "runtime" not in given:
         training = dataclasses.replace(training, runtime="cluster")
@@ -140,11 +141,13 @@ def _check_lag(training: Training, algorithm: Algorithm, n: int, pools: int, pro
             )
     elif training.max_lag is not None and training.max_lag < updates - 1:
         problems.append(
-            f"--max-lag {training.max_lag}: must be at least {updates - 1} (there are {updates} updates per rollout)"
+            f"--max-lag {training.max_lag}: must be at least {updates - 1} (the learner makes up to {updates} updates "
+            "with the same rollouts)"
         )
 
 
 def _describe_split_problem(algorithm: Algorithm, learners: int, num_envs: int, pools: int) -> str:
+    """Return the message about a number of learners among which a batch cannot be split evenly."""
     possible = [count for count in range(1, 2 * learners) if algorithm.can_split(count, num_envs, pools)]
     if possible in ([], [1]):
         return f"--learners {learners}: this algorithm supports only one learner; use --learners 1"

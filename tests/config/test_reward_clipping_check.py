@@ -6,7 +6,7 @@ import torch
 
 from bestiary.algorithms.reward_transform import transform_reward
 from bestiary.algorithms.schedules import SCHEDULES
-from bestiary.config.clipping_check import clipping_warnings, transformed_rewards, typical_steps, unclipped_scale
+from bestiary.config.reward_clipping_check import clipping_warnings, transformed_rewards, typical_steps, unclipped_scale
 from bestiary.envs import make_env
 from bestiary.envs.atari import COMPONENTS as ATARI
 from bestiary.envs.rewards.components import COMMON_COMPONENTS

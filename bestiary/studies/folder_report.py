@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from bestiary import __version__
-from bestiary.config.schema import env_slug
+from bestiary.config.config import env_slug
 from bestiary.evaluation.curve_plots import curve_caption, plot_curves
 from bestiary.evaluation.learning_curves import DEFAULT_SMOOTH, finished_tasks, group_runs, panels_by_task
 from bestiary.evaluation.media import IMAGE_SUFFIXES, VIDEO_SUFFIXES, check_output
@@ -43,7 +43,7 @@ CAPTIONS = {
 }
 
 
-def write_runs_report(
+def write_folder_report(
     folder: Path, out: Path, *, draw_missing: bool = True, trust_code: bool = False, overwrite: bool = False
 ) -> Path:
     """Write a report about all runs below a folder to the file `out` and return its path."""

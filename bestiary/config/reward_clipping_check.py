@@ -89,7 +89,10 @@ def _raw_rewards(reward: Reward, steps: dict[str, np.ndarray]) -> np.ndarray:
 
 
 def clipping_warnings(reward: Reward, components: Mapping[str, RewardComponent], mode: str, scale: float) -> list[str]:
-    """Return a sentence for each difference between rewards that clipping removes."""
+    """Return a warning for each difference between rewards that scaling and clipping remove.
+
+    `mode` and `scale` are the clipping mode and the scale of `transform_reward`.
+    """
     steps = typical_steps(reward, components)
     if steps is None or mode == "none":
         return []
@@ -124,6 +127,7 @@ def clipping_warnings(reward: Reward, components: Mapping[str, RewardComponent],
 
 
 def _reweight(reward: WeightedReward, k: int, factor: float) -> WeightedReward:
+    """Return a copy of the reward in which the weight of term k is multiplied by `factor`."""
     terms = list(reward.terms)
     terms[k] = replace(terms[k], weight=terms[k].weight * factor)
     return WeightedReward(tuple(terms))
