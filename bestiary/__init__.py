@@ -6,16 +6,16 @@
     bestiary.evaluate(run, episodes=100)
     bestiary.testing.check_env("my_env.py:Maze")                           # checkers for your own components
 
-`bestiary.api` defines these functions. It and `bestiary.testing` are imported at first use, so that `import bestiary`
-is fast.
+The module `bestiary.api` defines these functions. The modules `bestiary.api` and `bestiary.testing` are imported at
+first use, so that `import bestiary` is fast.
 """
 
 import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
-# Each thread uses one core: Bestiary runs several operations in parallel threads, so one operation is not split into
-# OpenMP threads. This must be set before torch is imported.
+# Bestiary runs operations in several parallel threads, each of which uses one core. Therefore a single operation must
+# not start additional OpenMP threads. This variable must be set before torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 __version__ = "0.2.0"

@@ -41,8 +41,8 @@ def train(
         envs: names of environments. If there are several, one agent is trained on all of them as its tasks.
         name: name of the run; its folder is runs/NAME. The default name is composed of environment, agent and date.
         run_dir: path of the run folder. It replaces runs/NAME.
-        if_exists: what to do if the folder already contains a run. "error": raise UserError. "resume": resume that run.
-            "new": append a number to the name.
+        if_exists: what to do if the run folder already exists and is not empty. "error": raise UserError. "resume":
+            resume the run in this folder. "new": append a number to the name.
         options: options of `bestiary train` with underscores instead of hyphens, for example `sticky=0.25`,
             `preset="hello"` or `config="runs/a/config.toml"`. Options of components are given as a dict
             (`memory={"name": "lstm", "hidden": 512}`) or with a dot (`**{"memory.hidden": 512}`).
@@ -62,7 +62,7 @@ def train(
 
 
 def load(path: str, trust_code: bool = False) -> Run:
-    """Open a run folder, or a trained agent that comes with the package (`zoo/pong`).
+    """Open a run folder, or a trained agent that comes with the package (for example `zoo/pong`), and return the run.
 
     A run may use plug-ins, whose code is copied into the run folder. If the original file of a plug-in is missing or
     has changed, its copy is executed only if `trust_code` is True.
@@ -74,7 +74,8 @@ def start(config: Config, location: RunLocation = RunLocation()) -> Run:
     """Train a new run to its end and return it. If the run exists and `location.if_exists` is "resume", resume it.
 
     Raises:
-        UserError: the config is invalid, or the folder contains a run with another config or seed.
+        UserError: the config is invalid, the folder must not be used, or it contains a run with another config or seed.
+        RunError: the training cannot continue.
         Interrupted: a signal stopped the run before its end.
     """
     check_loggers(config)
@@ -110,7 +111,7 @@ def start(config: Config, location: RunLocation = RunLocation()) -> Run:
 
 
 def resume(run: Run, steps: int | None = None, checkpoint: int | None = None) -> Run:
-    """Resume a run from its newest checkpoint and train it to its end.
+    """Resume a run from its newest checkpoint, train it to its end, and return it.
 
     Args:
         run: run to resume.
@@ -120,6 +121,7 @@ def resume(run: Run, steps: int | None = None, checkpoint: int | None = None) ->
 
     Raises:
         UserError: the run cannot be resumed as requested.
+        RunError: the training cannot continue.
         Interrupted: a signal stopped the run before its end.
     """
     check_loggers(run.config)
@@ -131,7 +133,14 @@ def resume(run: Run, steps: int | None = None, checkpoint: int | None = None) ->
 
 
 def _resume(run: Run, steps: int | None, checkpoint_steps: int | None, ray: Any) -> bool:
-    """Resume a run and train it to its end. Return False if it was already finished."""
+    """Resume a run and train it to its end. Return True, or False if the run was already finished.
+
+    Args:
+        run: run to resume.
+        steps: new total number of steps, or None to keep the total of the run.
+        checkpoint_steps: resume from the checkpoint nearest to this step; None: from the newest one.
+        ray: the connected Ray module, or None if the run uses no cluster.
+    """
     with run.lock():
         for name in checkpoints.remove_unfinished(run.path / "checkpoints"):
             note(f"removed the incomplete checkpoint {name}")

@@ -8,7 +8,7 @@ Alignment: the action at time t is chosen from the observation of entry t and le
     done         d0         d1         d2            dT      whether the previous action ended an episode; if so, the
                                                              observation is the first one of the next episode
     last_action  a-1        a0         a1            aT-1    the previous action
-    action       a0         a1         a2     ...            the action chosen at this entry: last_action of the next
+    action       a0         a1         a2     ...            the action chosen at this entry (last_action of entry t+1)
     log_prob     l0         l1         l2                    log-probability of this action
     bootstrap    b0         b1         b2                    if this action led to a time limit: value of the final
                                                              observation of the episode; else 0
@@ -41,8 +41,8 @@ class ArraySpec:
 
     shape: tuple[int, ...]
     dtype: str
-    # Named index lists of a vector observation, as pairs (name, indices). The IAM agent passes to its memory only the
-    # elements of the vector that one of these lists selects (by default the first list).
+    # Named index lists of a vector observation, as pairs (name, indices). The option --agent.dset of the IAM agent can
+    # select one of them (by default the first). The memory then receives only the elements with these indices.
     sets: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
 
@@ -74,7 +74,8 @@ class Step:
     task: np.ndarray  # [N] int64: index of the task
     # [N] or [N,...] by name: numbers that the environment reports in addition to the reward, for example the score.
     measures: Arrays = field(default_factory=dict)
-    # By name of the observation: the final observation of each truncated episode. There are no rows for the others.
+    # By name of the observation: the final observation of each truncated episode. It has one row for each True in
+    # `truncated`, in the same order.
     final: Arrays = field(default_factory=dict)
 
 
@@ -82,8 +83,8 @@ class Step:
 class Episode:
     """A finished episode. With --episodic-life, a game has several episodes, and `game_over` marks the last one."""
 
-    # The step at which the episode ended. An actor counts it from the start of the rollout. Later, `collect_episodes`
-    # and the training session add the number of all steps before this rollout.
+    # The step at which the episode ended. An actor counts from the start of the rollout. Later, `collect_episodes` and
+    # the training session add the number of steps of the run before this rollout.
     step: int
     task: str
     episode_return: float

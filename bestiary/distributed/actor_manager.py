@@ -85,8 +85,8 @@ class ActorManager:
         self.worker_class: Any = ray.remote(RolloutWorker)
         self.inference_server: Any = None  # Ray handle; None without central inference
         self.actors = [self._make_handle(index) for index in range(training.actors)]
-        # Order in which slots are examined when a new rollout can start: first slot 0 of each actor, then slot 1 of
-        # each actor, and so on.
+        # Cyclic order in which `idle_slots` examines slots: first slot 0 of each actor, then slot 1 of each actor, and
+        # so on.
         self.slot_order = deque(
             (actor, actor.slots[local_index]) for local_index in range(training.pools) for actor in self.actors
         )
@@ -121,7 +121,7 @@ class ActorManager:
     def idle_slots(self) -> Iterator[tuple[ActorHandle, EnvSlot]]:
         """Yield the idle slots of actors that are ready.
 
-        Each call begins with the slot after the one that the previous call examined last.
+        Each call starts with the slot after the last slot that the previous call examined.
         """
         for _ in range(len(self.slot_order)):
             actor, slot = self.slot_order[0]
@@ -134,8 +134,8 @@ class ActorManager:
     ) -> tuple[Any, list[Any]]:
         """Let a slot start to collect a rollout.
 
-        Return the object reference of the `RolloutReport`. Also return a list of object references: each learner gets
-        one part (shard) of the rollout, and the list has one reference per shard.
+        Return the object reference of the `RolloutReport`, and a list with the object references of the parts (shards)
+        of the rollout, one per learner.
         """
         slot.rollout_id = rollout_id
         slot.last_progress_time = time.monotonic()
@@ -230,7 +230,7 @@ class ActorManager:
     def check_health(self, learner_is_busy: bool) -> None:
         """Replace actors that have made no progress for --actor-timeout seconds.
 
-        Warn the user if no rollout has arrived for a while although the learners are idle.
+        Warn the user if no rollout has arrived for STALL_WARNING_SECONDS although the learners are idle.
         """
         now = time.monotonic()
         timeout = self.training.actor_timeout
@@ -254,7 +254,7 @@ class ActorManager:
             self._warn_stalled(now - self.last_rollout_time)
 
     def _poll_progress(self, actor: ActorHandle) -> None:
-        """Ask an actor for the step counts of its slots. When the answer arrives, note which slots made progress."""
+        """Ask an actor for the step counts of its slots. The answer updates the slots that have made progress."""
         actor.poll_pending = True
         incarnation = actor.incarnation
 

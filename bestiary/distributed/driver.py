@@ -5,15 +5,16 @@
     inference server    An optional process that runs the agent for all rollout workers.
     learner workers     Processes that compute the updates with a `Learner`. If there are several, each of them computes
                         the gradient of a part of each batch, and the gradients are summed.
-    driver              This process. It schedules all calls, writes the run folder and replaces lost processes.
+    driver              The process of `bestiary train`, in which this module runs. It schedules all calls, writes the
+                        run folder and replaces lost processes.
 
-Rollouts and weights do not pass through the driver, which handles only references to objects in Ray's object store. A
-rollout worker puts a rollout into the object store, and the learner workers fetch it from there. Weights are passed in
-the opposite direction.
+Rollouts and weights do not pass through the driver. The driver handles only references to objects in Ray's object
+store. A rollout worker puts a rollout into the object store, and the learner workers fetch it from there. Weights are
+passed in the same way from the learner workers to the rollout workers or the inference server.
 
 The number of rollouts that are being collected or are waiting for the learners is limited (see `RolloutQueue`). This
-bounds the memory use and the policy lag. The driver schedules up to two learn calls in advance, so that the learners do
-not have to wait for the driver after each call.
+bounds the memory use and the policy lag. The driver keeps up to two learn calls scheduled, so that the learners can
+start the next call without waiting for the driver.
 """
 
 import time
@@ -50,7 +51,7 @@ class RolloutCall:
     rollout_id: int
     attempt: int  # 1 for the first attempt to collect this rollout
     actor: ActorHandle
-    incarnation: int  # incarnation of the actor when the call started; it tells if the actor was replaced since then
+    incarnation: int  # incarnation of the actor when the call started, to detect whether the actor was replaced later
     slot: EnvSlot
     shards: list[Any]  # for each learner, the object reference of its part of the rollout
 
@@ -160,7 +161,7 @@ class Driver:
     # --- schedule rollouts ---
 
     def _schedule_rollouts(self) -> None:
-        """Let idle slots start to collect rollouts, as far as the queue allows.
+        """Let each idle slot start to collect a rollout, if the queue allows it.
 
         Start no rollout if the run is done, if a checkpoint or validation is due, or if the rollouts in flight (being
         collected or waiting) are enough to complete the run.
@@ -245,7 +246,10 @@ class Driver:
             self.actor_manager.replace(actor, call.incarnation, f"{actor.name} was lost ({error_summary(error)})")
 
     def _on_fetched(self, call: RolloutCall, report: RolloutReport, reference: Any, complete: bool) -> None:
-        """If all learners have their parts of a rollout (`complete`), put it into the queue, or drop it if too old."""
+        """If all learners have fetched their parts of a rollout (`complete`), put the rollout into the queue.
+
+        Instead, drop the rollout if its policy lag would exceed --max-lag. Discard it if a part of it was lost.
+        """
         try:
             self.learner_group.get(reference)
         except self.ray.exceptions.RayTaskError as error:
@@ -273,7 +277,7 @@ class Driver:
         return last_version - report.first_version > self.training.max_lag
 
     def _discard(self, rollout_id: int, attempt: int) -> None:
-        """Discard the result of an attempt to collect a rollout, so that the queue starts a replacement.
+        """Discard the result of an attempt to collect a rollout, so that a replacement is scheduled.
 
         Do nothing if a newer attempt has already started, or if the rollout was already discarded.
         """

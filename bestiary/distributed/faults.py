@@ -3,7 +3,7 @@
 If a process is lost, Ray raises one of several exceptions (`RayActorError`, `OutOfMemoryError`, `NodeDiedError` and
 others). This package therefore treats every `RayError` as a lost process, except for two types. A `RayTaskError`
 contains an exception that was raised in a process that is still alive. An `ObjectLostError` means that an object in
-Ray's object store was lost, because the node that stored it was lost.
+Ray's object store was lost, because the node that stored the object was lost.
 """
 
 import time
@@ -28,8 +28,8 @@ class GroupSplitError(Exception):
 class RestartCounter:
     """Counts the restarts of remote processes and stops the run if there are too many.
 
-    If a node is lost, Ray reports the loss of its actors one by one. Until Ray notices that the node is lost, it may
-    also place the new processes on the same node, so that they are lost again. Therefore all losses on one node within
+    If a node is lost, Ray reports the loss of its processes one by one. Until Ray notices that the node is lost, it may
+    also place the replacements on the same node, so that they are lost, too. Therefore all losses on one node within
     `NODE_LOSS_WINDOW` count as one restart.
     """
 
@@ -43,7 +43,7 @@ class RestartCounter:
         """Count a restart and warn the user.
 
         Args:
-            reason: what has failed; the first part of the warning.
+            reason: description of the failure, for the warning.
             node_id: ID of the Ray node of the lost process. If it is empty, the restart is always counted.
 
         Raises:
@@ -80,7 +80,7 @@ def error_summary(error: BaseException) -> str:
 
 
 def unwrap_task_error(error: Any) -> Exception:
-    """Return the `UserError` that a `RayTaskError` contains, or convert any other error to a `RunError` of one line."""
+    """Convert a `RayTaskError` to the `UserError` that caused it. Convert any other cause to a one-line `RunError`."""
     cause = error.cause
     if isinstance(cause, UserError):
         return UserError(*cause.problems)

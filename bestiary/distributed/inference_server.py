@@ -23,9 +23,9 @@ INPUT_FIELDS = ("reward", "done", "last_action", "task")  # fields of Inputs bes
 
 @dataclass
 class InferenceRequest:
-    """A request of a rollout worker: the inputs of one vector environment and, later, the output of the agent."""
+    """A request of a rollout worker: the inputs of one vector environment and, when computed, the agent's output."""
 
-    min_version: int  # minimum version of the weights that compute the result
+    min_version: int  # minimum version of the weights with which the result may be computed
     inputs: dict[str, Any]  # fields of Inputs as arrays [1,N,...]
     state: list[np.ndarray]  # tensors of the recurrent state as arrays [N,...]
     done: threading.Event = field(default_factory=threading.Event)
@@ -54,7 +54,7 @@ class InferenceServer:
         threading.Thread(target=self._serve, daemon=True).start()
 
     def set_weights(self, version: int, weights: list[np.ndarray]) -> None:
-        """Use new weights from the next batch on. Ignore weights that are older than those received before."""
+        """Store new weights, which the next batch will use. Ignore them if newer weights have already been received."""
         with self.changed:
             if version > self.newest_version:
                 self.newest_version = version
@@ -62,7 +62,9 @@ class InferenceServer:
             self.changed.notify()
 
     def infer(self, min_version: int, inputs: dict[str, Any], state: list[np.ndarray]) -> Any:
-        """Run the agent on one time step of a vector environment. Wait until weights of at least `min_version` arrive.
+        """Run the agent on one time step of a vector environment, with weights of at least version `min_version`.
+
+        If such weights have not arrived yet, wait for them.
 
         Returns:
             The version of the weights used, logits [1,N,A], values [1,N], and the next recurrent state.

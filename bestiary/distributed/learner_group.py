@@ -36,7 +36,11 @@ class LearnerGroup:
         self.addresses: list[str] = []  # IP addresses of the workers' nodes, in the same order
 
     def place(self) -> None:
-        """Start the learner processes and wait until Ray has placed all of them on nodes."""
+        """Start the learner processes and wait until Ray has placed all of them on nodes.
+
+        Raises:
+            RunError: the cluster had no free resources for the learners within PLACEMENT_TIMEOUT.
+        """
         ray = self.ray
         count = self.training.learners
         options: dict[str, Any] = {
@@ -57,7 +61,7 @@ class LearnerGroup:
             raise placement_error(f"{count} learner{'s' * (count > 1)} with {resources} each") from None
 
     def start(self, learner: Learner) -> RemoteWeights:
-        """Set up the learners, connect them, and load the state of `learner` into all of them. Return the weights."""
+        """Set up the learners, connect them, and load the state of `learner` into each. Return the initial weights."""
         count = self.training.learners
         self._wait(
             worker.setup.remote(self.shipped_config, rank, self.gpus > 0, self.addresses.count(self.addresses[rank]))
@@ -82,7 +86,10 @@ class LearnerGroup:
             self.ray.kill(worker)
 
     def fetch_rollout(self, rollout_id: int, shards: list[Any]) -> list[Any]:
-        """Let each learner fetch its part of a rollout. Return one object reference of this call per learner."""
+        """Let each learner fetch its part of a rollout. Return the object reference of each learner's call.
+
+        `shards[rank]` is the object reference of the part for the learner with this rank.
+        """
         return [
             worker.fetch_rollout.remote(rollout_id, [shard]) for worker, shard in zip(self.workers, shards, strict=True)
         ]

@@ -85,7 +85,10 @@ class LearnerWorker:
         return str(ray.util.get_node_ip_address())
 
     def choose_rendezvous(self, same_node: bool) -> str:
-        """Return a URL for `join_group`: a file if all learners are on this node, else a free port of this node."""
+        """Return the URL at which the learners meet to form a group (see `join_group`).
+
+        It names a file if all learners are on this node, else a free port of this node.
+        """
         if same_node:
             return f"file://{make_temp_dir('bestiary-rendezvous-') / 'learners'}"
         address = self.node_address()
@@ -210,7 +213,7 @@ def all_reduce_gradient(own: Gradient) -> Gradient:
 
 @contextmanager
 def collective_operation() -> Iterator[None]:
-    """Context for a collective operation, in which all learners take part. It turns errors into GroupSplitError."""
+    """Convert a RuntimeError of a collective operation, in which all learners take part, to GroupSplitError."""
     try:
         yield
     except RuntimeError as error:

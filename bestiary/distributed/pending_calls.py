@@ -17,7 +17,7 @@ class PendingCalls:
         self.callbacks[reference] = callback
 
     def poll(self, timeout: float = 0.5) -> None:
-        """Wait until a call has finished, at most `timeout` seconds. Then run the callbacks of all finished calls."""
+        """Wait at most `timeout` seconds for a call to finish. Then run the callbacks of all finished calls."""
         pending = list(self.callbacks)
         if not pending:
             time.sleep(0.01)

@@ -81,7 +81,7 @@ def gpus_per_process(ray: Any, training: Training) -> float:
 
 
 def _report_policy_lag(config: Config) -> None:
-    """Warn if --max-lag is so small that vector environments must wait. Print a note if it allows a large lag."""
+    """Warn if --max-lag is so small that vector environments must wait for the learner. Print a note if it is large."""
     training = config.training
     algorithm = config.make_algorithm()
     if algorithm.on_policy or training.lag is not None:

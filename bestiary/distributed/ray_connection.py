@@ -1,4 +1,4 @@
-"""Connection to Ray. The option --cluster has one of these values:
+"""Connection to Ray. The option --cluster selects the Ray instance:
 
     local       Start a private Ray instance for this run only. It listens on the loopback interface, has no dashboard,
                 and requires a random token that is not stored in any file.
@@ -41,7 +41,8 @@ def import_ray() -> Any:
         UserError: Ray is missing or too old.
     """
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    # If an actor is lost, several of its calls fail. The driver reports one failure, and Ray must not print the others.
+    # If a process is lost, several of its calls fail. The driver reports the first failure, and Ray must not print the
+    # others.
     os.environ["RAY_IGNORE_UNHANDLED_ERRORS"] = "1"
     try:
         import ray
@@ -54,7 +55,7 @@ def import_ray() -> Any:
 
 @contextmanager
 def connect_to_ray(cluster: str, trust_open: bool = False) -> Iterator[Any]:
-    """Context in which Ray is connected. It yields the ray module.
+    """Connect to Ray, yield the ray module, and disconnect at the end.
 
     Args:
         cluster: value of --cluster: local, auto or host:port (see the module docstring).
@@ -82,7 +83,7 @@ def connect_to_ray(cluster: str, trust_open: bool = False) -> Iterator[Any]:
 
 @contextmanager
 def _start_private_ray() -> Iterator[Any]:
-    """Context in which a Ray instance runs that only this process can use. Its files are removed at the end."""
+    """Start a Ray instance for this process only, yield the ray module, and remove the instance's files at the end."""
     ray = import_ray()
     folder = make_temp_dir(TEMP_DIR_PREFIX)
     # Ray makes its folder writable for all users. Therefore the folder of Ray is inside a folder that only this user
@@ -114,10 +115,10 @@ def _start_private_ray() -> Iterator[Any]:
 
 @contextmanager
 def private_ray_settings() -> Iterator[None]:
-    """Context in which a new Ray instance requires a new token and listens only on the loopback interface.
+    """Set environment variables so that a new Ray instance requires a new token and uses only the loopback interface.
 
-    The settings are environment variables, which the processes of Ray inherit. In this process, Ray read the variables
-    when it was imported, so they must also be changed in the modules of Ray that are already loaded.
+    The processes of Ray inherit these variables. In this process, Ray has already read the variables when it was
+    imported, so this function also changes the loaded modules of Ray. At the end, all old values are restored.
     """
     from ray._private import ray_constants
 

@@ -18,8 +18,8 @@ from bestiary.training.utilisation import PhaseTimer
 from bestiary.training.weights import Weights
 
 CPU = torch.device("cpu")
-# The incarnation of a vector environment determines its seeds. It increases by 1 when the driver replaces the whole
-# worker, and by this number when the worker creates only this vector environment again. So seeds do not repeat.
+# The seeds of a vector environment depend on its incarnation. This number increases by 1 when the driver replaces the
+# whole worker, and by LOCAL_RESTART when the worker creates only this vector environment again. So seeds do not repeat.
 LOCAL_RESTART = 1000
 
 
@@ -37,7 +37,7 @@ class RolloutWorker:
     """Ray process that collects rollouts in some of the run's vector environments.
 
     Each vector environment of a worker is called a slot and has its own `Actor`. Ray runs the calls of `collect` for
-    different slots in different threads. So one vector environment steps while the agent computes the actions of
+    different slots in different threads. So one vector environment can step while the agent computes actions for
     another one.
     """
 
@@ -88,7 +88,7 @@ class RolloutWorker:
         (actor,) = make_actors(self.config, [pool], [agent], indices, CPU, self.start_step, incarnation)
         if isinstance(agent, RemotePolicy):
             agent.actor = actor
-        actor.version = -1  # lower than the version of any published weights, so that the actor loads the first ones
+        actor.version = -1  # lower than any published version, so that the actor loads the first published weights
         return actor
 
     def collect(self, slot: int, version: int, weights: list[np.ndarray], batch_size: int) -> Any:

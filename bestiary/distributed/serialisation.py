@@ -17,13 +17,21 @@ from torch import Tensor
 from bestiary.envs.preprocessing import FrameStack
 from bestiary.rollout import Rollout, Tensors
 
-# A rollout as arrays: a dict from the name of each field, except `episodes`, to its arrays. An image observation is a
-# pair: (stacks of entry 0, newest frames of entries 1 to T) if frames are stacked, otherwise (images, None).
+# A rollout as arrays: a dict that maps the name of each field of `Rollout`, except `episodes`, to its arrays. An image
+# observation is a pair: (stacks of entry 0, newest frames of entries 1 to T) if frames are stacked, otherwise
+# (images, None).
 Payload = dict[str, Any]
 
 
 def shard(rollout: Rollout, rank: int, num_learners: int, batch_size: int) -> Rollout:
-    """Return the part of a rollout for the learner of this rank. Each batch is split equally among the learners."""
+    """Return the part of a rollout for the learner with index `rank`. Each learner gets an equal part of each batch.
+
+    Args:
+        rollout: a rollout of N environments.
+        rank: index of the learner in the learner group.
+        num_learners: number of learners in the group.
+        batch_size: number of trajectories per batch, summed over the learners.
+    """
     if num_learners == 1:
         return rollout
     per_batch = min(batch_size, rollout.num_envs)  # number of trajectories of this rollout in one batch
@@ -36,7 +44,8 @@ def pack_rollout(rollout: Rollout, frame_stacks: Mapping[str, int]) -> Payload:
 
     Args:
         rollout: the rollout; its episodes are not part of the result.
-        frame_stacks: name of each image observation -> number of its stacked frames.
+        frame_stacks: name of an image observation -> number of its stacked frames. Images that are not listed have no
+            frame stack.
     """
 
     def pack(name: str, value: Any) -> Any:

@@ -1,7 +1,7 @@
 """The configuration of a run in the form that is sent to other nodes.
 
 It contains the config as TOML tables, the user's plug-in files, and the package versions of the driver. Bestiary itself
-is not sent. It must be installed on each node, in the same version.
+is not sent. The same version of Bestiary must be installed on each node.
 """
 
 import atexit

@@ -24,7 +24,10 @@ from bestiary.training.warm_start import load_pretrained_state
 
 @contextmanager
 def connect_cluster(config: Config) -> Iterator[Any]:
-    """Context in which Ray is connected. It yields the ray module, or None if the run uses no cluster."""
+    """Connect to Ray, check the cluster, and yield the ray module. Disconnect at the end.
+
+    If the run uses no cluster, yield None.
+    """
     training = config.training
     if training.cluster is None:
         yield None

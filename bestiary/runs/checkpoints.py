@@ -4,7 +4,8 @@
         model.safetensors          weights of the agent
         optimizer.safetensors      state of the optimizers
         algorithm.safetensors      the algorithm's own parameters and state, if it has any
-        actor.safetensors          states of environments, memories, random generators and unfinished episodes
+        actor.safetensors          serial runs: states of environments, memories, random generators and unfinished
+                                   episodes; other runs: no tensors
         state.json                 counters, the config, and the state of each callback
         manifest.json              size and SHA-256 hash of each file above; this file is written last
     checkpoints/latest             link to the newest checkpoint
@@ -70,6 +71,7 @@ class Checkpoint:
         return None
 
     def load_model(self) -> dict[str, Tensor]:
+        """Return the weights of the agent by name."""
         return self._load("model.safetensors", safetensors.torch.load_file)
 
     def load_learner(self) -> dict[str, dict[str, Tensor]]:
@@ -81,9 +83,11 @@ class Checkpoint:
         return tensors
 
     def load_actor(self) -> Arrays:
+        """Return the arrays of the actor (see `Actor.save`)."""
         return self._load("actor.safetensors", safetensors.numpy.load_file)
 
     def load_state(self) -> dict[str, Any]:
+        """Return the content of state.json."""
         return json.loads((self.path / "state.json").read_text())
 
     def _load(self, name: str, load: Callable[[Path], Any]) -> Any:

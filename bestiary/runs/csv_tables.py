@@ -38,7 +38,7 @@ class CsvTable:
     def write(self, rows: list[dict[str, Any]]) -> None:
         """Append rows to the file.
 
-        Raises OSError if the file cannot be written. The next call then tries again to write these rows.
+        Raise OSError if the file cannot be written. The next call then tries again to write these rows.
         """
         self.pending += rows
         if not self.pending:

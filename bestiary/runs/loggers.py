@@ -73,7 +73,7 @@ class WandbLogger:
 
 
 def _persistent_id(path: Path) -> str:
-    """Read the W&B ID of the run from a file. If the file does not exist, create it with a random ID.
+    """Return the W&B ID of the run, which is stored in a file. If the file does not exist, create it with a random ID.
 
     So a resumed run keeps its ID. The name of the run folder is not used as the ID, because several run folders may
     have the same name.

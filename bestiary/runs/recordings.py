@@ -6,7 +6,7 @@
 
 A game depends on the seed of its environment and on all actions since the environment was created, because the random
 generators of the environment are not reset between games. Therefore a replay creates the environment with the same
-seed, takes all actions before the game without rendering, and then plays the game.
+seed, steps it with all actions before the game without rendering, and then plays the game.
 """
 
 import json
@@ -109,7 +109,8 @@ class RecordingWrapper(VectorEnvWrapper):
 class _ChildSeed(np.random.SeedSequence):
     """A seed sequence that spawns exactly one child: the child with the number `index` of the recorded seed sequence.
 
-    A vector environment of size 1 that is created with it has the same seed as environment `index` in the recording.
+    A vector environment of size 1 that is created with this seed has the same seed as environment `index` in the
+    recording.
     """
 
     def __init__(self, entropy: Any, spawn_key: tuple[int, ...], index: int):

@@ -94,8 +94,8 @@ class Run:
     def raw_config(self) -> dict[str, Any]:
         """The options in config.toml. They are not checked, and no plug-in is imported.
 
-        A plug-in is named by its file name and hash instead of its path. So the same plug-in has the same name in all
-        runs.
+        The path in a plug-in name is replaced by the file name, and the hash of the file is added. So the same plug-in
+        has the same name in all runs.
         """
         hashes = _read_plugin_hashes(self.path / "config.toml")
         return plugins.replace_names(
@@ -140,7 +140,8 @@ class Run:
     def with_env_options(self, options: dict[str, Any]) -> "Run":
         """Return this run with other environment options, to evaluate the agent under other conditions.
 
-        Raise UserError if the options change the observations or actions, because the agent does not fit them then.
+        Raise UserError if the options change the format of the observations or the set of actions, because the agent
+        would no longer fit the environment.
         """
         if not options:
             return self
@@ -314,8 +315,8 @@ def create_run(config: Config, location: RunLocation) -> tuple[Run, bool]:
 def _make_folder(path: Path, rename_if_exists: bool) -> Path:
     """Create a folder and return its path.
 
-    With `rename_if_exists`, another name is chosen if the folder exists. So runs that start in the same second get
-    different folders, although their default names are equal.
+    If `rename_if_exists` is true and the folder exists, create a folder with another name. So runs that start in the
+    same second get different folders, although their default names are equal.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     while rename_if_exists:

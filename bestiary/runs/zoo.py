@@ -30,7 +30,7 @@ def agent_names() -> list[str]:
 
 
 def add_agent(run_path: Path, checkpoint: Path, name: str) -> Path:
-    """Copy a run with the weights of one checkpoint into the zoo, and return the new folder."""
+    """Copy a run with the weights of one checkpoint folder into the zoo, and return the new folder zoo/NAME."""
     target = ZOO_FOLDER / name
     if target.exists():
         raise UserError(f"{target} exists already; remove it first")

@@ -4,9 +4,10 @@
 
     check_memory("my_memory.py:Ema", max_decay=0.9)     # or check_memory(Ema, max_decay=0.9)
 
-Each checker takes a class, `path/to/file.py:Name`, or the name of a built-in component, and options of the component as
-keyword arguments. It returns None if the component follows all rules of docs/extending.md. Otherwise it raises
-`ComponentError`, which lists all problems that were found, one line each.
+The first argument of each checker is a class, `path/to/file.py:Name`, or the name of a built-in component. Keyword
+arguments are options of the component. A checker returns None if it finds no problem. Otherwise it raises
+`ComponentError`, which lists all problems that were found, one line each. The rules for components are in
+docs/extending.md.
 """
 
 from bestiary.testing.algorithms import check_algorithm

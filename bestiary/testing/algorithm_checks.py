@@ -1,4 +1,4 @@
-"""Check an algorithm with a learner: parameters, batches, losses, gradients of micro-batches, state, shards."""
+"""Checks of an algorithm in a learner: parameters, batches, losses, gradients of micro-batches, state, shards."""
 
 import copy
 import inspect
@@ -37,7 +37,7 @@ class AlgorithmChecks:
         self.has_gradient = False  # True if the gradient of at least one loss was not zero
 
     def run(self) -> None:
-        """Run all checks. Later checks need the results of earlier checks, so the first failure stops them."""
+        """Run all checks. Later checks need the results of earlier checks, so most failures stop the later checks."""
         report = self.report
         self.check_sizes()
         with report.errors_of("construction of agent and learner"):
@@ -52,7 +52,7 @@ class AlgorithmChecks:
                 actor.version = learner.version
                 rollouts = collect_rollouts(actor, learner)
         if not self.has_gradient:
-            report.add("the gradients of all losses are zero; the total must depend on the output of the agent")
+            report.add("the gradients of all losses are zero; Loss.total must depend on the output of the agent")
         report.run(lambda: self.check_save(learner, rollouts), lambda: self.check_shard(learner, rollouts))
 
     # --- single checks ---
@@ -62,7 +62,7 @@ class AlgorithmChecks:
         num_envs, pools = self.config.training.pool_size, self.config.training.total_pools
         with self.report.errors_of("the constructor"):
             algorithm = self.config.make_algorithm()
-        with self.report.errors_of("a property of sizes"):
+        with self.report.errors_of("sequence_length, epochs, rollouts_per_learn or batch_size"):
             sizes = {
                 "sequence_length": algorithm.sequence_length,
                 "epochs": algorithm.epochs,
@@ -133,7 +133,7 @@ class AlgorithmChecks:
         if not algorithm.on_policy and num_updates > limit:
             report.add(
                 f"batches made {num_updates} updates from one set of rollouts, but epochs and batch_size() allow at "
-                f"most {limit}; the right number is needed for --max-lag"
+                f"most {limit}; --max-lag relies on this limit"
             )
 
     def check_batch(self, learner: Learner, batch: Batch) -> None:
@@ -156,7 +156,10 @@ class AlgorithmChecks:
         self.check_parts(learner, batch, name, loss, gradient)
 
     def check_parts(self, learner: Learner, batch: Batch, name: str, loss: Loss, gradient: Sequence[Tensor]) -> None:
-        """Compare a batch with the sum of its two halves."""
+        """Check that the gradient and the sums of a batch are the totals over its two halves.
+
+        `loss` and `gradient` are the loss and the gradient of the whole batch.
+        """
         report, size = self.report, batch.rollout.num_envs
         if size == 1:
             return
@@ -186,7 +189,10 @@ class AlgorithmChecks:
     def call(
         self, learner: Learner, batch: Batch, rollout: Rollout, name: str = "loss"
     ) -> tuple[Loss, tuple[Tensor, ...]]:
-        """Compute a loss and its gradient, and require that both are usable."""
+        """Compute the loss of a rollout and its gradient, check both, and return them.
+
+        The loss function and the optimizer are those of `batch`. `name` is the name of the loss function in messages.
+        """
         report = self.report
         with report.errors_of(name):
             loss = batch.loss(learner.agent, rollout, learner.progress)
@@ -254,7 +260,7 @@ class AlgorithmChecks:
 
 
 def _difference(expected: Sequence[Tensor], found: Sequence[Tensor]) -> float:
-    """Return the largest difference as a fraction of the largest expected entry."""
+    """Return the largest difference between two lists of tensors, as a fraction of the largest expected entry."""
     pairs = [(x.detach(), y.detach()) for x, y in zip(expected, found, strict=True) if x.numel()]
     scale = max((float(x.abs().max()) for x, _ in pairs), default=0.0)
     return max((float((x - y).abs().max()) for x, y in pairs), default=0.0) / max(scale, 1e-8)
@@ -265,7 +271,7 @@ def _same(first: Tensor, second: Tensor) -> bool:
 
 
 def _advice(gradient: Sequence[Tensor], total: Sequence[Tensor], num_parts: int) -> str:
-    """Return advice for the case that the gradient of a batch is not the sum of the gradients of its parts."""
+    """Return advice for the user if the gradient of a batch is not the sum (`total`) of the gradients of its parts."""
     products = sum(float((x * y).sum()) for x, y in zip(gradient, total, strict=True))
     squares = sum(float(x.square().sum()) for x in gradient)
     if abs(products / max(squares, 1e-12) - num_parts) < 0.1:

@@ -17,15 +17,15 @@ from bestiary.testing.components import ComponentError, Report, component_name, 
 from bestiary.utils.errors import RunError, UserError
 from bestiary.utils.options import construct
 
-NUM_LEARN_CALLS = 3  # number of learn calls in each short training
+NUM_LEARN_CALLS = 3  # number of learn calls in each training run
 # Numbers of environments. The first one that the algorithm accepts is used.
 NUM_ENVS = (8, 32)
 
 
 def check_algorithm(component: Any, env: str = "toy/catch", agent: str = "basic", /, **options: Any) -> None:
-    """Check an algorithm: losses, gradients of micro-batches, batches, parameters, state, and two short trainings.
+    """Check an algorithm: losses, gradients of micro-batches, batches, parameters, state, and two short training runs.
 
-    The trainings use the `serial` and the `local` runtime, with run folders that are deleted afterwards.
+    One training run uses the serial runtime, the other one the local runtime. Their run folders are deleted afterwards.
 
     Args:
         component: class, `path/to/file.py:Name`, or name of a built-in algorithm.
@@ -57,7 +57,10 @@ def check_algorithm(component: Any, env: str = "toy/catch", agent: str = "basic"
 
 @contextlib.contextmanager
 def registered(component: Any, cls: type) -> Iterator[str]:
-    """Yield a name under which a config finds the class: the given name, or a temporary entry of the registry."""
+    """Yield a name with which a config can select the algorithm.
+
+    If `component` is a name, yield this name. Otherwise register the class under a temporary name and yield that name.
+    """
     if isinstance(component, str):
         yield component
         return

@@ -24,7 +24,7 @@ class ComponentError(UserError):
 
 
 class StageFailed(Exception):
-    """Raised if a part of a check cannot continue. The problem is already in the report."""
+    """Raised if a part of a check cannot continue. The report already contains the problem."""
 
 
 @dataclass
@@ -42,13 +42,13 @@ class Report:
         self.problems += [line for line in lines if line not in self.problems]
 
     def add_once(self, rule: str, problem: str) -> None:
-        """Add a problem, unless the report has a problem of the same rule, for example with other numbers."""
+        """Add a problem, unless a problem with the same rule was added before, for example with other numbers."""
         if rule not in self.rules:
             self.rules.add(rule)
             self.add(problem)
 
     def require(self, *problems: str) -> None:
-        """Add problems. If at least one is given, end this part of the check."""
+        """Add problems. If at least one is given, end this part of the check by raising StageFailed."""
         self.add(*problems)
         if problems:
             raise StageFailed
@@ -66,7 +66,7 @@ class Report:
             self.require(f"{what} failed: {self.describe(error)}")
 
     def describe(self, error: BaseException) -> str:
-        """Return an error in one line. If the component raised it, the line names the file and line."""
+        """Return a one-line description of an error. If the component raised it, include the file and line number."""
         if isinstance(error, RunError):
             return " ".join(str(error).split())
         location = plugins.error_location(error, self.files)

@@ -24,10 +24,10 @@ from bestiary.utils.errors import UserError
 def check_env(component: Any, /, **options: Any) -> None:
     """Check an environment by playing random actions.
 
-    Gymnasium environments: spaces, return values of `reset` and `step`, observations within their space, finite
-    rewards, equal results for equal seeds, rendered images. Vector environments: attributes, shapes and types of all
-    fields of `Step`, order of rows, ends of episodes, equal results for equal seeds, exact `save` and `load`, rendered
-    images.
+    Checked for Gymnasium environments: spaces, return values of `reset` and `step`, observations within their space,
+    finite rewards, equal results for equal seeds, rendered images. Checked for vector environments: attributes, shapes
+    and types of all fields of `Step`, independence of rows, ends of episodes, equal results for equal seeds, exact
+    `save` and `load`, rendered images.
 
     Args:
         component: class, `path/to/file.py:Name`, or name of a built-in environment.

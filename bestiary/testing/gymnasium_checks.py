@@ -39,13 +39,16 @@ def check_gymnasium(found: Component) -> None:
 
 
 def make(found: Component, **rendering: Any) -> Any:
-    """Construct an environment."""
+    """Construct and return an environment. `rendering` contains additional keyword arguments, such as `render_mode`."""
     with found.report.errors_of("the constructor"):
         return construct(found.cls, options=found.options, **rendering)
 
 
 def play(report: Report, first: Any, second: Any) -> None:
-    """Play two environments with equal seeds and actions. Check the results of the first and compare the second."""
+    """Play two environments with equal seeds and actions.
+
+    Check the results of the first environment, and check that the second environment returns the same results.
+    """
     rng = np.random.default_rng(0)
     actions = first.action_space
     seed: int | None = SEED
@@ -72,7 +75,7 @@ def play(report: Report, first: Any, second: Any) -> None:
 
 
 def reset(report: Report, env: Any, seed: int | None) -> tuple[Any, ...]:
-    """Reset an environment and return its result, if it has the right form."""
+    """Call `reset` of an environment and return the result. Report a problem if the result has the wrong form."""
     with report.errors_of(f"reset(seed={seed})"):
         result = env.reset(seed=seed)
     report.require(*filter(None, [reset_problem(result)]))
@@ -80,7 +83,7 @@ def reset(report: Report, env: Any, seed: int | None) -> tuple[Any, ...]:
 
 
 def step(report: Report, env: Any, action: int, where: str) -> tuple[Any, ...]:
-    """Perform a step and return its result, if it has the right form."""
+    """Call `step` of an environment and return the result. Report a problem if the result has the wrong form."""
     with report.errors_of(f"{where} with action {action}"):
         result = env.step(action)
     report.require(*filter(None, [step_problem(result)]))
@@ -88,7 +91,7 @@ def step(report: Report, env: Any, action: int, where: str) -> tuple[Any, ...]:
 
 
 def check_step(report: Report, result: tuple[Any, ...], where: str) -> None:
-    """Check the reward and the end of the episode that a step returned."""
+    """Check the reward, `terminated` and `truncated` that a step returned."""
     _, reward, terminated, truncated, _ = result
     if np.ndim(reward) or not isinstance(reward, int | float | np.number):
         report.require(f"the reward of {where} is {reward!r} of type {type(reward).__name__}; expected one number")
@@ -100,7 +103,7 @@ def check_step(report: Report, result: tuple[Any, ...], where: str) -> None:
 
 
 def check_observation(report: Report, observation: Any, space: Any, where: str, name: str = "observation") -> None:
-    """Check shape, type and range of an observation."""
+    """Check shape, type and range of an observation. `where` and `name` are used in messages."""
     if isinstance(space, gymnasium.spaces.Tuple):
         if not isinstance(observation, tuple) or len(observation) != len(space.spaces):
             report.require(f"{name} after {where} is a {type(observation).__name__}; expected a tuple like the space")
@@ -131,7 +134,10 @@ def check_observation(report: Report, observation: Any, space: Any, where: str, 
 
 
 def first_difference(first: tuple[Any, ...], second: tuple[Any, ...]) -> str | None:
-    """Return the name of the first part that differs in two results of `reset` or `step`. The infos are ignored."""
+    """Return a description of the first element that differs between two results of `reset` or `step`, or None.
+
+    The dict `info` is not compared.
+    """
     names = ("observation", "reward", "terminated", "truncated") if len(first) == 5 else ("observation",)
     for name, a, b in zip(names, first, second, strict=False):
         if not _equal(a, b):

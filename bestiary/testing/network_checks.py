@@ -30,7 +30,8 @@ from bestiary.rollout import Inputs, Tensors
 from bestiary.testing.components import Report
 
 T, B = 5, 3  # length and batch size of the inputs
-RESETS = ((0, 2), (2, 1), (3, 2))  # (entry, row) of each `done`; row 0 has no resets, row 2 has one at the start
+# (entry, row) of each `done`. Row 0 has no reset, row 1 has one, and row 2 has two, of which one is at entry 0.
+RESETS = ((0, 2), (2, 1), (3, 2))
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Subject:
 
 
 def check_recurrent(subject: Subject) -> None:
-    """Make the checks that memories, agents and torsos have in common."""
+    """Run the checks that memories, torsos and agents have in common."""
     report = subject.report
     inputs = subject.inputs()
     with report.errors_of("initial_state"):
@@ -119,6 +120,7 @@ def output_problems(result: Any, num_actions: int) -> list[str]:
 
 
 def check_finite(subject: Subject, outputs: Tensors, state: State) -> None:
+    """Check that all entries of the outputs and of the state are finite."""
     for name, tensor in {**outputs, **named_state(state)}.items():
         if not torch.isfinite(tensor).all():
             count = int((~torch.isfinite(tensor)).sum())
@@ -134,7 +136,7 @@ def check_repeated_call(subject: Subject, state: State) -> None:
 
 
 def check_single_steps(subject: Subject, state: State) -> None:
-    """Compare one call with T steps with T calls with one step."""
+    """Check that one call with T steps gives the same result as T calls with one step."""
     inputs = with_resets(subject.inputs(seed=1), *RESETS)
     with subject.report.errors_of(f"forward with T=1 step and B={B} trajectories"):
         mismatch = compare_single_steps(subject.module, subject.call, inputs, state)
@@ -143,7 +145,7 @@ def check_single_steps(subject: Subject, state: State) -> None:
 
 
 def check_rows(subject: Subject, state: State) -> None:
-    """Compare each row of a batch with the same row alone."""
+    """Check that each row of a batch gives the same result as a batch that contains only this row."""
     inputs = with_resets(subject.inputs(seed=2), *RESETS)
     with subject.report.errors_of(f"forward with T={T} steps and B=1 trajectory"), unchanged(subject.module):
         together = run_sequence(subject.call, inputs, state)
@@ -158,7 +160,10 @@ def check_rows(subject: Subject, state: State) -> None:
 
 
 def check_reset(subject: Subject, state: State) -> None:
-    """Check that `done` replaces any state by the initial state, and that it does not change the initial state."""
+    """Check that `done` replaces any recurrent state by the initial state.
+
+    For a memory, also check that `done` has no effect if the state is already the initial state.
+    """
     report, initial = subject.report, subject.initial_state(B)
     if not initial:
         return
@@ -174,8 +179,8 @@ def check_reset(subject: Subject, state: State) -> None:
             f"after a reset (done[0] is set), the outputs depend on the old state: they differ {difference}; if "
             "done is set, replace the state by the initial state before the step"
         )
-    # Only memories are compared: at a reset, an agent also replaces the last reward and action by zeros, so that its
-    # output may differ for this reason.
+    # This check is only for memories. At a reset, an agent also replaces the last reward and the last action by zeros,
+    # which may change its output.
     if "output" in runs[0] and (difference := find_difference(runs[0], runs[2])) is not None:
         report.require(
             f"a reset does not equal initial_state({B}): the outputs differ {difference}; a reset must restore the "
@@ -205,7 +210,10 @@ def check_inputs_unchanged(subject: Subject, state: State) -> None:
 
 
 def check_gradient(subject: Subject) -> None:
-    """Check that gradients flow from the outputs to all parameters and, in a memory, to the input."""
+    """Check that all parameters get gradients from the outputs.
+
+    If the network has a recurrent state, its floating-point inputs must get gradients, too.
+    """
     report, module = subject.report, subject.module
     inputs = subject.inputs(seed=5)
     observation = {k: x.requires_grad_() if x.is_floating_point() else x for k, x in inputs.observation.items()}
@@ -244,7 +252,7 @@ def check_metrics(subject: Subject, state: State) -> None:
     with report.errors_of("forward_with_metrics"), torch.no_grad(), unchanged(module):
         output, after, metrics = method(inputs.observation["vector"], inputs.done, state)
     if (difference := find_difference(first, {"output": output, **named_state(after)})) is not None:
-        report.add(f"forward_with_metrics differs from forward {difference}; both must compute the same")
+        report.add(f"forward_with_metrics differs from forward {difference}; both must return the same values")
     for name, value in metrics.items():
         if not isinstance(value, Tensor) or value.shape != ():
             found = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
@@ -252,7 +260,10 @@ def check_metrics(subject: Subject, state: State) -> None:
 
 
 def check_copy(subject: Subject) -> None:
-    """Check that the network can be copied and moved to another device, and that its weights can be loaded."""
+    """Check that the network can be copied, and that its weights can be loaded into the copy.
+
+    If the network has a recurrent state and parameters, also check that it can be moved to another device.
+    """
     report = subject.report
     with report.errors_of("copy.deepcopy (actors use copies of the network)"):
         duplicate: Any = copy.deepcopy(subject.module)

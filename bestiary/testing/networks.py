@@ -30,7 +30,10 @@ INTERFACES = (
 
 
 def check_memory(component: Any, input_size: int = 16, /, **options: Any) -> None:
-    """Check a memory: shapes, state, resets, independence of rows, and that T calls with one step equal one with T.
+    """Check a memory: shapes, recurrent state, resets and gradients.
+
+    Also check that the rows of a batch do not affect each other, and that one call with T steps gives the same result
+    as T calls with one step.
 
     Args:
         component: class, `path/to/file.py:Name`, or name of a built-in memory.
@@ -54,7 +57,7 @@ def check_memory(component: Any, input_size: int = 16, /, **options: Any) -> Non
 
 
 def check_torso(component: Any, env: Any = None, /, **options: Any) -> None:
-    """Check a torso: shape and type of its features, independence of the observations of a batch, gradients.
+    """Check a torso: shape and type of its features, gradients, and that the rows of a batch do not affect each other.
 
     Args:
         component: class, `path/to/file.py:Name`, or name of a built-in torso.
@@ -83,9 +86,10 @@ def check_torso(component: Any, env: Any = None, /, **options: Any) -> None:
 
 
 def check_agent(component: Any, env: Any = None, /, **options: Any) -> None:
-    """Check an agent: outputs, state, resets, independence of rows, and that T calls with one step equal one with T.
+    """Check an agent: outputs, recurrent state, resets and gradients.
 
-    Torso, memory and critic are the defaults of the agent, if it has them.
+    Also check that the rows of a batch do not affect each other, and that one call with T steps gives the same result
+    as T calls with one step. If the agent has a torso, memory and critic, the defaults of the agent are used for them.
 
     Args:
         component: class, `path/to/file.py:Name`, or name of a built-in agent.
@@ -124,7 +128,11 @@ def check_agent(component: Any, env: Any = None, /, **options: Any) -> None:
 
 
 def build(found: Component, *args: Any, **inner: Any) -> nn.Module:
-    """Construct a network. A UserError is raised unchanged, because the network may reject an observation with it."""
+    """Construct a network. Report any exception, except UserError and KeyError, as a problem.
+
+    UserError and KeyError are raised unchanged, because a network raises them to reject observations that it does not
+    support (see `check_interfaces`).
+    """
     report = found.report
     try:
         with torch.random.fork_rng(devices=[]):

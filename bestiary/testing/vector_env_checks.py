@@ -18,11 +18,11 @@ from bestiary.utils.errors import UserError
 NUM_ENVS = 4
 NUM_STEPS = 200
 NUM_SAVED_STEPS = 40  # number of steps after `save` that are compared with the steps after `load`
-NUM_ROW_STEPS = 10  # number of steps after which rows are compared; only the first action of row 0 differs
+NUM_ROW_STEPS = 10  # number of steps for which `check_rows` compares the rows of two vector environments
 SAMPLE_SEEDS = range(10, 18)  # seeds of environments whose first observations are collected
-MIN_EPISODES = 3  # the observations at ends of episodes are checked only if there are this many
-MIN_TRUNCATIONS = 8
-MAX_FALSE_ALARM = 1e-3  # largest probability of a wrong report about the first observations of episodes
+MIN_EPISODES = 3  # first observations are checked only if at least this many games have ended
+MIN_TRUNCATIONS = 8  # final observations are checked only if at least this many episodes were truncated
+MAX_FALSE_ALARM = 1e-3  # maximum probability that `check_first_observations` reports a correct environment
 
 
 def check_vector_env(report: Report, spec: EnvSpec, options: Any, can_render: bool) -> None:
@@ -39,14 +39,14 @@ def check_vector_env(report: Report, spec: EnvSpec, options: Any, can_render: bo
 
 
 class VectorEnvChecks:
-    """Checks of one class of vector environments, and the steps that were played with it."""
+    """The checks of one class of vector environments. The object stores the steps that several checks use."""
 
     def __init__(self, report: Report, spec: EnvSpec, options: Any):
         self.report = report
         self.spec = spec
         self.options = options
         self.rng = np.random.default_rng(0)
-        self.steps: list[Step] = []  # the steps of the first vector environment, from `reset` on
+        self.steps: list[Step] = []  # the steps of the first vector environment in `check_play`, without its reset
 
     def build(self, num_envs: int, seed: Any, render: bool = False) -> VectorEnv:
         shown = seed if isinstance(seed, int) else f"np.random.SeedSequence({seed.entropy})"
@@ -56,7 +56,7 @@ class VectorEnvChecks:
 
     @contextmanager
     def opened(self, num_envs: int, seed: Any, render: bool = False) -> Iterator[VectorEnv]:
-        """Build a vector environment and close it at the end."""
+        """Build a vector environment, yield it, and close it at the end."""
         pool = self.build(num_envs, seed, render)
         try:
             yield pool
@@ -87,7 +87,10 @@ class VectorEnvChecks:
     # --- checks ---
 
     def check_one_env(self) -> None:
-        """Check attributes and a few steps with one environment and an integer seed, as before training."""
+        """Check attributes and a few steps with one environment and an integer seed.
+
+        Bestiary builds an environment in this way before training, to read its interface.
+        """
         with self.opened(1, 0) as pool:
             self.report.require(*interface_problems(pool, 1))
             self.reset(pool)
@@ -95,7 +98,10 @@ class VectorEnvChecks:
                 self.step(pool, self.random_actions(pool))
 
     def check_play(self, stack: ExitStack) -> None:
-        """Play two vector environments with equal seeds and actions. Then check `save`, `load` and the rows."""
+        """Play two vector environments with equal seeds and actions, and compare their steps.
+
+        Then check `save` and `load`, and that the rows are independent. `stack` closes the environments at the end.
+        """
         seed = np.random.SeedSequence(1)
         first, second = (stack.enter_context(self.opened(NUM_ENVS, np.random.SeedSequence(1))) for _ in range(2))
         self.report.require(*interface_problems(first, NUM_ENVS))
@@ -132,7 +138,10 @@ class VectorEnvChecks:
             )
 
     def check_frame_stacks(self, pool: VectorEnv, last: Step | None, step: Step) -> None:
-        """Check the guarantee of `VectorEnv.frame_stacks`: each image is the last one, shifted by one frame."""
+        """Check the rule of `VectorEnv.frame_stacks`: each image is the previous image, shifted by one frame.
+
+        The first image of an episode must contain the same frame several times.
+        """
         for kind, depth in pool.frame_stacks.items():
             image = step.observation[kind]
             channels = image.shape[1] // depth
@@ -144,12 +153,18 @@ class VectorEnvChecks:
             if is_wrong.any():
                 row = np.flatnonzero(is_wrong)[0]
                 self.report.require(
-                    f"recv: frame_stacks declares {depth} frames in {kind!r}, but row {row} is not the last image "
-                    "shifted by one frame (or, after done, one repeated frame)"
+                    f"recv: frame_stacks declares {depth} frames in {kind!r}, but row {row} is not the previous image "
+                    "shifted by one frame (or, if done is set, one repeated frame)"
                 )
 
     def check_save(self, pool: VectorEnv, restored: VectorEnv, twin: VectorEnv) -> None:
-        """Check that `save` does not change an environment, and that `load` lets a new environment continue equally."""
+        """Check that `save` does not change an environment, and that `load` restores the state in a new environment.
+
+        Args:
+            pool: vector environment whose state is saved.
+            restored: new vector environment, into which the state is loaded.
+            twin: vector environment in the same state as `pool`, which is not saved.
+        """
         with self.report.errors_of("save"):
             state = pool.save()
         if not isinstance(state, dict) or not all(_is_plain_array(value) for value in state.values()):
@@ -172,7 +187,10 @@ class VectorEnvChecks:
             self.report.require(f"save: the array {changed[0]!r} changes in later steps; return copies")
 
     def check_rows(self, first: VectorEnv, second: VectorEnv) -> None:
-        """Change only the action of row 0 in one of two equal environments, and compare the other rows."""
+        """Check that an action affects only its own row.
+
+        `first` and `second` are in the same state. They get the same actions, except for the first action of row 0.
+        """
         n = first.action_spec.n
         if n == 1:
             return
@@ -199,10 +217,10 @@ class VectorEnvChecks:
     def check_first_observations(self) -> None:
         """Check that observations after `done` look like those after `reset`.
 
-        The observations after `reset`, with several seeds, give a range for each number. The check fails only if every
-        observation after a terminated game is far outside this range, and if this would be very improbable for
-        observations after `reset`. To estimate this probability, the first observations of each seed are compared with
-        the range of the other seeds.
+        The observations after `reset` with several seeds give a range for each element of the observation. The check
+        fails if every observation after a terminated game is far outside this range, and if this would be very
+        improbable for observations after `reset`. To estimate this probability, the observations after `reset` of each
+        seed are compared with the range of the other seeds.
         """
         after_done = [step.observation for step in self.steps]
         rows = [step.done & step.game_over & ~step.truncated for step in self.steps]
@@ -216,7 +234,7 @@ class VectorEnvChecks:
                 observation = self.reset(pool).observation
             for kind, array in observation.items():
                 samples[kind].append(array)
-        left_out = 0  # number of observations after `reset` that are outside of the range of the other seeds
+        left_out = 0  # number of observations after `reset` that are far outside the range of the other seeds
         for k in range(len(SAMPLE_SEEDS)):
             others = {kind: arrays[:k] + arrays[k + 1 :] for kind, arrays in samples.items()}
             left_out += int(_are_outside(others, {kind: arrays[k] for kind, arrays in samples.items()}).sum())
@@ -229,7 +247,7 @@ class VectorEnvChecks:
             )
 
     def check_final(self) -> None:
-        """Check that `final` is not the first observation of the next episode."""
+        """Check that `final` is the last observation of the old episode, not the first one of the next episode."""
         pairs = [
             (step.final[kind], step.observation[kind][step.truncated])
             for step in self.steps
@@ -305,7 +323,10 @@ def _is_plain_array(value: Any) -> bool:
 
 
 def _are_outside(samples: dict[str, list[np.ndarray]], observations: Arrays) -> np.ndarray:
-    """Return, as bool [rows], whether an observation has a number that is far outside the range of the samples."""
+    """Return for each observation whether one of its elements is far outside the range of the samples (bool [N]).
+
+    Far outside means that the distance to the range is more than half of the range.
+    """
     result = np.zeros(len(next(iter(observations.values()))), bool)
     for kind, array in observations.items():
         sample = np.concatenate(samples[kind]).astype(np.float64)

@@ -71,7 +71,11 @@ class Actor:
 
     @torch.no_grad()
     def act(self) -> None:
-        """Sample the next actions from the policy and send them to the environments."""
+        """Sample the next actions from the policy and send them to the environments.
+
+        Raises:
+            RunError: the agent's output is not finite.
+        """
         assert self.last_step is not None, "call start or load first"
         output, self.state = self._infer(Inputs.from_step(self.last_step, self.last_actions), self.state)
         if not (output.distribution.is_finite() and bool(torch.isfinite(output.value).all())):
@@ -113,7 +117,7 @@ class Actor:
 
     @torch.no_grad()
     def _store_bootstrap_values(self, step: Step) -> None:
-        """For each truncated episode, store the value of its final observation. The learner bootstraps from it."""
+        """Store the value of the final observation of each truncated episode, from which the learner bootstraps."""
         rows = torch.from_numpy(np.flatnonzero(step.truncated))
         inputs = Inputs(
             {kind: torch.from_numpy(array)[None] for kind, array in step.final.items()},

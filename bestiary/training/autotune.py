@@ -31,13 +31,13 @@ from bestiary.utils.cpu import num_cores
 
 MEASURE_SECONDS = 0.1  # duration of each measurement of a size
 NUM_PASSES = 3  # each size is measured this many times, because other programs may slow down one measurement
-MAX_BATCH_SECONDS = 1.0  # if a batch takes longer than this with a size, larger sizes are not measured
+MAX_BATCH_SECONDS = 1.0  # if the gradient of a batch takes longer than this, larger sizes are not measured
 # A size is clearly slower than the fastest size if its speed is below this fraction of the highest speed.
 CLEARLY_SLOWER = 0.9
 
 
 def default_micro_batch_size(config: Config) -> int:
-    """Return the default size: 4 for large observations (images), 32 for small ones, the whole batch on a GPU."""
+    """Return the default size: 4 for large observations (images), 32 for others; on a GPU, the batch size."""
     if learner_device_type(config.training) != "cpu":
         return config.make_algorithm().batch_size(config.training.pool_size, config.training.total_pools)
     return 4 if _is_large(config.interface.observation_spec) else 32
@@ -78,7 +78,8 @@ def choose_micro_batch_size(config: Config) -> int:
 def _select_size(rates: dict[int, float], default: int) -> int:
     """Return the fastest size if it is clearly faster than the default size, otherwise the default size.
 
-    If the default size was not measured, the largest measured size below it is used as the default.
+    If the default size was not measured, the largest smaller measured size takes the place of the default. If there is
+    no smaller one, the smallest measured size does.
     """
     default = max((size for size in rates if size <= default), default=min(rates))
     fastest = max(rates, key=rates.__getitem__)
@@ -89,7 +90,7 @@ def measure_rates(config: Config) -> dict[int, float]:
     """Return the learning speed for each micro-batch size, in steps per second. All learner threads are used.
 
     The sizes are powers of 2 in increasing order. The measurement ends at a size that is at least four times as large
-    as the fastest size and clearly slower, or at a size with which a batch takes more than `MAX_BATCH_SECONDS`.
+    as the fastest size and clearly slower, or at a size at which a batch takes longer than `MAX_BATCH_SECONDS`.
     """
     algorithm = config.make_algorithm()
     num_threads = config.training.learner_threads or num_cores()
@@ -121,7 +122,7 @@ def measure_rates(config: Config) -> dict[int, float]:
 
 
 def _measure_rate(learner: Learner, batch: Batch) -> tuple[float, float]:
-    """Compute the gradient of a batch repeatedly. Return the speed (steps/s) and the duration of the fastest repeat."""
+    """Compute the gradient of a batch repeatedly. Return the highest speed (steps/s) and the shortest duration (s)."""
     learner.batch_gradient(batch)
     best, elapsed = float("inf"), 0.0
     while elapsed < MEASURE_SECONDS:

@@ -3,16 +3,16 @@
 import time
 from collections import deque
 
-SPEED_WINDOW = 60.0  # the training speed is measured over this time, in seconds
+SPEED_WINDOW = 60.0  # the training speed is the mean over this time, in seconds
 SAMPLE_INTERVAL = 0.5  # minimum time between two samples, in seconds
 MIN_ESTIMATE_SECONDS = 5.0  # the remaining time is estimated only if the speed was measured for this many seconds
 
 
 class TrainingClock:
-    """Measures the training time of a run over all its sessions, and the speed over the last minute.
+    """Measures the training time of a run over all its sessions, and the training speed over the last minute.
 
-    In each session, the measurement of the speed begins at the first update, so that it does not include the time to
-    start environments and threads.
+    A session is the time from a start or resume of the run until it stops. In each session, the measurement of the
+    speed starts after the first learn call, so that it does not include the time to start environments and threads.
 
     Args:
         seconds_before: training time of earlier sessions of the run, in seconds.

@@ -21,7 +21,7 @@ from bestiary.utils.console import warn
 def describe(config: Config) -> str:
     """Return a summary of the environment, the rewards, the components and their numbers of parameters.
 
-    The agent is built in the same way as for training, so that invalid settings raise the same errors.
+    This function builds the agent in the same way as training does, so that invalid settings raise the same errors.
     """
     check_validation(config)
     check_user_envs(config)
@@ -45,7 +45,7 @@ def describe(config: Config) -> str:
 
 
 def check_user_envs(config: Config) -> None:
-    """Reset and step the environments from users' files, so that most errors in them are found before training.
+    """Reset and step the environments from users' files, to find most of their errors before training starts.
 
     Raises:
         UserError: an environment fails or returns invalid values.
@@ -75,7 +75,7 @@ def describe_rewards(config: Config, agent: Agent) -> str:
 
 
 def warn_about_clipping(config: Config) -> None:
-    """Warn the user if scaling and clipping make different training rewards equal."""
+    """Warn the user if different training rewards become equal after scaling and clipping."""
     if config.rewards.training is None:
         return
     mode, scale = _reward_transform(config)

@@ -32,7 +32,8 @@ def choose_devices(training: Training) -> tuple[torch.device, torch.device]:
 def learner_device_type(training: Training) -> str:
     """Return the type of the learner's device: cpu or cuda.
 
-    On a cluster, the learner may run on another machine. So it is not checked that this machine has the given --device.
+    On a cluster, the learner may run on another machine. This function then does not check that this machine has the
+    device that --device names.
     """
     explicit_on_cluster = training.runtime == "cluster" and training.device != "auto"
     return training.device if explicit_on_cluster else choose_device(training.device).type
@@ -42,7 +43,7 @@ def choose_device(name: str, flag: str = "--device") -> torch.device:
     """Return the device with this name: auto (a GPU if there is one, otherwise the CPU), cpu, cuda or cuda:N.
 
     Raises:
-        UserError: the name is not valid or this machine has no such device; the message names the flag.
+        UserError: the name is not valid or this machine has no such device. The message contains `flag`.
     """
     if name == "auto":
         return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
@@ -86,5 +87,5 @@ def check_devices(config: Config) -> None:
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[None]:
-    """Return a context in which to run the network: bfloat16 autocast, or a context without effect for float32."""
+    """Return the context manager for running the network: bfloat16 autocast, or no effect for float32."""
     return torch.autocast(device.type, torch.bfloat16) if precision == "bfloat16" else nullcontext()

@@ -27,8 +27,8 @@ def make_actors_and_learner(config: Config, start_step: int | None = None) -> tu
     """Return the actors and the learner of a run. If the run is resumed, `start_step` is the step of its checkpoint.
 
     A serial run has one actor, which uses the learner's agent. A local run has one actor per vector environment, and
-    each actor has its own copy of the agent. Different seeds for environments, action sampling and initial weights are
-    derived from the seed of the run.
+    each actor has its own copy of the agent. Environments, action sampling and initial weights have different seeds,
+    which are derived from the seed of the run.
     """
     training = config.training
     torch.set_num_threads(1)
@@ -48,9 +48,9 @@ def make_actors_and_learner(config: Config, start_step: int | None = None) -> tu
 def make_vector_envs(config: Config, indices: range, start_step: int = 0, incarnation: int = 0) -> list[VectorEnv]:
     """Return the vector environments of a run that have the given indices.
 
-    Environments get new seeds if they cannot continue from their previous state, so that they do not repeat their first
-    episodes. This is the case if the run is resumed at `start_step` and the state cannot be restored, or if the actor
-    of the environments was replaced (`incarnation` > 0).
+    Environments get new seeds if their previous state is lost, so that they do not repeat their first episodes. The
+    state is lost if the run is resumed at `start_step` and cannot restore it, or if the environments were created again
+    after a failure (`incarnation` > 0).
     """
 
     def make(seeds: list[np.random.SeedSequence]) -> list[VectorEnv]:
@@ -71,8 +71,8 @@ def env_seeds(config: Config, restart_step: int = 0, incarnation: int = 0) -> li
 
     Args:
         config: config of the run.
-        restart_step: step of the run at which the environments were last created again; 0 if they never were.
-        incarnation: number of times that the actor of the environments was replaced since that step.
+        restart_step: step at which the run was last resumed with new environments; 0 if this has not happened.
+        incarnation: 0, or a number that is different each time the environments are created again after a failure.
     """
     seed = config.training.seed
     if incarnation:
@@ -110,8 +110,8 @@ def make_actors(
         indices: index of each element of `pools` among all vector environments of the run. The seeds for action
             sampling depend on it.
         device: device of the agents.
-        start_step: step at which the run is started or resumed.
-        incarnation: number of times that the actors were replaced since that step.
+        start_step: step at which the run is started or resumed. The seeds for action sampling depend on it.
+        incarnation: 0, or a number that is different each time the actors are created again after a failure.
     """
     training = config.training
     rollout_length = config.make_algorithm().sequence_length
@@ -165,7 +165,7 @@ def make_learner(config: Config, agent: Agent, device: torch.device, num_learner
 def calibrate_agent(config: Config, agent: Agent, num_steps: int = 100) -> None:
     """Collect observations with random actions. Pass them to `calibrate` of each module that sets `needs_calibration`.
 
-    This must be done before the weights are copied to the actors. Do nothing if no module needs calibration.
+    Call this function before the weights are copied to the actors. It does nothing if no module needs calibration.
     """
     modules: list[Any] = [module for module in agent.modules() if getattr(module, "needs_calibration", False)]
     if not modules:
@@ -210,9 +210,9 @@ def max_rollouts_in_flight(algorithm: Algorithm, training: Training) -> int:
 
     While a rollout is collected and waits, the learner performs updates from earlier rollouts. Each of these updates
     increases the policy lag of the rollout's first step by 1. The learn call that uses the rollout can also perform
-    several updates, and each of them except the first increases the lag by 1. The result is at most the number of
-    vector environments plus the number of rollouts of one learn call (or plus 2, if this is larger). More rollouts in
-    flight would only increase the lag.
+    several updates, and each of them except the first increases the lag by 1. The result is also limited to `pools` +
+    max(2, `num_rollouts`), because more rollouts in flight would increase the lag but not the speed. For an on-policy
+    algorithm, the result is the number of rollouts of one learn call.
     """
     num_envs = training.pool_size
     pools = training.total_pools

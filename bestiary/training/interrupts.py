@@ -1,8 +1,8 @@
 """Handling of Ctrl-C and SIGTERM during training.
 
-The first signal asks the run to stop after the current update. A second signal stops the run immediately. Signals
-within 1 s after the first one are ignored, because tools such as `timeout` signal a process and also its process group,
-so that the process receives two signals at once.
+The first signal asks the run to stop after the current learn call and to save a checkpoint. A second signal stops the
+run immediately. A signal that arrives less than 1 s after the first one is ignored, because tools such as `timeout`
+send a signal to the process and to its process group, so that the process receives it twice.
 """
 
 import signal

@@ -38,7 +38,7 @@ class Gradient:
 
     tensors: tuple[Tensor, ...]  # gradient of each parameter of the optimizer
     sums: dict[str, Tensor]  # loss terms and metrics, summed over steps
-    target_moments: Tensor | None  # sums over the value targets from which PopArt updates its statistics, or None
+    target_moments: Tensor | None  # sums over the value targets, with which PopArt updates its statistics; or None
     num_steps: int  # number of steps in these trajectories
 
     def __add__(self, other: "Gradient") -> "Gradient":
@@ -54,7 +54,7 @@ class Gradient:
 
 
 class ParameterGroup:
-    """The parameters of one optimizer. For each parameter, it stores the top-level module (torso, policy, ...)."""
+    """An optimizer, its parameters, and the top-level module (torso, policy, ...) to which each parameter belongs."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, named_parameters: dict[str, nn.Parameter]):
         names = {id(parameter): name for name, parameter in named_parameters.items()}
@@ -66,11 +66,11 @@ class ParameterGroup:
         self.module_indices = torch.tensor(indices, device=self.parameters[0].device)
 
     def module_norms(self, norms: Tensor) -> Tensor:
-        """Return the gradient norm of each module, given the norm of each parameter."""
+        """Return the gradient norm of each module, given the gradient norm of each parameter (one-dimensional)."""
         return norms.new_zeros(len(self.module_names)).index_add_(0, self.module_indices, norms.square()).sqrt()
 
     def step(self, tensors: Sequence[Tensor], norm: Tensor, max_norm: float, lr: float) -> None:
-        """Clip a gradient, whose norm is `norm`, to `max_norm`, and perform an optimizer step."""
+        """Clip a gradient with the norm `norm` to `max_norm`, and perform an optimizer step with learning rate `lr`."""
         for parameter, tensor in zip(self.parameters, tensors, strict=True):
             parameter.grad = match_memory_layout(parameter, tensor)
         nn.utils.clip_grads_with_norm_(self.parameters, max_norm, norm)
@@ -151,13 +151,13 @@ class Learner:
         # A runtime with threads replaces this function by the `map` of a thread pool, so that the gradients of several
         # micro-batches are computed in parallel.
         self.parallel_map: Callable[[Callable[[Rollout], Gradient], Iterable[Rollout]], Iterable[Gradient]] = map
-        # On a cluster, each batch may be split among several learners. Then these functions are replaced by functions
-        # that return the sum over all learners.
+        # On a cluster, each batch may be split among several learners. The two functions below are then replaced by
+        # functions that return the sum over all learners.
         self.num_learners = 1
         self.all_reduce_gradient: Callable[[Gradient], Gradient] = lambda gradient: gradient
         self.all_reduce: Callable[[Tensor], Tensor] = lambda tensor: tensor
         self.steps = 0  # number of steps that all learners together have trained on
-        self.version = 0  # version of the weights: number of updates without skipped ones
+        self.version = 0  # version of the weights: number of updates, not counting skipped updates
         self.skipped_updates = 0  # number of updates that were skipped because their loss or gradient was not finite
         self.consecutive_skips = 0  # number of skipped updates since the last update that was not skipped
 
@@ -179,7 +179,7 @@ class Learner:
         return metrics
 
     def context(self) -> LearnContext:
-        """Return the functions of this learner that `Algorithm.batches` may use."""
+        """Return the functions and the random generator that `Algorithm.batches` may use."""
         # The seed depends only on the run's seed and step, so that a resumed run shuffles in the same way.
         seed = int(np.random.SeedSequence([self.seed, self.steps]).generate_state(1)[0])
         return LearnContext(self.infer, torch.Generator().manual_seed(seed), self.all_reduce)
@@ -187,9 +187,9 @@ class Learner:
     def update(self, batch: Batch) -> dict[str, float]:
         """Perform one optimizer step on a batch and return its metrics.
 
-        If the loss or the gradient is not finite, the update is skipped: nothing changes. With PopArt, errors of values
-        have the wrong scale if the statistics of the value targets do not fit these targets yet. Then the statistics
-        are updated first, and the gradient is computed again.
+        If the loss or the gradient is not finite, the update is skipped: no optimizer step is performed. With PopArt,
+        the value loss has the wrong scale if the running statistics do not fit the value targets of this batch yet. In
+        this case, the statistics are updated first, and the gradient is computed again.
         """
         if (problem := batch_problem(batch, self.groups)) is not None:
             raise RunError(f"{self._name}.batches {problem}")
@@ -222,7 +222,8 @@ class Learner:
         metrics = dict(zip(names, numbers, strict=True))
         metrics |= {name: metrics[name] / num_steps for name in sums}
         if max_policy_lag == 0 and "abs_log_ratio" in metrics:
-            # Actor and learner had the same weights, so that a difference is an error of the agent or of its memory.
+            # Actor and learner used the same weights, so the log ratio must be 0, except for rounding. A larger value
+            # shows an error in the agent or in its memory.
             metrics["abs_log_ratio_lag0"] = metrics["abs_log_ratio"]
         if moments is not None:
             metrics["recomputed_updates"] = float(wrong_scale)
@@ -271,7 +272,7 @@ class Learner:
         return min(self.steps, self.total_steps) / self.total_steps
 
     def _count_update(self, finite: bool) -> None:
-        """Count an update, or a skipped update if it is not finite. Raise RunError after too many consecutive skips."""
+        """Count an update (a skipped one if `finite` is False). Raise RunError after too many consecutive skips."""
         self.version += int(finite)
         self.skipped_updates += int(not finite)
         self.consecutive_skips = 0 if finite else self.consecutive_skips + 1
@@ -284,8 +285,8 @@ class Learner:
     def save(self) -> dict[str, dict[str, Tensor]]:
         """Return the tensors of the checkpoint files `model`, `optimizer` and `algorithm`.
 
-        The names of tensors of other optimizers than the main optimizer begin with the name of the optimizer. The
-        method `counters` returns the rest of the state.
+        In `optimizer`, the tensor names of each optimizer except the main optimizer start with the name of the
+        optimizer and a slash. The method `counters` returns the rest of the state.
         """
         optimizer = {
             _optimizer_prefix(name) + key: value

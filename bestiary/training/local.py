@@ -10,7 +10,7 @@
     learner threads     Each thread computes the gradient of one micro-batch at a time. By default, there is one thread
                         per core.
 
-The serial runtime uses the same classes Actor and Learner. This module only decides when each of them runs.
+The serial runtime uses the same classes Actor and Learner. This module only decides when actors and learner run.
 """
 
 import threading
@@ -57,7 +57,7 @@ def train(actors: list[Actor], learner: Learner, session: Session, layout: Threa
     actor_threads = [ActorThread(index, actors, layout.actor_threads, queue) for index in range(layout.actor_threads)]
     utilisation = Utilisation([thread.timer for thread in actor_threads])
     for actor in actors:
-        actor.version = -1  # lower than the version of any published weights, so that the actor loads the first ones
+        actor.version = -1  # lower than any published version, so that the actor loads the first published weights
     with ThreadPoolExecutor(layout.learner_threads, "gradients", torch.set_num_threads, (1,)) as learner_threads:
         learner.parallel_map = learner_threads.map
         try:

@@ -14,19 +14,19 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-# An alert needs |t| above this threshold for both slopes. Independent returns without a trend cause about 1 false alert
-# in 500,000 checks.
+# An alert needs |t| above this threshold for both slopes. If training and true returns have no trend and do not depend
+# on each other, about 1 of 500,000 checks raises a false alert.
 T_THRESHOLD = 3.0
 
 
 class RewardHackingMonitor:
-    """Compares the trend of the training return with the trend of one true return over the last games.
+    """Compares the trend of the training return with the trend of one true return over the most recent games.
 
     Args:
         games: number of games between two checks (the length of a window).
         windows: number of windows in each check: the lines are fitted to the last `games` x `windows` games.
-        recent_returns: pairs (training return, true return) of the last games. This argument and the following ones
-            restore the `state` of another monitor.
+        recent_returns: pairs (training return, true return) of the most recent games. This argument and the following
+            ones restore a monitor from the result of `state`.
         num_alerts: number of alerts so far.
         games_since_check: number of games since the last check.
     """
@@ -46,7 +46,7 @@ class RewardHackingMonitor:
         self.t_statistics = (math.nan, math.nan)  # t of the training return and of the true return at the last check
 
     def add(self, training_return: float, true_return: float) -> bool:
-        """Add the returns of a finished game, and check the trends if a check is due. Return whether it is an alert."""
+        """Add the returns of a finished game, and check the trends if a check is due. Return True for an alert."""
         self.recent_returns.append((training_return, true_return))
         self.games_since_check += 1
         if self.games_since_check < self.games or len(self.recent_returns) < (self.recent_returns.maxlen or 0):

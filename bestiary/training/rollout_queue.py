@@ -2,9 +2,9 @@
 
 Each rollout gets an ID (0, 1, 2, ...) when an actor starts to collect it, and the learner consumes rollouts in the
 order of their IDs. Actors start rollouts in turn. A rollout is in flight while it is being collected or waits for the
-learner. An actor may start a rollout only if fewer than `max_in_flight` rollouts are in flight. Between the first step
-of a rollout and its update, the learner therefore consumes at most `max_in_flight` - 1 other rollouts. This bounds the
-memory use and the policy lag, and no rollout is dropped.
+learner. An actor may start a rollout only if fewer than `max_in_flight` rollouts are in flight. Therefore the learner
+consumes at most `max_in_flight` - 1 other rollouts between the start of a rollout and the update that uses it. This
+bounds the memory use and the policy lag, and no rollout is dropped.
 
 With a fixed lag L, rollout k is collected entirely with the weights that were trained on exactly the rollouts
 0 .. k-L-1. The result does not depend on the speed of the threads, so the run is asynchronous and reproducible. An
@@ -14,10 +14,10 @@ that were trained on all previous blocks.
 On a cluster, an actor may be slow or may crash, and its rollout is then discarded.
 
     in_order=False    Any idle actor may start the next rollout, and the learner consumes rollouts in the order in which
-                      they arrive. Instead of a discarded rollout, an actor collects a new one.
-    in_order=True     The actor that should have collected a discarded rollout collects it again. It also repeats its
-                      earlier rollouts of the same block, because the new environments do not have the state that
-                      followed these rollouts.
+                      they arrive. A discarded rollout is replaced by a new rollout of any idle actor.
+    in_order=True     The actor that should have collected a discarded rollout collects it again. The actor also
+                      repeats its earlier rollouts of the same block: its environments were created again, so their
+                      state does not follow from these earlier rollouts.
 """
 
 import threading
@@ -67,7 +67,7 @@ class RolloutQueue(Generic[WeightsT, RolloutT]):
         self.completed: dict[int, RolloutT] = {}
         # For each actor, the IDs of discarded rollouts that it must collect again (only if in_order).
         self.to_retry: dict[int, deque[int]] = {actor: deque() for actor in range(num_actors)}
-        # The weights after each of the last consumed rollouts; the newest weights are the last entry. With a fixed lag
+        # The weights after each of the most recently consumed rollouts; the last entry is the newest. With a fixed lag
         # L there are at most L + 1 entries, otherwise 1.
         self.weights_history = deque([initial_weights], maxlen=(fixed_lag or 0) + 1)
         self.failure: BaseException | None = None
@@ -145,7 +145,7 @@ class RolloutQueue(Generic[WeightsT, RolloutT]):
             self.changed.wait_for(lambda: self.progress() != last_progress or self.closed)
 
     def fail(self, error: BaseException) -> None:
-        """Store the error of an actor. The method `get`, which the learner calls, raises it."""
+        """Store the exception of an actor. The next call of `get`, in the learner's thread, raises it."""
         with self.changed:
             self.failure = error
             self.changed.notify_all()
@@ -185,7 +185,7 @@ class RolloutQueue(Generic[WeightsT, RolloutT]):
         return self.completed.get(self.num_consumed + offset)
 
     def publish(self, weights: WeightsT, num_rollouts: int = 1) -> None:
-        """Make new weights available to the actors. Remove the next `num_rollouts` rollouts, which are consumed now."""
+        """Make new weights available to the actors. Remove the next `num_rollouts` rollouts, which are now consumed."""
         with self.changed:
             for _ in range(num_rollouts - 1):
                 self.weights_history.append(self.weights_history[-1])

@@ -1,9 +1,9 @@
 """The serial runtime: one thread alternates between collecting rollouts and learning.
 
-The tests compare the other runtimes with this one.
+The tests compare the other runtimes with the serial runtime.
 
-Runs with the same seed, machine and package versions are identical bit for bit. If the environments can be saved, a run
-that was interrupted and resumed is identical to an uninterrupted run.
+Runs with the same config, seed, machine and package versions are identical bit for bit. If the state of the
+environments can be saved, a run that was interrupted and resumed is identical to an uninterrupted run.
 """
 
 from bestiary.rollout import Rollout, collect_episodes

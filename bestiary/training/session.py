@@ -28,8 +28,8 @@ class Session:
         run: the run and its folder.
         config: config of the run.
         learner: learner whose steps, counters and weights are logged and saved.
-        save_actor: function that returns the state of the actor for a checkpoint. If actors are not saved, it returns
-            an empty dict.
+        save_actor: function that returns the state of the actor for a checkpoint. In runtimes that do not save actors,
+            it returns an empty dict.
         callbacks: callbacks in the order in which they are called.
         saved_state: content of state.json if the run is resumed from a checkpoint, or None.
     """
@@ -95,10 +95,10 @@ class Session:
 
         Args:
             metrics: metrics of each update since the last call.
-            episodes: episodes that ended since the last call. Their `step` is counted from the last call; this method
+            episodes: episodes that ended since the last call. `Episode.step` is counted from the last call; this method
                 changes it to the step of the run.
-            runtime_metrics: metrics of the runtime, for example the fraction of time in which the learner waited. In
-                the serial runtime: None.
+            runtime_metrics: metrics of the runtime, for example the fraction of time that the learner waited. The
+                serial runtime passes None.
         """
         for episode in episodes:
             episode.step += self.logged_steps
@@ -113,11 +113,11 @@ class Session:
 
     @property
     def has_due_tasks(self) -> bool:
-        """Return whether a task of any callback is due, for example a validation or a checkpoint."""
+        """Return whether `is_due` of any callback returns true, for example because a checkpoint must be saved."""
         return any(callback.is_due(self) for callback in self.callbacks)
 
     def run_due_tasks(self) -> None:
-        """Call `on_due` of each callback whose task is due.
+        """Call `on_due` of each callback whose `is_due` returns true, for example to save a checkpoint.
 
         On a cluster, the driver must copy the state of the remote learners into `learner` before this call.
         """
@@ -128,7 +128,7 @@ class Session:
     # --- called by callbacks ---
 
     def request_stop(self, reason: str) -> None:
-        """Let training stop after the current update, as if all steps were done. Print the reason."""
+        """Print the reason, and make training stop normally (with a final checkpoint) after the current learn call."""
         if not self.stop_requested:
             note(f"training stops at step {self.learner.steps}: {reason}")
         self.stop_requested = True

@@ -1,4 +1,4 @@
-"""Measurement of how actors and learner spend their time, from which the bottleneck of a run is found."""
+"""Measurement of how actors and learner spend their time, to find the bottleneck of a run."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -10,7 +10,11 @@ from bestiary.utils.console import warn
 
 
 class PhaseTimer:
-    """Measures how long an actor spends in each phase: starting, environment, inference, waiting."""
+    """Measures how long an actor spends in each phase.
+
+    The phases are: starting; environment (wait for the result of a step); inference (compute actions); waiting (wait
+    until the learner allows the next rollout).
+    """
 
     def __init__(self, name: str):
         self.name = name
@@ -28,7 +32,7 @@ class PhaseTimer:
 
 
 class Utilisation:
-    """Computes which fraction of the time actors spend in each phase, and the learner spends waiting for rollouts."""
+    """Computes the fractions of time that actors spend in each phase and that the learner waits for rollouts."""
 
     def __init__(self, timers: Sequence[PhaseTimer]):
         self.timers = timers
@@ -59,9 +63,9 @@ class Utilisation:
     def time_fractions(self) -> dict[str, float]:
         """Return how the time since the last call was spent, as fractions of that time.
 
-        `actor_environment`, `actor_inference` and `actor_wait` are means over the actors: the fractions in which they
-        waited for environments, computed actions, and waited for the learner. `learner_wait` is the fraction in which
-        the learner waited for rollouts.
+        `actor_environment`, `actor_inference` and `actor_wait` are the fractions of time that actors waited for
+        environments, computed actions, and waited for the learner, as means over the actors. `learner_wait` is the
+        fraction of time that the learner waited for rollouts.
         """
         totals = self._totals()
         elapsed = {name: totals[name] - self.last_totals[name] for name in totals}
@@ -86,7 +90,7 @@ class Utilisation:
 
 
 def find_bottleneck(fractions: dict[str, float], batch_size_hint: str) -> tuple[str, str]:
-    """Return the bottleneck of a run (learner, environment or inference) and a suggestion how to speed it up.
+    """Return the bottleneck of a run (learner, environment or inference) and a suggestion how to speed up the run.
 
     Args:
         fractions: result of `Utilisation.time_fractions`.

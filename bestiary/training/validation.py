@@ -97,7 +97,8 @@ def make_validator(config: Config) -> Validator | None:
 def check_validation(config: Config) -> None:
     """Check the options of the validation environments. Warn if validation and training levels overlap.
 
-    Levels are compared only if the mode is the same, because the same level number gives another level in another mode.
+    Levels are compared only if training and validation use the same mode, because a level number stands for different
+    levels in different modes.
 
     Raises:
         UserError: the validation environments do not support these options.

@@ -6,9 +6,9 @@ action with the same name. A critic with one value per task has one row of weigh
 the task with the same name. Rows without a match keep their random initialisation. If the source run has another type
 of critic, the whole critic keeps its random initialisation, because the values would have another meaning.
 
-If the agent observes its last action, the weights that read this input are matched by the index of the action, even if
-the actions with the same index have different names. They cannot be matched by name, because these weights are inside
-the memory, and only the memory knows which of its weights they are.
+If the agent observes its last action, the weights for this input are matched by the index of the action, even if the
+actions with the same index have different names. They cannot be matched by name: they are part of the memory's weights,
+and this module does not know which of the memory's weights belong to which action.
 """
 
 import torch
@@ -74,8 +74,8 @@ def load_pretrained(agent: Agent, interface: EnvInterface, source: Run) -> str:
         raise UserError(f"--init-from {source.path}: its weights do not fit this agent: {problems[0]}")
     agent.load_state_dict(weights)
     if isinstance(critic, PopArt):
-        # PopArt moves its statistics fast while its counter of updates is low. The counter starts again at 0, because
-        # the returns may have another scale than in the source run.
+        # PopArt adapts its statistics faster while its counter of updates is low. The counter is set to 0, because the
+        # returns may have another scale than in the source run.
         critic.updates.zero_()
     notes = [f"weights of {source.path} at step {source.steps}"]
     notes += [f"new {head} outputs for {', '.join(keys)}" for head, keys in new_rows.items()]
@@ -94,7 +94,10 @@ def _shape_mismatch(name: str, saved: Tensor, own: Tensor) -> str:
 
 
 def load_pretrained_state(config: Config, algorithm: Algorithm) -> None:
-    """Let the algorithm take over the state of the run of --init-from, if that run has the same algorithm."""
+    """Load the saved state (for example the replay buffer) of the run of --init-from into the algorithm.
+
+    Do nothing if --init-from is not given, if that run has another algorithm, or if the algorithm inherits no state.
+    """
     source = _find_source_of_state(config, algorithm)
     if source is None:
         return
@@ -108,7 +111,7 @@ def load_pretrained_state(config: Config, algorithm: Algorithm) -> None:
 
 
 def check_pretrained_state(config: Config) -> None:
-    """Raise UserError if the algorithm cannot take over the state of the run of --init-from."""
+    """Raise UserError if the algorithm should load the saved state of the run of --init-from but cannot use it."""
     source = _find_source_of_state(config, config.make_algorithm())
     if source is None:
         return
@@ -127,7 +130,7 @@ def check_pretrained_state(config: Config) -> None:
 
 
 def _find_source_of_state(config: Config, algorithm: Algorithm) -> Run | None:
-    """Return the run of --init-from if the algorithm takes over its state, else None."""
+    """Return the run of --init-from if the algorithm loads the saved state of that run, else None."""
     if config.training.init_from is None or not algorithm.inherits_state:
         return None
     source = open_run(config.training.init_from)

@@ -19,7 +19,7 @@ from bestiary.agents.agent import Agent
 class Weights:
     """Immutable weights of an agent."""
 
-    version: int  # number of updates before these weights were published (see `Learner.version`)
+    version: int  # number of updates that led to these weights, without skipped updates (see `Learner.version`)
     tensors: tuple[Tensor, ...]  # parameters and buffers in the order of the agent's state_dict
 
     @classmethod
@@ -43,8 +43,8 @@ class Weights:
 def match_memory_layout(parameter: nn.Parameter, tensor: Tensor) -> Tensor:
     """Return the tensor if it has the same strides as the parameter, otherwise a copy with the parameter's strides.
 
-    There are two reasons: the speed of convolutions depends on the strides, and fused optimizers combine the elements
-    of parameter and gradient that have the same position in memory, not the same index.
+    Equal strides are needed for two reasons. The speed of convolutions depends on the strides. Fused optimizers combine
+    the elements of parameter and gradient that have the same position in memory, even if their indices differ.
     """
     if tensor.stride() == parameter.stride():
         return tensor

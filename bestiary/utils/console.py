@@ -20,8 +20,8 @@ stderr = Console(stderr=True, soft_wrap=True, highlight=False)
 def note(text: str) -> None:
     """Print an informational message to standard error.
 
-    Most messages have no prefix. A message begins with "note: " if it says that something differs from what the user
-    may expect, but is less serious than a warning.
+    Most messages have no prefix. The caller adds the prefix "note: " if the message reports something that the user may
+    not expect but that is less serious than a warning.
     """
     stderr.print(text, markup=False, style="dim")
 

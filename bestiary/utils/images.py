@@ -10,7 +10,10 @@ PANEL_GAP = 4  # distance between two images, in pixels
 
 
 def enlarge(image: np.ndarray) -> np.ndarray:
-    """If an image has less than 100 rows and columns, enlarge it by an integer factor to about 210 rows."""
+    """Enlarge an image with fewer than 100 rows and 100 columns by an integer factor to about 210 rows.
+
+    Return any other image unchanged.
+    """
     height, width = image.shape[:2]
     scale = max(1, round(210 / height)) if max(height, width) < 100 else 1
     return np.repeat(np.repeat(image, scale, axis=0), scale, axis=1) if scale > 1 else image

@@ -28,19 +28,20 @@ def cached_njit(function: Callable[..., Any], depends_on: Sequence[str] = ()) ->
         return numba.njit(nogil=True)(function)
     cache_file = compiled._cache._cache_file
     if depends_on:
-        # Numba uses the cached code only if it has the same stamp as the source file. This private attribute is
-        # extended by the stamps of the other files, because Numba has no public option for several source files.
+        # Numba stores a stamp (modification time and size) of the source file with the cached code, and uses the code
+        # only if the stamp has not changed. The stamps of the other files are added to this private attribute, because
+        # Numba has no public option for several source files.
         cache_file._source_stamp = (cache_file._source_stamp, *(_file_stamp(path) for path in depends_on))
     cache_file._load_index = partial(_load_index, cache_file._load_index)
     return compiled
 
 
 def _load_index(load: Callable[[], dict[Any, Any]]) -> dict[Any, Any]:
-    """Return the index of the cache, or an empty index if it cannot be read.
+    """Call `load` and return the index of the cache. Return an empty index if the index cannot be read.
 
-    The index lists the compiled versions of a function by argument types. Numba reads it before it checks whether the
-    index is outdated, and this fails if the class of an argument was renamed. With an empty index, Numba compiles the
-    function again and replaces the index.
+    The index lists the compiled versions of a function by argument types. Numba reads the index before it checks
+    whether the index is outdated. Reading fails if the class of an argument was renamed. With an empty index, Numba
+    compiles the function again and replaces the index.
     """
     try:
         return load()

@@ -17,7 +17,7 @@ from typing import Any
 
 from bestiary.utils.errors import UserError
 
-# The rule for options of plug-ins, for messages.
+# The rule for options of plug-ins, for error messages.
 OPTIONS_RULE = "options are keyword-only arguments with a default: write *, {name}=... at the end of the arguments"
 
 SUFFIXES = {"k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "B": 10**9}
@@ -76,7 +76,7 @@ def options_class(component: Any) -> type:
     """Return the options class of a component: `component.Options`, if it exists.
 
     Otherwise return a dataclass whose fields are the keyword-only arguments of the constructor that have defaults. Its
-    attribute `positional_arguments` has the other arguments with defaults, for messages.
+    attribute `positional_arguments` contains the names of the other arguments with defaults, for error messages.
 
     Raises:
         UserError: `component.Options` is not a dataclass, so its fields would be ignored.
@@ -106,7 +106,10 @@ def options_class(component: Any) -> type:
 
 
 def positional_hint(options: type | None, name: str) -> str:
-    """Return a hint for a message about an unknown option, if it is an argument of the constructor before the `*`."""
+    """Return a hint for the error message about an unknown option.
+
+    The hint is empty unless the option is a constructor argument that is not keyword-only.
+    """
     if name not in getattr(options, "positional_arguments", ()):
         return ""
     return f": {name} is an argument of the constructor, but not keyword-only; {OPTIONS_RULE.format(name=name)}"
@@ -138,9 +141,9 @@ def _infer_type(default: Any) -> Any:
 
 
 def construct(component: Any, *args: Any, options: Any, **extra: Any) -> Any:
-    """Return a new component.
+    """Call the constructor of a component and return the new object.
 
-    If the component has a class `Options`, pass its options as one object, otherwise as keyword arguments.
+    If the component has a class `Options`, pass the options as one object after `args`, otherwise as keyword arguments.
 
     Raises:
         TypeError: the constructor does not accept these arguments. The message explains how options are declared.
@@ -307,7 +310,7 @@ def parse_keywords(options: type, given: Mapping[str, Any], name: str) -> Any:
     """Build an options object from keyword arguments of a function. `name` is the name of the component in messages.
 
     Raises:
-        UserError: options are unknown or invalid. It lists all such options.
+        UserError: options are unknown or invalid. The error lists all of them.
     """
     known = [field.name for field in dataclasses.fields(options)]
     problems = [

@@ -163,7 +163,7 @@ def plugin_files() -> set[str]:
 
 
 def error_location(error: BaseException, files: Collection[str]) -> str | None:
-    """Return `file.py, line 12`: the innermost line of these files that the error passed through, or None."""
+    """Return `file.py, line 12`: the innermost traceback line in one of these files. Return None if there is none."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in files]
     return f"{frames[-1].filename}, line {frames[-1].lineno}" if frames else None
 

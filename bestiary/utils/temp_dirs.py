@@ -1,4 +1,7 @@
-"""Temporary directories whose names contain a process ID. If the process was killed, a later process removes them."""
+"""Temporary directories whose names contain the ID of their process.
+
+If the process was killed before it removed its directories, a later process removes them.
+"""
 
 import contextlib
 import os

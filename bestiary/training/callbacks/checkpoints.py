@@ -145,8 +145,5 @@ class CheckpointManager(Callback):
 
 
 def _best_check_index(session: "Session") -> int:
-    """Divide the run into BEST_CHECKS_PER_RUN equal parts, and return how many of them are completed.
-
-    A check is due after each part.
-    """
+    """Return how many of the BEST_CHECKS_PER_RUN equal parts of the run are completed. A check is due after each."""
     return BEST_CHECKS_PER_RUN * session.learner.steps // session.total_steps

@@ -52,7 +52,7 @@ class MetricsWriter(Callback):
 
     def on_end(self, session: Session) -> None:
         if session.learner.steps >= session.total_steps and self.pending:
-            self._write_row(session)  # the last log interval may be shorter than the others
+            self._write_row(session)  # the last log interval may be shorter than --log-every
 
     def close(self) -> None:
         for logger in self.loggers:
@@ -76,8 +76,8 @@ class MetricsWriter(Callback):
     def _write_row(self, session: Session) -> None:
         """Write a row of metrics.csv.
 
-        Metrics whose names start with max_ are maxima over the updates since the last row. Other metrics are means over
-        those of these updates that have the metric.
+        A metric whose name starts with max_ is the maximum over the updates since the last row. Any other metric is the
+        mean over the updates since the last row that have this metric.
         """
         names = list(dict.fromkeys(name for update in self.pending for name in update))
         # If tasks have rewards of different scales, a mean over the tasks has no meaning.

@@ -75,8 +75,8 @@ def format_returns(session: Session) -> str:
     """Return the mean returns of recent games as text.
 
     Tasks are listed separately, because their returns may have different scales. True returns are added if --reward or
-    --true-reward is given. As long as some environments are in their first game, their number is added: the games that
-    end first are short, so the mean return is biased.
+    --true-reward is given. While some environments are still in their first game, the text contains their number: the
+    games that end first are short, so the mean return is biased.
     """
     games = sum(task.games for task in session.tasks.values())
     if games == 0:

@@ -24,7 +24,8 @@ class Validation(Callback):
         self.validator = validator
         self.saved_rows = 0  # number of rows that validation.csv had when the loaded checkpoint was saved
         self.best_score: float | None = None
-        self.last_step: int | None = None  # step of the last validation; before the first validation, step of the start
+        # Step of the last validation; before the first validation, the step at which training started.
+        self.last_step: int | None = None
 
     def on_start(self, session: Session) -> None:
         self.table = CsvTable(session.run.path / "validation.csv", self.saved_rows)
@@ -38,7 +39,7 @@ class Validation(Callback):
         return now // interval > before // interval or before < session.total_steps <= now
 
     def on_due(self, session: Session) -> None:
-        """Validate the agent and write the rows of validation.csv. If the score is the best one, keep a checkpoint."""
+        """Validate the agent and write the rows of validation.csv. Save a checkpoint if the score is a new best."""
         now = session.learner.steps
         try:
             rows, score = self.validator.validate(
