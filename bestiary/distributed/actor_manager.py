@@ -56,6 +56,7 @@ class ActorHandle:
 
     @property
     def name(self) -> str:
+        """Return the name of the actor in messages, with the host name if it is known."""
         return f"actor {self.index} on {self.hostname}" if self.hostname else f"actor {self.index}"
 
 
@@ -96,6 +97,7 @@ class ActorManager:
         self.last_warning_time = time.monotonic()
 
     def _make_handle(self, index: int) -> ActorHandle:
+        """Return the handle of an actor whose process is not started yet."""
         pools = self.training.pools
         slots = [EnvSlot(index * pools + k, k, PhaseTimer(f"actor {index}, pool {k}")) for k in range(pools)]
         return ActorHandle(index, slots)
@@ -114,6 +116,7 @@ class ActorManager:
 
     @property
     def timers(self) -> list[PhaseTimer]:
+        """Return the timers of all slots of all actors."""
         return [slot.timer for actor in self.actors for slot in actor.slots]
 
     # --- rollouts ---
@@ -221,6 +224,7 @@ class ActorManager:
         self._restart(actor)
 
     def _restart(self, actor: ActorHandle) -> None:
+        """Kill the process of an actor and start a new one."""
         self.ray.kill(actor.worker)
         actor.incarnation += 1
         self._start_worker(actor)
@@ -274,6 +278,7 @@ class ActorManager:
         self.calls.on_done(actor.worker.step_counts.remote(), on_counts)
 
     def _warn_stalled(self, seconds: float) -> None:
+        """Warn the user that no rollout has arrived for some seconds, and list actors that wait for a CPU."""
         unplaced = [str(actor.index) for actor in self.actors if not actor.placed_at]
         text = f"; these actors wait for a free CPU of the cluster: {', '.join(unplaced[:8])}" if unplaced else ""
         warn(f"no rollout has arrived for {seconds:.0f} s{text}")

@@ -183,6 +183,7 @@ class Driver:
         return in_flight >= learn_calls * self.rollouts_per_learn and not any(self.queue.to_retry.values())
 
     def _start_rollout(self, actor: ActorHandle, slot: EnvSlot, rollout_id: int, weights: RemoteWeights) -> None:
+        """Let a slot start to collect a rollout. When the rollout is collected, `_on_collected` is called."""
         attempt = self.attempts.get(rollout_id, 0) + 1
         self.attempts[rollout_id] = attempt
         report, shards = self.actor_manager.start_rollout(actor, slot, rollout_id, weights, self.batch_size)
@@ -308,6 +309,7 @@ class Driver:
             self._start_learn_call(rollouts)
 
     def _start_learn_call(self, rollouts: list[ReceivedRollout]) -> None:
+        """Let the learners start to compute updates from these rollouts, and append the call to `learn_calls`."""
         results = self.learner_group.learn([rollout.rollout_id for rollout in rollouts])
         call = LearnCall(rollouts, results)
         self.learn_calls.append(call)

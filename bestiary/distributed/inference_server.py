@@ -130,6 +130,7 @@ class RemotePolicy:
         return self.agent.initial_state(batch_size)
 
     def __call__(self, inputs: Inputs, state: State) -> tuple[Output, State]:
+        """Let the inference server run the agent on inputs [1,N]. Return the output and the next recurrent state."""
         import ray
 
         arrays: dict[str, Any] = {name: getattr(inputs, name).numpy() for name in INPUT_FIELDS}

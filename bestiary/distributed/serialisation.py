@@ -143,12 +143,14 @@ def unpack_state(arrays: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, Te
 
 
 def _to_array(tensor: Tensor) -> np.ndarray:
+    """Convert a tensor to a contiguous array in CPU memory."""
     array = tensor.detach().cpu().numpy()
     # `ascontiguousarray` converts a scalar to an array with one axis, which `reshape` removes.
     return np.ascontiguousarray(array).reshape(array.shape)
 
 
 def _to_tensor(array: np.ndarray) -> Tensor:
+    """Convert an array to a tensor that shares its memory. The array may be read-only."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")
         return torch.from_numpy(array)

@@ -91,6 +91,7 @@ class Checkpoint:
         return json.loads((self.path / "state.json").read_text())
 
     def _load(self, name: str, load: Callable[[Path], Any]) -> Any:
+        """Load a safetensors file of the checkpoint. Raise UserError if the file is missing or not valid."""
         try:
             return load(self.path / name)
         except (safetensors.SafetensorError, OSError) as error:

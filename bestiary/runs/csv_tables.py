@@ -59,6 +59,7 @@ class CsvTable:
         self.pending = []
 
     def _rewrite(self, columns: list[str], rows: list[dict[str, str]]) -> None:
+        """Replace the whole file by a new file with these columns and rows."""
         temporary = self.path.with_name(f".{self.path.name}")
         with temporary.open("w", newline="") as file:
             writer = csv.DictWriter(file, columns, restval="", lineterminator="\n")

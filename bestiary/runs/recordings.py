@@ -229,6 +229,7 @@ class Recording:
         return self._action_names(game.env, game.first_step, game.first_step + game.length)
 
     def _action_names(self, env: int, first: int, last: int) -> list[str]:
+        """Return the names of the actions of an environment in the steps `first` to `last` - 1."""
         names = self.metadata["action_names"]
         return [names[action] for action in self.actions[first:last, env]]
 

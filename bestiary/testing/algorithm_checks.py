@@ -118,7 +118,7 @@ class AlgorithmChecks:
                 expected = algorithm.batch_size(num_envs, pools)
                 if num_new != expected:
                     report.add(
-                        f"a batch has {num_new} new trajectories, but batch_size() is {expected}; both must agree"
+                        f"a batch has {num_new} new trajectories, but batch_size() is {expected}; they must be equal"
                     )
             with report.errors_of("an update"):
                 metrics = learner.update(batch)

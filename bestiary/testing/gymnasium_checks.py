@@ -146,6 +146,7 @@ def first_difference(first: tuple[Any, ...], second: tuple[Any, ...]) -> str | N
 
 
 def _equal(a: Any, b: Any) -> bool:
+    """Return whether two observations are equal. NaN equals NaN. Dicts and tuples may be nested."""
     if isinstance(a, dict):
         return isinstance(b, dict) and a.keys() == b.keys() and all(_equal(a[key], b[key]) for key in a)
     if isinstance(a, tuple):

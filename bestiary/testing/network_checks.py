@@ -129,7 +129,7 @@ def check_finite(subject: Subject, outputs: Tensors, state: State) -> None:
 
 def check_repeated_call(subject: Subject, state: State) -> None:
     """Check that two equal calls give equal results."""
-    with subject.report.errors_of("a second forward"):
+    with subject.report.errors_of("the second call of forward"):
         mismatch = compare_repeated_calls(subject.module, subject.call, subject.inputs(seed=1), state)
     if mismatch is not None:
         subject.report.require(mismatch.text)

@@ -49,6 +49,7 @@ class VectorEnvChecks:
         self.steps: list[Step] = []  # the steps of the first vector environment in `check_play`, without its reset
 
     def build(self, num_envs: int, seed: Any, render: bool = False) -> VectorEnv:
+        """Build a vector environment. Report a problem if the constructor fails."""
         shown = seed if isinstance(seed, int) else f"np.random.SeedSequence({seed.entropy})"
         with self.report.errors_of(f"the constructor with num_envs={num_envs} and seed={shown}"):
             pool = self.spec.build(num_envs, seed, self.options, render)
@@ -65,12 +66,14 @@ class VectorEnvChecks:
                 pool.close()
 
     def reset(self, pool: VectorEnv) -> Step:
+        """Call `reset` and return the step. Report a problem if the call fails or the step is not valid."""
         with self.report.errors_of("reset"):
             step = pool.reset()
         self.report.require(*step_problems(step, pool, "reset"))
         return step
 
     def step(self, pool: VectorEnv, actions: np.ndarray) -> Step:
+        """Call `send` and `recv` and return the step. Report a problem if a call fails or the step is not valid."""
         sent = actions.copy()
         with self.report.errors_of("send"):
             pool.send(sent)

@@ -193,4 +193,4 @@ def _write_cache(path: Path, sizes: dict[str, int]) -> None:
         temporary.write_text(json.dumps(sizes, indent=1) + "\n")
         temporary.replace(path)
     except OSError as error:
-        note(f"note: cannot write {path} ({error.strerror}); the next run measures the micro-batch size again")
+        note(f"note: cannot write {path} ({error.strerror}); the next run repeats the auto-tuning")

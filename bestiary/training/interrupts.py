@@ -38,6 +38,7 @@ class Interrupts:
         return self
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
+        """Store the first signal. Raise Interrupted at a later signal, unless it arrives within 1 s after the first."""
         if self.received is not None and time.monotonic() > self.received_time + 1:
             raise Interrupted(signum)
         if self.received is not None:

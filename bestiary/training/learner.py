@@ -322,6 +322,7 @@ class Learner:
 
 
 def _optimizer_prefix(name: str) -> str:
+    """Return the prefix of an optimizer's tensor names in a checkpoint. The main optimizer has no prefix."""
     return "" if name == MAIN_OPTIMIZER else f"{name}/"
 
 

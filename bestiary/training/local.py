@@ -113,6 +113,7 @@ class ActorThread(threading.Thread):
         self.timer = PhaseTimer(self.name)
 
     def run(self) -> None:
+        """Start the actors of this thread, and then step them in turn until the queue is closed."""
         torch.set_num_threads(1)
         try:
             for actor in self.actors.values():

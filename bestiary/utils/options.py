@@ -230,6 +230,7 @@ def convert(value: Any, kind: Any) -> Any:
 
 
 def _convert_number(value: Any) -> float:
+    """Convert a number, or a text such as 0.5, 200k or 5M, to a number. Raise ValueError if this is not possible."""
     text = str(value).replace("_", "").strip()
     scale = SUFFIXES.get(text[-1:], 1)
     try:
@@ -242,6 +243,7 @@ def _convert_number(value: Any) -> float:
 
 
 def _convert_tuple(value: Any, kinds: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Convert a list, or a text such as 0,150M or 84x84, to a tuple whose items have the types `kinds`."""
     items = value
     if isinstance(value, str) and kinds[0] is str:
         items = [item.strip() for item in value.split(",")]

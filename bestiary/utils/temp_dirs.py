@@ -20,6 +20,7 @@ def make_temp_dir(prefix: str) -> Path:
 
 
 def _remove_stale(prefix: str) -> None:
+    """Remove directories of this user that have this prefix and whose process no longer exists."""
     for directory in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
         pid = directory.name.removeprefix(prefix).partition("-")[0]
         # FileNotFoundError: another process has removed the directory at the same time. PermissionError: a process of
