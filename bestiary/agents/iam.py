@@ -288,7 +288,7 @@ def _parse_indices(text: str, observation: ObservationSpec, size: int) -> tuple[
         if not start.isdecimal() or (colon and not stop.isdecimal()):
             known = [*DSET_KINDS, *named]
             raise UserError(
-                f"--agent.dset {text}: expected {', '.join(known)}, or an index list such as 49:73"
+                f"--agent.dset {text}: expected {', '.join(known)}, or indices such as 0,49:73 (49:73 is 49 to 72)"
                 f"{suggest(text, known)}"
             )
         first = int(start)

@@ -102,7 +102,12 @@ class ActorCriticOptions:
     lr: float = option(
         5e-4, "initial learning rate (with --algo.lr-schedule warmup: the highest rate)", above=0, unprefixed=True
     )
-    lr_schedule: str = option("linear", "how the learning rate changes during the run", choices=tuple(SCHEDULES))
+    lr_schedule: str = option(
+        "linear",
+        "how the learning rate changes during the run (linear: falls to 0; warmup: rises for 10 % of the run, then "
+        "falls to 0; halving: halved after each fifth of the run; staggered: falls in stages from 1/2 to 0)",
+        choices=tuple(SCHEDULES),
+    )
     discount: float = option(0.99, "discount factor gamma", low=0, high=1)
     lam: float = option(0.95, "lambda of V-trace or GAE, which compute value targets and advantages", low=0, high=1)
     entropy_coef: float = option(0.01, "coefficient of the entropy bonus", low=0)

@@ -24,7 +24,9 @@ def audit_command(argv: list[str]) -> None:
         "run. Tables and figures are written to a folder.",
     )
     add_run_argument(parser, several=True)
-    parser.add_argument("--trusted", metavar="RUN", help="run with which the policy of each other run is compared")
+    parser.add_argument(
+        "--trusted", metavar="RUN", help="reference run; the policies of all other runs are compared with its policy"
+    )
     parser.add_argument(
         "--true-reward",
         metavar="REWARD",

@@ -152,7 +152,7 @@ class AtariVectorEnv(VectorEnv):
         )
 
     def _set_start_actions(self) -> None:
-        """Set the actions of the hidden steps."""
+        """Choose the actions of hidden steps (defined in the module docstring): FIRE and the no-ops at the start."""
         names, options = self.action_spec.names, self.options
         uses_fire = options.fire and "FIRE" in action_names(self.game, full=False)
         self.fire_action = names.index("FIRE") if uses_fire else None

@@ -114,7 +114,8 @@ class TaskStats:
 def return_name(channel: str) -> str:
     """Return the name of the table column that contains the return of a reward.
 
-    `channel` is the name of the reward in `Step.measures`: training -> training_return, true_2 -> true_return_2.
+    `channel` is the name of the reward in `Step.measures`. The column of "training" is "training_return"; the column of
+    "true_2" is "true_return_2".
     """
     name, _, number = channel.partition("_")
     return f"{name}_return{f'_{number}' if number else ''}"

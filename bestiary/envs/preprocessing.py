@@ -49,14 +49,14 @@ class Flicker:
 class Noise:
     """Adds normally distributed noise to each pixel.
 
-    The noise in an environment depends only on its seed and on the number of its earlier frames, not on the other
+    The noise in an environment depends only on its seed and on how many frames it has returned, not on the other
     environments.
     """
 
     def __init__(self, deviation: float, seeds: list[int]):
         self.deviation = deviation  # in grey levels, 0 to 255
         self.seeds = seeds
-        self.count = np.zeros(len(seeds), np.int64)  # number of earlier frames of each environment
+        self.count = np.zeros(len(seeds), np.int64)  # number of frames that each environment has returned so far
 
     def add_to(self, frame: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """Return the frames [M,C,H,W] of the environments with indices `rows` [M], with noise added."""

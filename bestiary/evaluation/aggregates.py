@@ -46,7 +46,7 @@ def median_score(scores: np.ndarray) -> np.ndarray:
 
 
 def optimality_gap(scores: np.ndarray, gamma: float = 1.0) -> np.ndarray:
-    """Return the mean, over runs and tasks, of the differences between `gamma` and the scores [...].
+    """Return the mean of gamma - score over all runs and tasks of the scores [..., runs, tasks].
 
     Scores above gamma count as gamma, so the best value is 0.
     """

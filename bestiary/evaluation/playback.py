@@ -226,7 +226,7 @@ class Playback:
         return 60 / self.frames_per_step if self.frames_per_step > 1 else 10
 
     def protocol(self) -> dict[str, Any]:
-        """Return the settings with which the first viewer plays the game, as JSON-compatible values."""
+        """Return the settings of the game, which the agent of the first viewer plays, as JSON-compatible values."""
         viewer = self.viewers[0]
         policy = "greedy" if self.greedy else "sampled"
         return {
@@ -284,7 +284,10 @@ class Playback:
         return next(self.actions, None)
 
     def _make_frames(self, records: list[StepRecord], action: str) -> list[Frame]:
-        """Render the environments of all viewers. Raise UserError if their screens differ."""
+        """Render the environment of each viewer and return one frame per viewer.
+
+        `action` is the name of the action taken. Raise UserError if the images of the viewers differ.
+        """
         screens = [viewer.pool.render()[0] for viewer in self.viewers]
         first = self.viewers[0]
         for viewer, screen in zip(self.viewers[1:], screens[1:], strict=True):

@@ -83,7 +83,7 @@ class TaskResult:
 
     @property
     def mean(self) -> float:
-        """The mean return of whole games."""
+        """The mean return of the games that ended with game over."""
         return self.statistics["game_return"]["mean"]
 
     @property
@@ -125,7 +125,7 @@ class Evaluation:
 
     @property
     def mean(self) -> float:
-        """The mean return of whole games. Raises ValueError if there are several results."""
+        """The mean return of the games that ended with game over. Raises ValueError if there are several results."""
         return self.statistics["game_return"]["mean"]
 
     @property

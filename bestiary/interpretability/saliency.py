@@ -211,7 +211,8 @@ class BlurProfiles:
         self.neighbours = torch.zeros_like(self.point)
         self.neighbours[1:] += self.point[:-1]
         self.neighbours[:-1] += self.point[1:]
-        # SciPy cuts the filter off at four standard deviations. The neighbours reach one pixel further.
+        # SciPy cuts the filter off at four standard deviations. A window also contains the blurred neighbours of its
+        # centre, so it is one pixel larger on each side.
         self.reach = int(4 * radius + 0.5) + 1
         self.window = torch.arange(min(2 * self.reach + 1, size))
         self.last_start = size - len(self.window)

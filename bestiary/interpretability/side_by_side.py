@@ -117,7 +117,7 @@ def _plain_panel(playback: Playback, label: str) -> Panel:
 def _saliency_panels(
     playback: Playback, labels: list[str], saliencies: list[Saliency], show_plain_game: bool
 ) -> list[Panel]:
-    """Play one game and return its panels: one panel with the saliency of each agent that plays or watches the game.
+    """Play one game and return its panels: for each agent that plays or watches it, one panel with its saliency.
 
     With `show_plain_game`, an additional first panel shows the game without saliency.
     """

@@ -96,7 +96,7 @@ def draw_curves(curves: Sequence[Curve], path: Path) -> None:
 
 
 def _describe_sample(curve: Curve) -> str:
-    """Return a text that says how many seeds or games the points of a curve have."""
+    """Return a text that says over how many seeds or games each point of a curve is averaged."""
     texts = []
     for unit in dict.fromkeys(point.unit for point in curve.points):
         counts = [len(point.true) for point in curve.points if point.unit == unit]

@@ -224,8 +224,8 @@ def _make_page(
 ) -> str:
     """Return an HTML page with tables, learning curves, runs, failures and the study file. Figures are embedded.
 
-    The first table has the variants. Further tables compare the variants over environments. `profiles` is a figure that
-    belongs to these tables.
+    The first table lists the variants with their results. The other tables compare the results of the variants over all
+    environments of the study. `profiles` is a figure with the performance profiles of the variants, or None.
     """
     states = {result.trial: result.trial.state() for result in results}
     done = sum(state.kind == "done" for state in states.values())

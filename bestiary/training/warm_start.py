@@ -124,8 +124,8 @@ def check_pretrained_state(config: Config) -> None:
     missing = [task for task in other.tasks if task not in own.tasks]
     if missing and config.components["critic"].name != "shared":
         raise UserError(
-            f"--init-from {source.path}: its replay buffer contains {', '.join(missing)}, for which the critic of this "
-            "run has no value; use --critic shared, or add --algo.inherit-buffer off"
+            f"--init-from {source.path}: its replay buffer contains trajectories of {', '.join(missing)}, but the "
+            "critic of this run has no value for these tasks; use --critic shared, or add --algo.inherit-buffer off"
         )
 
 
