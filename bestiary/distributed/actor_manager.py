@@ -258,7 +258,7 @@ class ActorManager:
             self._warn_stalled(now - self.last_rollout_time)
 
     def _poll_progress(self, actor: ActorHandle) -> None:
-        """Ask an actor for the step counts of its slots. When it answers, store new counts and the time of the answer."""
+        """Ask an actor for the step counts of its slots. When it answers, store new counts and the time."""
         actor.poll_pending = True
         incarnation = actor.incarnation
 
