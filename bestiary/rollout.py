@@ -83,8 +83,8 @@ class Step:
 class Episode:
     """A finished episode. With --episodic-life, a game has several episodes, and `game_over` marks the last one."""
 
-    # The step at which the episode ended. An actor counts from the start of the rollout. Later, `collect_episodes` and
-    # the training session add the number of steps of the run before this rollout.
+    # The step at which the episode ended, first counted from the start of the rollout. `collect_episodes` and the
+    # training session then add the number of steps of the run before this rollout.
     step: int
     task: str
     episode_return: float
@@ -108,13 +108,13 @@ class Inputs:
     task: Tensor
 
     def __getitem__(self, entries: slice) -> "Inputs":
-        """Return a slice along the time axis."""
+        """Return the inputs in a slice of the time axis."""
         observation = {kind: x[entries] for kind, x in self.observation.items()}
         others = (self.reward, self.done, self.last_action, self.task)
         return Inputs(observation, *(x[entries] for x in others))
 
     def to(self, device: torch.device) -> "Inputs":
-        """Return the inputs on a device. If they are already there, return the object itself."""
+        """Return the inputs on a device. If they are already there, return this object itself."""
         if self.reward.device == device:
             return self
         observation = {kind: x.to(device, non_blocking=True) for kind, x in self.observation.items()}
@@ -162,9 +162,11 @@ class Rollout:
         state: tuple[Tensor, ...],
         pinned: bool = False,
     ) -> "Rollout":
-        """Allocate a rollout of `length` steps.
+        """Return a new rollout of `length` steps without data.
 
-        If `pinned` is True, the observations are in pinned memory, from which a GPU can copy them asynchronously.
+        `spec` and `measures` are the shapes and types of the observations and measures by name, `state` is the
+        recurrent state before entry 0. If `pinned` is True, the observations are in pinned memory, from which a GPU can
+        copy them asynchronously.
         """
         t, n = length, num_envs
 
@@ -216,7 +218,7 @@ class Rollout:
         return Inputs(self.observation, self.reward, self.done, self.last_action, self.task)
 
     def set_entry(self, t: int, step: Step, last_action: np.ndarray) -> None:
-        """Copy a step, and the action that led to it, into entry t."""
+        """Copy a step, and the actions [N] that led to it, into entry t."""
         for name, array in step.observation.items():
             self.observation[name][t] = torch.from_numpy(array)
         for name, array in step.measures.items():
@@ -228,7 +230,7 @@ class Rollout:
         self.last_action[t] = torch.from_numpy(last_action)
 
     def to(self, device: torch.device) -> "Rollout":
-        """Return the rollout on a device. If it is already there, return the object itself."""
+        """Return the rollout on a device. If it is already there, return this object itself."""
         if self.reward.device == device:
             return self
 
@@ -249,7 +251,7 @@ class Rollout:
         return self._map(lambda x: x.index_select(1, envs.to(x.device)), lambda s: s[envs.to(s.device)])
 
     def with_extras(self, **extras: Tensor) -> "Rollout":
-        """Return the rollout with additional tensors [T,N] in `extras`."""
+        """Return a copy of the rollout with additional tensors [T,N,...] in `extras`. Other tensors are shared."""
         return replace(self, extras={**self.extras, **extras})
 
     def split(self, size: int) -> Iterator["Rollout"]:
@@ -292,7 +294,7 @@ def concatenate(rollouts: Sequence[Rollout]) -> Rollout:
 
 
 class HasEpisodes(Protocol):
-    """A rollout, or a report about a rollout that is in another process."""
+    """Interface of objects with finished episodes: a rollout, or a report about a rollout in another process."""
 
     episodes: list[Episode]
 

@@ -154,7 +154,10 @@ def run_memory(memory: Any, x: Tensor, done: Tensor, state: State) -> tuple[Tens
 
 
 def apply_heads(policy: nn.Module, critic: nn.Module, x: Tensor, task: Tensor, **extras: Tensor) -> Output:
-    """Apply the policy head and the critic to the features x [T,B,F], and return the output of the agent."""
+    """Apply the policy head and the critic to the features x [T,B,F], and return the output of the agent.
+
+    `extras` are further outputs for interpretability tools, which are stored in `Output.extras`.
+    """
     estimate = critic(x, task)
     estimate.normalised = to_float32(estimate.normalised)
     return Output(Categorical(to_float32(policy(x))), estimate.value, extras, estimate)

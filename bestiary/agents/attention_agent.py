@@ -48,7 +48,7 @@ from bestiary.agents.torsos import SUBTRACT_MEAN_HELP, ImageEncoder, require_ima
 from bestiary.rollout import ActionSpec, Inputs, ObservationSpec
 from bestiary.utils.options import option
 
-DEFAULT_FREQUENCIES = {"fourier": 4, "cosine": 8}  # both bases have 64 channels
+DEFAULT_FREQUENCIES = {"fourier": 4, "cosine": 8}  # frequencies per axis, by `basis`; both give 64 channels
 
 
 class AttentionAgent(nn.Module, AgentDefaults):
@@ -133,7 +133,10 @@ class AttentionAgent(nn.Module, AgentDefaults):
         nn.init.normal_(self.query[-1].bias, std=0.5)  # type: ignore[arg-type]
 
     def initial_state(self, batch_size: int) -> State:
-        """Return zeros: h and c of the convolutional LSTM [B,K+V,h,w], then h and c of the policy LSTM [B,hidden]."""
+        """Return four tensors of zeros: the output and the cell of both LSTMs.
+
+        The tensors of the convolutional LSTM are [B,K+V,h,w]. Those of the policy LSTM, which follow, are [B,hidden].
+        """
         zeros = self.policy.weight.new_zeros
         map_shape = (batch_size, self.core.channels, *self.torso.map_shape[1:])
         vector_shape = (batch_size, self.options.hidden)
@@ -168,7 +171,9 @@ class AttentionAgent(nn.Module, AgentDefaults):
     def _attend(self, vision: Tensor, policy_h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the answers [B,Q,V+S], the queries [B,Q,K+S] and the attention weights [B,Q,h*w].
 
-        `vision` is the map [B,K+V,h,w] of the convolutional LSTM, `policy_h` the previous output of the policy LSTM.
+        The answer to a query is the sum of the values of all cells, weighted by the attention weights. `vision` is the
+        map [B,K+V,h,w] of the convolutional LSTM, `policy_h` the previous output of the policy LSTM. The docstring of
+        this module explains the letters.
         """
         cells = self.norm(vision.flatten(2).transpose(1, 2))  # [B,h*w,K+V]
         basis = self.basis.expand(len(cells), -1, -1)
@@ -216,11 +221,14 @@ class ConvLSTM(nn.Module):
             self.input.bias[channels : 2 * channels] = 1  # the forget gate is open initially
 
     def input_gates(self, x: Tensor) -> Tensor:
-        """Return W * x + b, the contribution of the inputs [..,C,h,w] to the gates, as a tensor [..,4*channels,h,w]."""
+        """Return W * x + b for inputs x [B,C,h,w]: their contribution to the four gates, [B,4*channels,h,w]."""
         return self.input(x)
 
     def forward(self, gates: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute one step and return the new h and c, [B,channels,h,w]. `gates` is the result of `input_gates`."""
+        """Compute one step. Return the new output and the new cell, both [B,channels,rows,columns].
+
+        `gates` is the result of `input_gates` for this step, `h` the previous output and `c` the previous cell.
+        """
         input_gate, forget_gate, candidate, output_gate = (gates + self.recurrent(h)).chunk(4, dim=1)
         input_peephole, forget_peephole, output_peephole = self.peepholes
         kept = torch.sigmoid(forget_gate + forget_peephole * c) * c
@@ -232,8 +240,8 @@ def spatial_basis(height: int, width: int, frequencies: int, kind: str) -> Tenso
     """Return the S channels of the spatial basis at each cell of a map, [h*w,S].
 
     The channels are all products of a function of y and a function of x. The functions of an axis are cos(u y) for all
-    frequencies u from 1 to U, and for the kind "fourier" also sin(u y). y and x go from 0 (exclusive) to pi across the
-    map.
+    integers u from 1 to `frequencies`, and for the kind "fourier" also sin(u y). y and x go from 0 (exclusive) to pi
+    across the map.
     """
     waves = []
     for size in (height, width):

@@ -43,8 +43,8 @@ from torch import Tensor
 from bestiary.agents.defaults import CriticDefaults
 from bestiary.utils.options import option
 
-MAX_SIGMA_GROWTH = 1.25  # limit of item 3: largest accepted factor by which the sigma of a task grows in one update
-WARMUP_UPDATES = 100  # number of rewarded updates of a task after which the limits of item 3 no longer apply
+MAX_SIGMA_GROWTH = 1.25  # largest accepted factor by which one update increases the sigma of a task (docstring, item 3)
+WARMUP_UPDATES = 100  # after so many updates with a nonzero reward of a task, its sigma and mu may change freely
 MAX_ERROR = 10.0  # maximum absolute value of normalised errors and advantages
 
 
@@ -218,9 +218,10 @@ class PopArt(nn.Linear, CriticDefaults):
         return jumps & (self.updates < WARMUP_UPDATES) & self.options.debias
 
     def _next_statistics(self, moments: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return mu, nu, sigma and updates [K] as they would be after an update. Ignore the rows of absent tasks.
+        """Return mu, nu, sigma and updates [K] as they would be after an update.
 
-        `moments` is the result of `target_moments`. A task is absent if the batch contains no targets of the task.
+        `moments` is the result of `target_moments`. For a task without value targets in the batch, the returned numbers
+        are meaningless, and the caller must not use them.
         """
         o = self.options
         count, total, squares, num_rewards = moments.unbind(1)

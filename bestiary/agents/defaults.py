@@ -28,7 +28,7 @@ class AgentDefaults(ComponentDefaults):
     """Default values of the optional attributes and methods of agents."""
 
     components: ClassVar[tuple[str, ...]] = ()  # which of "torso", "memory" and "critic" the constructor accepts
-    # Default values of other options that this agent changes, by config key, for example {"algo.lr": 3e-4}.
+    # New default values that this agent sets for other options, by config key, for example {"algo.lr": 3e-4}.
     config_defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({})
     has_attention: Any = False  # True if the output has `extras["attention"]`
     uses_last_reward: Any = None  # True if the last reward is an input of the agent; None: unknown
@@ -58,7 +58,10 @@ class CriticDefaults(ComponentDefaults):
     keeps_statistics: bool = False  # True if the critic normalises value targets with running statistics, like PopArt
 
     def accepts(self, moments: Tensor) -> bool:
-        """Return True if the statistics fit the value targets whose `target_moments` are given."""
+        """Return False if the learner must update the statistics before it can use the gradient of a batch.
+
+        `moments` is the result of `target_moments` for the batch. By default, return True.
+        """
         return True
 
 

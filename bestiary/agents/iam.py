@@ -39,11 +39,11 @@ from bestiary.rollout import ActionSpec, Inputs, ObservationSpec
 from bestiary.utils.errors import UserError
 from bestiary.utils.options import option, suggest
 
-DSET_KINDS = ("static", "all", "attention")  # d-sets that are not index lists
+DSET_KINDS = ("static", "all", "attention")  # values of --agent.dset that are neither index lists nor auto
 
 
 class IAMAgent(nn.Module, AgentDefaults):
-    """Agent whose torso receives the whole observation and whose memory receives only the d-set."""
+    """Agent whose torso receives the whole observation and whose memory receives only a part, the d-set."""
 
     components: ClassVar[tuple[str, ...]] = ("torso", "memory", "critic")
     config_defaults: ClassVar[dict[str, str]] = {"memory": "gru"}
@@ -151,7 +151,7 @@ class IAMAgent(nn.Module, AgentDefaults):
 
 
 class IndexSelection(nn.Module):
-    """D-set that consists of the inputs with the given indices: [B,D] -> [B,output_size]."""
+    """Computes the d-set (the input of the memory): the inputs with the given indices, [B,D] -> [B,output_size]."""
 
     def __init__(self, indices: tuple[int, ...]):
         super().__init__()
@@ -164,7 +164,7 @@ class IndexSelection(nn.Module):
 
 
 class AllInputs(nn.Module):
-    """D-set that consists of all inputs [B,D], or of the whole feature map [B,C,h,w]. The output is flattened."""
+    """Computes the d-set (the input of the memory): all inputs [B,D], or the flattened feature map [B,C,h,w]."""
 
     def __init__(self, size: int):
         super().__init__()
@@ -175,7 +175,10 @@ class AllInputs(nn.Module):
 
 
 class Static(nn.Module):
-    """D-set computed by a linear layer over all inputs [B,D], or over each cell of a feature map [B,C,h,w]."""
+    """Computes the d-set (the input of the memory) with a linear layer.
+
+    The layer is applied to all inputs [B,D], or to each cell of a feature map [B,C,h,w].
+    """
 
     def __init__(self, inputs: int, cells: int, predictors: int):
         super().__init__()
@@ -187,11 +190,11 @@ class Static(nn.Module):
 
 
 class Attention(nn.Module):
-    """D-set computed by softmax attention over the cells of a feature map [B,C,h,w], or over the inputs [B,D].
+    """Computes the d-set (the input of the memory) with softmax attention.
 
-    For a feature map, each head outputs the weighted sum of the cells, followed by the attention weights. The memory
-    learns from the weights which location was attended to. For a vector, each head outputs one number, the weighted sum
-    of the inputs.
+    The attention is over the cells of a feature map [B,C,h,w], or over the elements of a vector of inputs [B,D]. For a
+    feature map, each head outputs the weighted sum of the cells, followed by the attention weights, which tell the
+    memory where the attention was. For a vector, each head outputs one number, the weighted sum of the inputs.
     """
 
     def __init__(self, inputs: int, cells: int, heads: int, units: int):
@@ -218,7 +221,7 @@ class Attention(nn.Module):
         self.query = nn.Linear(memory_size, self.heads * self.units, bias=False)
 
     def values_and_keys(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the values and the keys of x.
+        """Return the values and the keys of the attention over x, a feature map [B,C,h,w] or a vector [B,D].
 
         For a feature map, they are [B,R,C] and [B,R,heads,units]. For a vector, they are [B,D] and [B,heads,units].
         """
@@ -226,7 +229,10 @@ class Attention(nn.Module):
         return values, self.key(values).unflatten(-1, (self.heads, self.units))
 
     def forward(self, values: Tensor, keys: Tensor, last_output: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the input of the memory [B,output_size] and the attention weights, [B,heads,R] or [B,heads,D]."""
+        """Return the input of the memory [B,output_size] and the attention weights, [B,heads,R] or [B,heads,D].
+
+        `last_output` is the memory's output at the previous step, from which the queries are computed.
+        """
         query = self.query(last_output).unflatten(-1, (self.heads, self.units))  # [B,heads,U]
         if self.spatial:
             context = torch.tanh(keys + query.unsqueeze(1))  # [B,R,heads,U]
@@ -261,7 +267,7 @@ def make_dset(observation: ObservationSpec, torso: Any, options: IAMAgent.Option
 
 
 def _default_dset(observation: ObservationSpec, has_map: bool) -> str:
-    """Return the d-set that `--agent.dset auto` means."""
+    """Return the d-set that `--agent.dset auto` means. `has_map` is True if the torso is convolutional."""
     if has_map:
         return "attention"
     names = [name for spec in observation.values() for name, _ in spec.sets]

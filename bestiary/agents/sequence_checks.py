@@ -29,7 +29,7 @@ Call = Callable[[Inputs, State], tuple[Tensors, State]]
 
 
 def call_agent(agent: Any) -> Call:
-    """Return a function that calls an agent and returns its logits and values."""
+    """Return a function that calls an agent and returns its logits and values by name, and its new state."""
 
     def call(inputs: Inputs, state: State) -> tuple[Tensors, State]:
         output, state = _pair(agent(inputs, state), "(Output, state)")
@@ -79,7 +79,7 @@ def random_inputs(
 
 
 def with_resets(inputs: Inputs, *resets: tuple[int, int]) -> Inputs:
-    """Return a copy of the inputs [T,B] in which `done` is True at the given pairs (entry, row of the batch)."""
+    """Return a copy of the inputs [T,B] in which `done` is True at each pair (time index, row of the batch)."""
     done = inputs.done.clone()
     for entry, row in resets:
         done[entry, row] = True

@@ -46,10 +46,10 @@ def scale_image(image: Tensor, mean: Tensor | None = None) -> Tensor:
 
 
 class ImageEncoder(nn.Module, TorsoDefaults):
-    """Convolutions over the observation `image`. If `subtract_mean` is True, the mean image is subtracted first.
+    """Convolutions over the observation `image`. If `subtract_mean` is True, a mean image is subtracted first.
 
-    The mean image is zero until `calibrate` is called. `map_shape` is the shape (C, h, w) of the feature map: channels,
-    rows and columns.
+    This mean image is zero until `calibrate` is called. `map_shape` is the shape (C, h, w) of the feature map:
+    channels, rows and columns.
     """
 
     mean: Tensor | None
@@ -208,7 +208,7 @@ class MLP(nn.Module, TorsoDefaults):
         return ((x - self.mean) / self.deviation).clamp(-10, 10)
 
     def project(self, x: Tensor, observation: Tensors) -> Tensor:
-        """Return the features [B,output_size] of the encoded inputs [B,D]."""
+        """Return the features [B,output_size] of x [B,D], the result of `encode`. `observation` is not used."""
         return self.layers(x)
 
     def calibrate(self, observation: Tensors) -> None:

@@ -78,7 +78,10 @@ Batches = Generator[Batch, Metrics, None]
 
 
 def batch_problem(batch: Any, optimizers: Collection[str]) -> str | None:
-    """Return a message if an object that `Algorithm.batches` yielded is not a valid Batch, otherwise None."""
+    """Return a message if an object that `Algorithm.batches` yielded is not a valid Batch, otherwise None.
+
+    `optimizers` are the names of the optimizers that `Algorithm.make_optimizers` returned.
+    """
     if not isinstance(batch, Batch):
         return f"yielded a {type(batch).__name__}; it must yield bestiary.algorithms.base.Batch(rollout, loss)"
     if batch.optimizer not in optimizers:
@@ -193,12 +196,12 @@ class Algorithm:
 
     @classmethod
     def _scale_batch_size(cls, options: Any, context: RunContext) -> Any:
-        """Multiply the default batch size by the number of tasks.
+        """Return the options with the default batch size multiplied by the number of tasks.
 
         An update then has as many trajectories per task as in a run with a single task. With smaller batches, the
         gradient of a task would be smaller than the gradient noise of the other tasks. If the user chose the number of
-        environments, not every batch size is valid. The result is then the largest valid multiple of the number of
-        tasks that is not above this product, or the unchanged default if there is no valid multiple.
+        environments, not every batch size is valid. The batch size is then the largest valid multiple of the number
+        of tasks that is not above this product, or the unchanged default if there is no valid multiple.
         """
         sizes = [per_task * context.num_tasks for per_task in range(options.batch_size, 0, -1)]
         candidates = [replace(options, batch_size=size) for size in sizes]
@@ -350,7 +353,7 @@ def algorithm_problem(component: Any) -> str | None:
 
 
 def updates_per_learn(algorithm: Algorithm, num_envs: int, pools: int) -> int:
-    """Return the maximum number of updates that the learner makes in one learn call.
+    """Return the maximum number of updates that the learner makes with the rollouts of one call of `batches`.
 
     The separate value updates and the auxiliary updates of PPG are not counted.
     """
@@ -379,7 +382,7 @@ def actor_critic_loss(
     options: ActorCriticOptions,
     **sums: Tensor,
 ) -> Loss:
-    """Combine policy loss, value loss and entropy, all summed over the batch, to the Loss of the batch.
+    """Combine policy loss, value loss and entropy, all summed over the batch, into the Loss of the batch.
 
     `output` is the output of the agent, whose metrics are added to the metrics of the loss. `targets` are the value
     targets [T,B]. `sums` are further metrics, also summed over the batch.

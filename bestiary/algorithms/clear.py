@@ -82,7 +82,7 @@ class Clear(Impala):
                     self.buffer.add(new.to(torch.device("cpu")), context.generator)
 
     def loss(self, agent: Agent, rollout: Rollout, progress: float = 0.0) -> Loss:
-        """Return the summed loss of a batch: the loss of IMPALA on all steps, and cloning on the replayed steps."""
+        """Return the summed loss of a batch: the loss of IMPALA on all steps, and cloning losses on replayed steps."""
         o = self.options
         output, _ = agent(rollout.inputs(), rollout.state)
         loss = self.vtrace_loss(output, rollout)
@@ -124,8 +124,9 @@ class Clear(Impala):
     def load_pretrained(self, tensors: Tensors, task_indices: Sequence[int]) -> str:
         """Load the replay buffer of another run, so that the agent does not forget the tasks of that run.
 
-        Trajectories of a task that this run does not have get the task index 0. This is correct only for a critic that
-        ignores the task index.
+        `task_indices[k]` is the index, in this run, of task k of the other run, or -1 if this run does not have this
+        task. Trajectories of such a task get the task index 0, which is correct only for a critic that ignores the task
+        index. Return a text that describes what was loaded.
         """
         self.buffer.load(tensors)
         if not len(self.buffer):
@@ -138,7 +139,7 @@ class Clear(Impala):
 
 
 def _with_stored_policy(rollout: Rollout, context: LearnContext) -> Rollout:
-    """Add the logits of the current policy and `replayed` = 0 to the extras of a new rollout."""
+    """Return a new rollout with two more extras: the logits of the current policy, and `replayed` = 0."""
     output, _ = context.infer(rollout.inputs(), rollout.state)
     return rollout.with_extras(
         stored_logits=output.distribution.logits[:-1].float(), replayed=torch.zeros_like(rollout.value)

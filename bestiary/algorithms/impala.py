@@ -16,7 +16,7 @@ from bestiary.utils.options import option
 class Impala(Algorithm):
     """The algorithm IMPALA.
 
-    With the default options, Pong is learned fastest on two CPU cores (docs/results/pong.md). The presets
+    The default options are those that learned Pong fastest on two CPU cores (docs/results/pong.md). The presets
     `impala-shallow`, `impala-deep` (Espeholt et al. 2018) and `torchbeast` have the published options.
     """
 

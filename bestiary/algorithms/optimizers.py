@@ -15,7 +15,7 @@ WRAPPED_METHODS = ("add_param_group", "zero_grad", "state_dict", "load_state_dic
 
 
 def unwrap_methods(optimizer: type[torch.optim.Optimizer]) -> type[Any]:
-    """Return a subclass of an optimizer class that has the original methods instead of the wrapped ones."""
+    """Return a subclass of an optimizer class whose methods have no wrappers for `torch.compile`."""
     methods: dict[str, Any] = {name: inspect.unwrap(getattr(optimizer, name)) for name in WRAPPED_METHODS}
     methods["step"] = torch.no_grad()(inspect.unwrap(optimizer.step))
     return type(optimizer.__name__, (optimizer,), methods)

@@ -110,7 +110,7 @@ class PPG(PPO):
         return {name: make_adam(group, o.lr, o.eps) for name, group in groups.items()}
 
     def save(self) -> Tensors:
-        """Return the rollouts of the current policy phase."""
+        """Return the rollouts of the current policy phase as tensors by name, for a checkpoint."""
         stored = pack_trajectories(concatenate(self.stored)) if self.stored else {}
         return {"num_stored": torch.tensor(len(self.stored)), **stored}
 
@@ -169,7 +169,7 @@ class PPG(PPO):
 
     @torch.no_grad()
     def _infer_value(self, inputs: Inputs, state: State) -> tuple[Output, State]:
-        """Call the separate value network."""
+        """Return the output and the new state of the separate value network."""
         return self.value_agent(inputs, state)
 
     def _values(self, rollout: Rollout) -> Tensor:
@@ -179,7 +179,7 @@ class PPG(PPO):
 
     @torch.no_grad()
     def _with_policy(self, rollout: Rollout) -> Rollout:
-        """Add the logits of the current policy to the extras of a rollout, which is on the CPU."""
+        """Return a rollout, which is on the CPU, with the logits of the current policy in its extras (`old_logits`)."""
         on_device = rollout.to(self.device)
         output, _ = self.agent(on_device.inputs()[: rollout.length], on_device.state)
         return rollout.with_extras(old_logits=output.distribution.logits.float().to(CPU))

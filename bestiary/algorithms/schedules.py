@@ -7,7 +7,7 @@ import math
 
 
 def constant(progress: float) -> float:
-    """Return 1."""
+    """Return the factor 1: the learning rate does not change."""
     return 1.0
 
 

@@ -28,8 +28,8 @@ def vtrace(
     """Compute the value targets v_t and the advantages for the policy gradient, backwards in time.
 
     pi is the learner's policy, mu the actor's policy. `rho_bar` and `pg_rho_bar` are the upper bounds of the importance
-    weights in the targets and in the advantages; None means no bound. `lam` is the factor lambda of the coefficients
-    c_t. The tensors may have further axes after T and B, which are broadcast against each other.
+    weights in the targets and in the advantages; None means no bound. `lam` is the factor lambda of the paper's
+    coefficients c_t. The tensors may have further axes after T and B, which are broadcast against each other.
     """
     if bootstrap.shape != values.shape[1:]:
         raise ValueError(f"bootstrap: expected shape {list(values.shape[1:])}, got {list(bootstrap.shape)}")

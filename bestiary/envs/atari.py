@@ -119,10 +119,10 @@ class AtariVectorEnv(VectorEnv):
         self.lives = np.zeros(num_envs, np.int32)
         self.ram = np.zeros((num_envs, 128), np.uint8)  # RAM after the last step
         self.games_started = np.zeros(num_envs, np.int64)
-        self.game_steps = np.zeros(num_envs, np.int64)  # number of steps of the current game, without hidden steps
+        self.game_steps = np.zeros(num_envs, np.int64)  # number of steps of the current game that the agent chose
         self.stalled_steps = np.zeros(num_envs, np.int64)  # number of successive steps without progress
         self.action_history = np.zeros((num_envs, 4096), np.uint8)  # actions of the current game; enlarged if necessary
-        self.history_length = np.zeros(num_envs, np.int64)  # length of the history, including actions of hidden steps
+        self.history_length = np.zeros(num_envs, np.int64)  # number of actions in each row of `action_history`
 
     @staticmethod
     def make_interface(name: str, options: Options) -> EnvInterface:
@@ -152,7 +152,10 @@ class AtariVectorEnv(VectorEnv):
         )
 
     def _set_start_actions(self) -> None:
-        """Choose the actions of hidden steps (defined in the module docstring): FIRE and the no-ops at the start."""
+        """Set the actions that the agent does not choose.
+
+        They are FIRE after a lost life, and no-ops and FIRE at the start of a game.
+        """
         names, options = self.action_spec.names, self.options
         uses_fire = options.fire and "FIRE" in action_names(self.game, full=False)
         self.fire_action = names.index("FIRE") if uses_fire else None
@@ -181,7 +184,7 @@ class AtariVectorEnv(VectorEnv):
             noop_max=options.noop_max if random_noops else 1,
             # If True, EnvPool sends FIRE at the start of a game. In mode `fixed`, `_start_games` sends it instead.
             use_fire_reset=options.fire and random_noops,
-            max_episode_steps=2**30,  # no limit; this class counts the time limit, without hidden steps
+            max_episode_steps=2**30,  # no limit; this class itself ends games at `time_limit`
             episodic_life=False,
             reward_clip=False,
         )
@@ -196,9 +199,9 @@ class AtariVectorEnv(VectorEnv):
         return initial_step({"image": image}, {**zeros, "ram": info["ram"], **blank})
 
     def _observe(self, frame: np.ndarray, first: np.ndarray) -> tuple[np.ndarray, Arrays]:
-        """Add new frames to the stacks. Return the images [N,C,H,W], and a dict with the measure `blank`.
+        """Add new frames to the stacks. Return the images [N,C,H,W], and a dict with the measure `blank` (1: zeros).
 
-        The dict is empty if flicker is off.
+        The dict is empty if flicker is off. `first`, bool [N], marks starts of episodes.
         """
         blank = self.flicker.draw()
         frame = self.flicker.blank_frames(self.noise.add_to(frame, self.ids), blank)
@@ -206,7 +209,10 @@ class AtariVectorEnv(VectorEnv):
         return image, {"blank": blank.astype(np.float32)} if "blank" in self.measures_spec else {}
 
     def _observe_final(self, rows: np.ndarray, frame: np.ndarray) -> np.ndarray:
-        """Return the final images of the truncated games in `rows`, without changing the stored frame stacks."""
+        """Return the final images of the truncated games of the environments `rows`, given their last frames.
+
+        The stored frame stacks do not change.
+        """
         blank = self.flicker.draw(np.isin(self.ids, rows))[rows]
         frame = self.flicker.blank_frames(self.noise.add_to(frame, rows), blank)
         return self.flicker.blank_stacks(self.stack.peek(rows, frame), blank)
@@ -221,7 +227,7 @@ class AtariVectorEnv(VectorEnv):
         over = info["terminated"].astype(bool)
         lost = (info["lives"] < self.lives) & ~over
         at_limit = self.game_steps == self.options.time_limit
-        # The components describe the result of the agent's action, so they are computed before any hidden step.
+        # The components describe the result of the agent's action, so they are computed before FIRE or a new game.
         components = self._compute_components(reward, info, over | lost) if self.components_enabled else {}
         if self.options.stall:
             over |= self._find_stalled(reward, info["ram"], lost)
@@ -289,9 +295,9 @@ class AtariVectorEnv(VectorEnv):
         self.env.send(actions, ids)
 
     def _press_fire(self, rows: np.ndarray, frame: np.ndarray, reward: np.ndarray, over: np.ndarray, info: Any) -> None:
-        """Make a hidden step with FIRE in the environments `rows`, which lost a life.
+        """Make one emulator step with FIRE in the environments `rows`, which lost a life.
 
-        Add the reward of the hidden step to `reward`, and write its other results into `frame`, `over` and `info`.
+        Add the reward of this step to `reward`, and write its other results into `frame`, `over` and `info`.
         """
         self._send(np.full(len(rows), self.fire_action), rows)
         frame[rows], more_reward, _, new_info = self.env.recv()
@@ -301,7 +307,7 @@ class AtariVectorEnv(VectorEnv):
         info["ram"][rows] = new_info["ram"]
 
     def _start_games(self, rows: np.ndarray) -> tuple[np.ndarray, Any]:
-        """Start new games in some rows. Return their first frames and the infos of the emulators."""
+        """Start new games in the environments `rows`. Return their first frames and the infos of the emulators."""
         frame, info = self.env.reset(rows)
         self.games_started[rows] += 1
         self.game_steps[rows] = 0
@@ -326,7 +332,8 @@ class AtariVectorEnv(VectorEnv):
     def _start_flying(self, rows: np.ndarray, frame: np.ndarray, info: Any) -> None:
         """Start River Raid: send no-ops until the game waits for an action, then press FIRE.
 
-        Overwrite `frame` and `info` with the results of the last of these hidden steps.
+        `rows` are the indices of the environments. Overwrite `frame` and `info` with the results of the last of these
+        steps.
         """
         waiting = np.flatnonzero(info["ram"][:, riverraid.WAITING])
         for _ in range(100):

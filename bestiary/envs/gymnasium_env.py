@@ -82,7 +82,8 @@ def _vector_converter(size: int, convert: Callable[[Any], np.ndarray]) -> SpaceC
 def make_converters(space: Any, name: str) -> dict[str, tuple[str | None, SpaceConverter]]:
     """Return a dict {name of the observation in `Step.observation`: (key, converter)} for an observation space.
 
-    `key` is the key of the observation in Gymnasium's Dict. If the space is not a Dict, `key` is None.
+    `key` is the key of the observation in Gymnasium's Dict. If the space is not a Dict, `key` is None. `name` is the
+    name of the environment in error messages.
     """
     if not isinstance(space, gymnasium.spaces.Dict):
         converter = make_converter(space, name)
@@ -126,7 +127,7 @@ def reset_problem(result: Any) -> str | None:
 
 
 def step_problem(result: Any) -> str | None:
-    """Return a message if `step` did not return its five values, otherwise None."""
+    """Return a message if `step` did not return (observation, reward, terminated, truncated, info), otherwise None."""
     if isinstance(result, tuple) and len(result) == 5 and isinstance(result[4], dict):
         return None
     return (

@@ -1,7 +1,7 @@
 """Multi-task training: combine the vector environments of K tasks into one. Environment i plays task i mod K.
 
 `send` starts the steps of all tasks before `recv` waits for them, so emulators of different tasks run in parallel.
-Neighbouring environments play different tasks, so any K successive environments contain each task once.
+Environments with successive indices play different tasks, so any K successive environments contain each task once.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,14 +18,15 @@ Build = Callable[[int, np.random.SeedSequence], VectorEnv]  # (num_envs, seed) -
 
 
 class MultiTaskVectorEnv(VectorEnv):
-    """A vector environment that consists of one vector environment per task. Environment i plays task i mod K."""
+    """A vector environment that consists of K others, one for each of K tasks. Environment i plays task i mod K."""
 
     def __init__(
         self, names: Sequence[str], builds: Sequence[Build], num_envs: int, seed: int | np.random.SeedSequence
     ):
         """Build the vector environments of the tasks. Raise UserError if one agent cannot play all tasks.
 
-        If `num_envs` is smaller than K, the last tasks have no environment but are still in `tasks`.
+        `builds` are functions that create the vector environments, one per task. If `num_envs` is smaller than the
+        number of tasks, the last tasks have no environment but are still in `tasks`.
         """
         sequence = seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed)
         num_tasks = len(builds)

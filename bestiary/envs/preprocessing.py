@@ -31,13 +31,16 @@ class Flicker:
         return rows & (self.streams.uniform(rows) < self.probability)
 
     def blank_frames(self, frame: np.ndarray, blank: np.ndarray) -> np.ndarray:
-        """Return the frames [M,C,H,W]. In mode `frame`, set those that `blank`, bool [M], marks to zero, in place."""
+        """Return the frames [M,C,H,W] of M environments.
+
+        In mode `frame`, first set the frames that `blank`, bool [M], marks to zero, in place.
+        """
         if self.mode == "frame" and blank.any():
             frame[blank] = 0
         return frame
 
     def blank_stacks(self, stack: np.ndarray, blank: np.ndarray) -> np.ndarray:
-        """In mode `stack`, return the stacks [M,C,H,W], with zeros in the stacks that `blank`, bool [M], marks.
+        """In mode `stack`, return the stacks [M,C,H,W] of M environments, with zeros in those that `blank` [M] marks.
 
         In mode `frame`, return the stacks unchanged. The argument `stack` is never modified.
         """
@@ -94,7 +97,7 @@ class FrameStack:
         return self.frames.transpose(0, 3, 1, 2)
 
     def peek(self, rows: np.ndarray, frame: np.ndarray) -> np.ndarray:
-        """Return the stacks that `push` would return for the given rows. `frame` [M,C,H,W] has their new frames.
+        """Return the stacks that `push` would return for the environments `rows` and their new frames [M,C,H,W].
 
         The stored stacks do not change.
         """
@@ -133,7 +136,7 @@ class VectorStack:
         return self.frames
 
     def peek(self, rows: np.ndarray, vector: np.ndarray) -> np.ndarray:
-        """Return the stacks that `push` would return for the given rows. `vector` [M,D] has their new vectors.
+        """Return the stacks that `push` would return for the environments `rows` and their new vectors [M,D].
 
         The stored stacks do not change.
         """

@@ -171,7 +171,7 @@ class ProcgenVectorEnv(VectorEnv):
         )
 
     def _start_levels(self, rows: np.ndarray) -> np.ndarray:
-        """Start new levels in some rows and return their first images.
+        """Start new levels in the environments with the indices `rows`, and return their first images.
 
         While a quota (see `set_level_quota`) has episodes left, start only levels that the quota still allows.
         """

@@ -26,7 +26,10 @@ def _unchanged(options: Any) -> Any:
 
 @dataclass(frozen=True)
 class ScoreRange:
-    """The two returns of the environment's own reward that a normalised return maps to 0 and to 1."""
+    """The two returns of an environment that are normalised to 0 (`low`) and to 1 (`high`).
+
+    They are sums of the environment's own reward.
+    """
 
     low: float
     high: float
@@ -77,7 +80,8 @@ def _spec_of_built(
 ) -> EnvSpec:
     """Return the EnvSpec of an environment whose interface is known only after it is built.
 
-    `EnvSpec.interface` builds the environment once per `key` and options, and caches the interface.
+    `EnvSpec.interface` builds the environment once per `key` and options, and caches the interface. `options` is the
+    class of the options. `vector_class` has the default number of steps and the other defaults.
     """
 
     def interface(values: Any) -> EnvInterface:
@@ -222,7 +226,7 @@ def _plugin(name: str) -> EnvSpec:
 
 
 def class_spec(env_class: Any, name: str) -> EnvSpec:
-    """Return the EnvSpec of a user's class. `name` is the name of the environment in messages.
+    """Return the EnvSpec of a user's class. `name` is the name of the environment (`EnvSpec.name`).
 
     If the class has a method `recv`, it is a vector environment. Otherwise it is a Gymnasium environment.
     """

@@ -18,22 +18,22 @@ BULLET_X = 117
 BULLET_Y = 50
 LIVES = 64
 WAITING = 70  # 0 while the river scrolls
-FUEL = 55  # high byte; the low byte follows it
+FUEL = 55  # fuel level, high byte; the low byte has the next address
 OBJECT_TYPES = slice(32, 38)  # types of the six objects on the screen, in the order in which they will leave the screen
 SCORE_DIGITS = slice(77, 88, 2)  # digits of the score, highest first; each byte is 8 x digit, or BLANK_DIGIT
 
 # RAM values
-CENTER_X = 76  # PLAYER_X in the middle of the river
-NO_BULLET = 180  # BULLET_Y if there is no bullet
+CENTER_X = 76  # value of PLAYER_X in the middle of the river
+NO_BULLET = 180  # value of BULLET_Y if there is no bullet
 BLANK_DIGIT = 88
 DEPOT = 10  # object type of a fuel depot
 EXPLOSIONS = (1, 2, 3)  # object types of explosions
-HALTED = 48  # WAITING while the river stands still, because the game waits for an action
-NOT_STARTED = 88  # LIVES before the game starts; the player then has all four lives
-LAST_LIFE = 89  # LIVES in the last life, in which the screen shows no digit
+HALTED = 48  # value of WAITING while the river stands still, because the game waits for an action
+NOT_STARTED = 88  # value of LIVES before the game starts; the player then has all four lives
+LAST_LIFE = 89  # value of LIVES in the last life, in which the screen shows no digit
 
 DEPOT_POINTS = 80
-OTHER_POINTS = (30, 60, 100, 500)  # tanker, helicopter, jet, bridge
+OTHER_POINTS = (30, 60, 100, 500)  # points for a tanker, helicopter, jet, bridge
 TYPICAL_SCORES = (0, 30, 60, 80, 100, 500)  # points of one step
 DEPOT_COUNTS = tuple(float(score == DEPOT_POINTS) for score in TYPICAL_SCORES)
 

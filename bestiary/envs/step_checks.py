@@ -56,7 +56,7 @@ def check_first_steps(name: str, build: Callable[[np.random.SeedSequence], Vecto
 
 
 def interface_problems(pool: Any, num_envs: int) -> list[str]:
-    """Return a message for each invalid attribute of a vector environment. `num_envs` is the expected number."""
+    """Return a message for each invalid attribute of a vector environment. `num_envs` is its expected size."""
     missing = [name for name in REQUIRED_ATTRIBUTES if not hasattr(pool, name)]
     if missing:
         return [f"attribute {name} is missing; the constructor must set self.{name}" for name in missing]
@@ -96,7 +96,7 @@ def _spec_problems(attribute: str, specs: Any) -> list[str]:
 
 
 def step_problems(step: Any, pool: VectorEnv, method: str) -> list[str]:
-    """Return a message for each problem of a Step that `reset` or `recv` of a vector environment returned."""
+    """Return a message for each problem of a Step that `method` (reset or recv) of a vector environment returned."""
     if not isinstance(step, Step):
         return [f"{method} returned {_describe(step)}; it must return a bestiary.rollout.Step"]
     n = pool.num_envs

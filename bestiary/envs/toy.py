@@ -24,11 +24,17 @@ class ToyGame(Protocol):
     state: Arrays
 
     def restart(self, rows: np.ndarray, streams: RandomStreams) -> None:
-        """Start new episodes in the environments in which `rows`, bool [N], is True."""
+        """Start new episodes in the environments in which `rows`, bool [N], is True.
+
+        `streams` are the random streams of the N environments.
+        """
         ...
 
     def step(self, actions: np.ndarray, streams: RandomStreams) -> tuple[np.ndarray, np.ndarray]:
-        """Perform actions [N]. Return the rewards, float32 [N], and which episodes terminated, bool [N]."""
+        """Perform actions [N]. Return the rewards, float32 [N], and which episodes terminated, bool [N].
+
+        `streams` are the random streams of the N environments.
+        """
         ...
 
     def observe(self) -> np.ndarray:
@@ -41,7 +47,7 @@ class ToyGame(Protocol):
 
 
 class Bandit:
-    """Choose one of n arms; an episode has one step. Arm k, from 0 to n-1, gives the reward k/(n-1).
+    """Choose one of `size` arms; an episode has one step. Arm k, from 0 to size-1, gives the reward k/(size-1).
 
     The optimal return is 1; a random policy has the mean return 0.5.
     """
@@ -73,10 +79,10 @@ class Bandit:
 
 
 class Chain:
-    """Walk to the right along n cells. Reaching the last cell gives the reward 1, each step to the left gives -0.01.
+    """Walk to the right along `size` cells. The last cell gives the reward 1, each step to the left gives -0.01.
 
-    The optimal return is 1, reached in n-1 steps. A policy that always walks left never reaches the last cell; the time
-    limit, by default 4n steps, truncates its episodes.
+    The optimal return is 1, reached in size-1 steps. A policy that always walks left never reaches the last cell; the
+    time limit, by default 4*size steps, truncates its episodes.
     """
 
     kind = "vector"
@@ -108,11 +114,11 @@ class Chain:
 
 
 class Recall:
-    """Observe one of n signs and choose the action of this sign `delay` steps later (the answer).
+    """Observe one of `size` signs and choose the action of this sign `delay` steps later (the answer).
 
-    The reward is 1 if the answer is correct, else 0. The optimal return is 1 with a memory and 1/n without a memory. An
-    agent whose inputs contain its last action needs no memory: it can choose the action of the sign in the first step
-    and then repeat its last action. `--agent.extra-inputs reward` prevents this.
+    The reward is 1 if the answer is correct, else 0. The optimal return is 1 with a memory and 1/size without a memory.
+    An agent whose inputs contain its last action needs no memory: it can choose the action of the sign in the first
+    step and then repeat its last action. `--agent.extra-inputs reward` prevents this.
     """
 
     kind = "vector"

@@ -106,7 +106,7 @@ def _check(name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype
 
 
 def _to_common_dtype(*tensors: Tensor) -> list[Tensor]:
-    """Convert all tensors to float64 if one of them is float64, else to float32."""
+    """Return the tensors converted to float64 if one of them is float64, else to float32."""
     dtype = torch.float64 if any(x.dtype == torch.float64 for x in tensors) else torch.float32
     return [x.to(dtype) for x in tensors]
 

@@ -43,15 +43,16 @@ compile_kernel = partial(cached_njit, depends_on=(numba_simd.__file__,))
 
 @compile_kernel
 def delta_forward(q, k, v, beta, done, state, out, errors, saved):
-    """Run the forward pass. The last four arguments are overwritten with results.
+    """Run the forward pass of the delta rule. The last four arguments are overwritten with results.
 
     Args:
         q, k, v, beta: inputs [N,T,E], [N,T,E], [N,T,M], [N,T].
         done: bool [T,B]; if True, an episode starts, and the state is set to zero before the step.
         state: initial state [N,E,M]; overwritten with the final state.
         out: overwritten with the outputs q W [N,T,M].
-        errors: overwritten with v - kW [N,T,M]. Empty if no backward pass follows.
-        saved: overwritten with the state at the start of each chunk [N,chunks,E,M]. Empty if no backward pass follows.
+        errors: overwritten with v - kW [N,T,M], where W is the state. Empty if no backward pass follows.
+        saved: overwritten with the state at the start of each chunk of CHUNK steps, [N,chunks,E,M]. Empty if no
+            backward pass follows.
     """
     num_sequences, num_steps, rows = k.shape
     columns = v.shape[2]
@@ -85,7 +86,7 @@ def delta_forward(q, k, v, beta, done, state, out, errors, saved):
 
 @compile_kernel
 def delta_backward(q, k, beta, done, errors, saved, d_out, d_state, truncate, d_q, d_k, d_v, d_beta):
-    """Run the backward pass, and overwrite d_q, d_k, d_v and d_beta with the gradients of the inputs.
+    """Run the backward pass of the delta rule. Overwrite d_q, d_k, d_v and d_beta with the gradients of the inputs.
 
     `errors` and `saved` are results of the forward pass. `d_out` [N,T,M] is the gradient of the outputs. `d_state`
     [N,E,M] contains the gradient of the final state and is overwritten with the gradient of the initial state. If

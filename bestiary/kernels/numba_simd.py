@@ -22,7 +22,7 @@ from bestiary.utils.numba_jit import cached_njit
 
 VECTOR_BYTES = 64  # size of a vector: one cache line; depending on the CPU, it needs one, two or four registers
 CHUNK = 16  # number of steps in a chunk; the forward pass saves the state at the start of each chunk
-ALLOW_FMA = ("contract",)  # LLVM flag: a product and a sum may be combined to one multiply-add instruction
+ALLOW_FMA = ("contract",)  # LLVM flag: a product and a sum may become one multiply-add instruction
 
 # Typed as Any because compiled code calls an intrinsic without its first parameter.
 intrinsic: Any = numba.extending.intrinsic
@@ -74,7 +74,10 @@ def _larger(builder: Any, a: Any, b: Any) -> Any:
 
 
 def _reduce(builder: Any, vector: Any, combine: Any) -> Any:
-    """Emit code that combines the two halves of a vector, then the halves of the result, until one number is left."""
+    """Emit code that combines the two halves of a vector, then the halves of the result, until one number is left.
+
+    `combine(a, b)` emits the code that combines two vectors.
+    """
     count = vector.type.count
     while count > 1:
         count //= 2
@@ -164,7 +167,7 @@ ones = _constant_vector(1.0)
 
 @intrinsic
 def fma(typing_context, a, b, c):
-    """Return a * b + c."""
+    """Return a * b + c for three vectors."""
 
     def build(context, builder, signature, arguments):
         return _multiply_add(builder, *arguments)
@@ -262,7 +265,10 @@ def exp(typing_context, vector):
 
 @cached_njit
 def vector_matrix_product(row, i, matrix, j, rows, columns, out, o):
-    """Write the product of a row, which starts at row[i], and a matrix, which starts at matrix[j], to out[o:]."""
+    """Write the product of a row vector [rows] and a matrix [rows,columns] to out[o:].
+
+    The vector starts at row[i], the matrix starts at matrix[j].
+    """
     for c in range(0, columns, vector_length(out)):
         sums = zeros(out)
         for e in range(rows):
@@ -272,7 +278,7 @@ def vector_matrix_product(row, i, matrix, j, rows, columns, out, o):
 
 @cached_njit
 def matrix_vector_product(matrix, j, rows, columns, row, out, o):
-    """Write the product of a matrix, which starts at matrix[j], and a vector `row` to out[o:]."""
+    """Write the product of a matrix [rows,columns], which starts at matrix[j], and a vector `row` to out[o:]."""
     for e in range(0, rows - 3, 4):
         a, b, c, d = zeros(out), zeros(out), zeros(out), zeros(out)
         for i in range(0, columns, vector_length(out)):

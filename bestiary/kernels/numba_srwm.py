@@ -105,7 +105,10 @@ def sigmoid(scores, i, out, j):
 
 @compile_kernel
 def scale(row, i, b, j, offsets, out):
-    """Multiply the part of row[i:] that belongs to submatrix z by b[j + z], z = 0..3. Write the result to `out` [D]."""
+    """Multiply each of four parts of row[i:] by its own factor, and write the result to `out` [D].
+
+    Part z, from 0 to 3, consists of the columns offsets[z] to offsets[z + 1] - 1 (submatrix z). Its factor is b[j + z].
+    """
     for z in range(4):
         factor = broadcast(b, j + z)
         for c in range(offsets[z], offsets[z + 1], vector_length(out)):
@@ -114,7 +117,7 @@ def scale(row, i, b, j, offsets, out):
 
 @compile_kernel
 def srwm_forward(x, done, base, shift, offsets, y, records, saved):
-    """Run the forward pass. All arrays except x and done are flat; the given shapes describe their layout.
+    """Run the forward pass of the SRWM. All arrays except x and done are flat; the given shapes describe their layout.
 
     Args:
         x: inputs [N,T,E].
@@ -123,9 +126,10 @@ def srwm_forward(x, done, base, shift, offsets, y, records, saved):
         shift: initial shift [N,E,D]; overwritten with the final shift.
         offsets: index of the first column of each submatrix, followed by D.
         y: overwritten with the outputs x Wy [N,T,My].
-        records: overwritten with the records of all steps [N,T,R]. If no backward pass follows, it has space for only
-            one record.
-        saved: overwritten with the shift at the start of each chunk [N,chunks,E,D]. Empty if no backward pass follows.
+        records: overwritten with q, k, b and (q - k) W of all steps, [N,T,R]. If no backward pass follows, it has space
+            for only one step.
+        saved: overwritten with the shift at the start of each chunk of CHUNK steps, [N,chunks,E,D]. Empty if no
+            backward pass follows.
     """
     num_sequences, num_steps, rows = x.shape
     columns = offsets[4]
@@ -178,7 +182,7 @@ def srwm_forward(x, done, base, shift, offsets, y, records, saved):
 
 @compile_kernel
 def srwm_backward(x, done, base, offsets, records, saved, d_y, d_shift, has_final_grad, truncate, d_x, d_base):
-    """Run the backward pass. Overwrite d_x with the gradient of x, and add the gradient of base to d_base [H,E,D].
+    """Run the backward pass of the SRWM. Overwrite d_x with the gradient of x, add that of base to d_base [H,E,D].
 
     All arrays except x and done are flat; the given shapes describe their layout. `records` and `saved` are results of
     the forward pass. `d_y` [N,T,My] is the gradient of the outputs. `d_shift` [N,E,D] contains the gradient of the
@@ -372,7 +376,7 @@ def _column_offsets(matrices: Sequence[Tensor]) -> tuple[int, ...]:
 
 
 def _concat_padded(matrices: Sequence[Tensor]) -> Tensor:
-    """Concatenate the columns of four matrices [N,E,...] to one tensor [N,E,D].
+    """Return the columns of four matrices [N,E,...], concatenated to one tensor [N,E,D].
 
     The columns of each matrix are padded with zeros to a multiple of the vector length.
     """

@@ -321,7 +321,11 @@ def srwm_backward(
 
 
 def specialisation(kernel: Any, rows: int, columns: int, save: bool = True) -> dict[str, Any]:
-    """Return compile-time constants and launch options of a kernel. `rows` is E, `columns` is M, the size of v or y."""
+    """Return the compile-time constants and launch options of a kernel by name.
+
+    `rows` is E, `columns` is M (the size of v or y). If `save` is False, the forward pass saves nothing for a backward
+    pass.
+    """
     padded_rows = triton.next_power_of_2(rows)
     padded_columns = triton.next_power_of_2(columns)
     constants = {"E": rows, "M": columns, "EP": padded_rows, "MP": padded_columns, "CHUNK": CHUNK}
@@ -334,13 +338,16 @@ def specialisation(kernel: Any, rows: int, columns: int, save: bool = True) -> d
 
 
 def _launch(kernel: Any, num_sequences: int, *arguments: Any, rows: int, columns: int, save: bool = True) -> None:
-    """Launch one program per sequence, on the device of the tensors and in its current stream."""
+    """Run a kernel with one program per sequence, on the device of the tensors and in its current CUDA stream."""
     with torch.cuda.device_of(arguments[0]):
         kernel[(num_sequences,)](*arguments, **specialisation(kernel, rows, columns, save))
 
 
 class DeltaFunction(torch.autograd.Function):
-    """Autograd function of `delta_seq` for contiguous tensors [B,H,...]."""
+    """Autograd function of `delta_seq` for contiguous tensors [B,H,...].
+
+    If `save` is False, the forward pass saves nothing, and no backward pass is possible.
+    """
 
     @staticmethod
     def forward(ctx: Any, q, k, v, beta, done, state, truncate, save):
@@ -388,7 +395,8 @@ class SRWMFunction(torch.autograd.Function):
     """Autograd function of `srwm_seq`.
 
     The columns of the four matrices are concatenated, D = M + 2E + 4: `base` [H,E,D] are the trained weights, `shift`
-    [B,H,E,D] is the recurrent state.
+    [B,H,E,D] is the recurrent state. If `save` is False, the forward pass saves nothing, and no backward pass is
+    possible.
     """
 
     @staticmethod

@@ -56,7 +56,7 @@ class DeltaNet(FastWeightMemory):
 
 
 class DeltaMixer(nn.Module):
-    """One layer of DeltaNet. Its state is one tensor [B,H,E,E]: a matrix of E x E features for each of H heads."""
+    """The recurrent part of one layer of DeltaNet. Its state is one tensor [B,H,E,E]: an E x E matrix per head."""
 
     def __init__(self, options: DeltaNet.Options):
         super().__init__()

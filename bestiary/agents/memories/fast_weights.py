@@ -98,7 +98,7 @@ class RecurrenceOptions(FastWeightOptions):
 
 
 class FastWeightMemory(nn.Module, MemoryDefaults):
-    """A sequence of layers, each of which is a mixer and a feed-forward block.
+    """A sequence of layers, each of which is a mixer (the recurrent part) and a feed-forward block.
 
     The state is the tuple of the state tensors of all mixers. The attribute `state_shapes` of a mixer contains the
     shapes of its state tensors, without batch axis.

@@ -90,7 +90,7 @@ class SRWM(FastWeightMemory):
 
 
 class SRWMMixer(nn.Module):
-    """One layer of SRWM."""
+    """The recurrent part of one layer of SRWM."""
 
     def __init__(self, options: SelfReferentialOptions):
         super().__init__()
@@ -121,7 +121,7 @@ class SRDelta(FastWeightMemory):
 
 
 class SRDeltaMixer(nn.Module):
-    """One layer of SRDelta.
+    """The recurrent part of one layer of SRDelta.
 
     Its state is the state of the self-referential matrix, followed by the fast weights of the delta rule.
     """
@@ -160,7 +160,7 @@ class FakeSR(FastWeightMemory):
 
 
 class FakeSRMixer(nn.Module):
-    """One layer of FakeSR. It has no state."""
+    """The part of a layer of FakeSR that replaces the recurrent part of SRWM. It has no state."""
 
     state_shapes: tuple[tuple[int, ...], ...] = ()
 
@@ -197,7 +197,7 @@ class SRWMNoCarry(nn.Module, MemoryDefaults):
 
     @classmethod
     def derive_options(cls, options: Options, context: RunContext) -> Options:
-        """Set `reset_interval` to the length of the rollouts if the user did not set it."""
+        """Return the options. If the user did not set `reset_interval`, it is the length of the rollouts."""
         return replace(options, reset_interval=options.reset_interval or context.sequence_length)
 
     def __init__(self, input_size: int, options: Options = Options()):
@@ -221,8 +221,9 @@ class SRWMNoCarry(nn.Module, MemoryDefaults):
         return y, (*after, (age + len(x)) % self.reset_interval), metrics
 
     def _resets(self, x: Tensor, age: Tensor) -> Tensor:
-        """Return a bool [T,B]: True if the state is reset before this entry.
+        """Return a bool [T,B]: True if the state is reset before entry t of row b.
 
-        The result depends only on `age`, which is part of the state, so actor and learner compute the same resets.
+        `age` [B] is the number of steps since the last such reset, modulo `reset_interval`. The result depends only on
+        `age`, which is part of the state, so actor and learner compute the same resets.
         """
         return (age + torch.arange(len(x), device=age.device).unsqueeze(1)) % self.reset_interval == 0

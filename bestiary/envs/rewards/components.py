@@ -34,8 +34,8 @@ COMMON_COMPONENTS = {
 def resolve_alias(name: str, available: Mapping[str, RewardComponent]) -> str:
     """Return the name of the component that the component `name` is an alias of. If it is not an alias, return `name`.
 
-    A component is an alias if it is tied to a component with the same typical values: in Atari, `reward` is an alias
-    of `score`.
+    A component is an alias if it is tied to a component with the same typical values. For example, `reward` is an
+    alias of `score` in Atari.
     """
     component = available[name]
     other = available.get(component.tied)

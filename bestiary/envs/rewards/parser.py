@@ -121,7 +121,7 @@ def _parse_item(text: str, available: Mapping[str, RewardComponent], env: str) -
 
 
 def _parse_component(text: str, body: str, scope: Scope, available: Mapping[str, RewardComponent], env: str) -> _Item:
-    """Parse `name=weight`."""
+    """Return the item for `body` = `name=weight`. `text` is the whole item, including its scopes."""
     name, _, weight = (part.strip() for part in body.partition("="))
     if name not in available:
         hint = f" (a named reward is written {name}:STRENGTH)" if name in NAMED_REWARDS else ""
@@ -135,7 +135,7 @@ def _parse_component(text: str, body: str, scope: Scope, available: Mapping[str,
 def _parse_named_reward(
     text: str, body: str, scope: Scope, available: Mapping[str, RewardComponent], env: str
 ) -> _Item:
-    """Parse `name:strength` or `name:strength:base`."""
+    """Return the item for `body` = `name:strength` or `name:strength:base`. `text` also contains the scopes."""
     name, *numbers = (part.strip() for part in body.split(":"))
     if name not in NAMED_REWARDS:
         known = [*available_named_rewards(available), *available]

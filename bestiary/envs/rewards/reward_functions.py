@@ -104,7 +104,10 @@ class CustomReward:
     function: Callable[[Arrays], Any]  # {name: measure [N]} -> rewards [N]
 
     def __call__(self, measures: Arrays, clock: np.ndarray, life: np.ndarray) -> np.ndarray:
-        """Return the rewards, float32 [N]. Raise RunError if the function returns None or an array of another shape."""
+        """Return the rewards, float32 [N]. Raise RunError if the user's function returns None or a wrong shape.
+
+        `clock` and `life` are not passed to the user's function.
+        """
         copies = {name: array.copy() for name, array in measures.items()}  # the function may write into its arguments
         returned = self.function(copies)
         rewards = np.asarray(returned, np.float32)

@@ -132,7 +132,11 @@ class RewardWrapper(VectorEnvWrapper):
         self.sent = np.zeros(self.num_envs, np.int64)
 
     def add_reward(self, channel: str, text: str | None) -> None:
-        """Compute one more true reward, `Step.measures[channel]`. Call this method before the first reset."""
+        """From now on, compute one more true reward in each step, and return it in `Step.measures[channel]`.
+
+        `text` is the specification of the reward; None means the environment's own reward. Call this method before the
+        first reset.
+        """
         self.true_rewards[channel] = make_reward(text, self.components, self.tasks[0])
         self.measures_spec = {**self.measures_spec, channel: SCALAR}
 
@@ -166,7 +170,10 @@ class RewardWrapper(VectorEnvWrapper):
         return replace(step, reward=rewards["training"].copy(), measures={**measures, **rewards})
 
     def _compute(self, reward: Reward, measures: Arrays, flag: str) -> np.ndarray:
-        """Return the values of a reward, [N]. Raise RunError if the reward function fails or a value is not finite."""
+        """Return the values of a reward, [N]. Raise RunError if the reward function fails or a value is not finite.
+
+        The message starts with the command-line option `flag`.
+        """
         try:
             values = reward(measures, self.clock, self.life)
         except RunError as error:

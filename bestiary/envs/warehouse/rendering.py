@@ -56,7 +56,7 @@ def _age_colour(age: float) -> np.ndarray:
 def draw_text(view: WarehouseView) -> str:
     """Return a text with one symbol per cell: `.` floor, `_` shelf, `o` item, `R` robot, `@` robot on an item.
 
-    If the view has ages, the symbol of an item is its age instead, or `+` from age 10 on.
+    If `view.expiry` is not 0, the symbol of an item is its age instead, or `+` from age 10 on.
     """
     symbols = np.where(view.shelves, "_", ".")
     for row, column in np.argwhere(view.ages >= 0):

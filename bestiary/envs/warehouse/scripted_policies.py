@@ -91,24 +91,36 @@ class TargetPolicy:
 
 
 def nearest(pool: WarehouseVectorEnv, paths: ShortestPaths, targets: np.ndarray) -> np.ndarray:
-    """Choose the item that the robot reaches with the fewest moves; of equally near items, the first in row order."""
+    """Return the slot of the item that the robot reaches with the fewest moves, or -1 if there are no items, [N].
+
+    Of equally near items, choose the first in row order. `targets`, the slots of the previous targets, is not used.
+    """
     return _argmin_item(pool, paths, paths.steps[pool.state.robots])
 
 
 def committed(pool: WarehouseVectorEnv, paths: ShortestPaths, targets: np.ndarray) -> np.ndarray:
-    """Choose the nearest item and keep it as the target until its cell is empty."""
+    """Return the slots of the new targets [N]: keep a target until its cell is empty, then choose the nearest item.
+
+    `targets` are the slots of the previous targets, [N]; -1: no target.
+    """
     keep = (targets >= 0) & (pool.ages[np.arange(pool.num_envs), targets] >= 0)
     return np.where(keep, targets, nearest(pool, paths, targets))
 
 
 def oldest(pool: WarehouseVectorEnv, paths: ShortestPaths, targets: np.ndarray) -> np.ndarray:
-    """Choose the oldest item, even if it cannot be reached in time. Of equally old items, choose the nearest."""
+    """Return the slot of the oldest item, even if it cannot be reached in time, or -1 if there are no items, [N].
+
+    Of equally old items, choose the nearest. `targets`, the slots of the previous targets, is not used.
+    """
     steps = paths.steps[pool.state.robots]
     return _argmin_item(pool, paths, steps - (steps.max() + 1) * pool.ages.astype(np.int64))
 
 
 def aware(pool: WarehouseVectorEnv, paths: ShortestPaths, targets: np.ndarray) -> np.ndarray:
-    """Choose the first item of the best plan (see `plan_targets`). If there is no plan, choose the nearest item."""
+    """Return the slot of the first item of the best plan (see `plan_targets`), [N].
+
+    If there is no plan, choose the nearest item. `targets`, the slots of the previous targets, is not used.
+    """
     planned = np.full(pool.num_envs, -1)
     plan_targets(
         paths.steps, paths.shelf_cells, pool.state.robots, pool.ages, pool.rules.expiry, pool.rules.by_age, planned
