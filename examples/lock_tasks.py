@@ -1,6 +1,6 @@
 """Example of user-defined vector environments: three tasks whose rewards differ in size and in frequency.
 
-bestiary train examples/lock_tasks.py:{Frequent,Rare,Late} --popart
+bestiary train examples/lock_tasks.py:{Frequent,Rare,Late} --critic popart
 """
 
 from typing import ClassVar
