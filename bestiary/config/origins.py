@@ -33,11 +33,9 @@ def trace_origins(config: Config, given: Mapping[str, Any], sources: Mapping[str
     options |= {kind: component.options for kind, component in config.components.items()}
     spellings = option_spellings({kind: type(values) for kind, values in options.items()})
     agent_name, algo_name = (config.components[kind].name for kind in ("agent", "algo"))
-    defaults = {
-        spellings[key]: value
-        for key, value in declared_defaults(agent_name, algo_name, lookup_env(config.envs[0])).items()
-        if key in spellings
-    }
+    env_spec = lookup_env(config.envs[0])
+    declared = declared_defaults(agent_name, algo_name, env_spec, env_spec.interface(config.env_options))
+    defaults = {spellings[key]: value for key, value in declared.items() if key in spellings}
     # If an option is given in two spellings, the last one is used, as in `resolve`.
     given_keys = {spellings[key]: key for key in given if key in spellings}
     for kind, values in options.items():

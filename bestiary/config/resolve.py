@@ -61,7 +61,6 @@ def resolve(given: Mapping[str, Any], origin: Mapping[str, str] | None = None) -
     env_names = expand_env_names(given.pop("env", ()))
     env_spec = _collect_errors(problems, lambda: _find_env_spec(env_names))
     names = _choose_components(given, origin, problems)
-    defaults = declared_defaults(names["agent"], names["algo"], env_spec)
 
     # 2. Options of the environments, the components and the training. The torso `auto` depends on the observations.
     schemas: dict[str, type] = {"": Training}
@@ -74,6 +73,8 @@ def resolve(given: Mapping[str, Any], origin: Mapping[str, str] | None = None) -
         interfaces, env_options = found or (None, env_options)
     if interfaces is not None and names.get("torso") == "auto":
         names["torso"] = default_torso(interfaces[0].observation_spec)
+    first_interface = None if interfaces is None else interfaces[0]
+    defaults = declared_defaults(names["agent"], names["algo"], env_spec, first_interface)
     components = {kind: _find_component(kind, name, problems) for kind, name in names.items()}
     classes = {kind: component for kind, component in components.items() if component is not None}
     schemas |= {kind: options_class(component) for kind, component in classes.items()}
@@ -118,12 +119,14 @@ def resolve(given: Mapping[str, Any], origin: Mapping[str, str] | None = None) -
     return _make_config(env_names, env_options, component_configs, training)
 
 
-def declared_defaults(agent: str, algo: str, env_spec: envs.EnvSpec | None) -> dict[str, Any]:
+def declared_defaults(
+    agent: str, algo: str, env_spec: envs.EnvSpec | None, interface: EnvInterface | None
+) -> dict[str, Any]:
     """Return the defaults of options that the environment and the agent class declare, by config key.
 
     If both declare a default for an option, that of the agent is used.
     """
-    own = {} if env_spec is None else {**env_spec.defaults.get("", {}), **env_spec.defaults.get(algo, {})}
+    own = {} if env_spec is None else env_spec.defaults_for(algo, interface)
     agent_class = _find_component("agent", agent, [])
     agent_defaults = agent_class.config_defaults if agent_class is not None else {}
     return {**own, **{key: value for key, value in agent_defaults.items() if "." in key}}

@@ -9,10 +9,10 @@ environments cannot be saved. Numbers in the `info` of a step become measures (`
 import contextlib
 import inspect
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -209,6 +209,20 @@ class GymnasiumVectorEnv(VectorEnv):
         )
 
     has_lives = False
+    # Measured on the classic tasks (docs/results/classic.md). Episodes are short and a step takes little time, so many
+    # small updates learn fastest. Rewards are not clipped; the scale keeps values of returns in the hundreds small,
+    # because policy and critic share the torso.
+    vector_defaults: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "": {"num_envs": 16, "algo.reward_clipping": "none", "algo.reward_scale": 0.1},
+        "ppo": {
+            "algo.rollout_length": 64,
+            "algo.epochs": 10,
+            "algo.minibatches": 8,
+            "algo.lr": 5e-4,
+            "algo.clip": 0.2,
+        },
+        "impala": {"algo.lr": 2e-3, "algo.entropy_coef": 0.001},
+    }
 
     def __init__(
         self,

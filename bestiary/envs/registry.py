@@ -57,7 +57,18 @@ class EnvSpec:
     # Default values for this environment, {algorithm: {option: value}}; the algorithm "" stands for all algorithms.
     # They replace the general defaults of training and component options such as "num_envs" and "memory.hidden".
     defaults: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    # Further defaults, which are used only if all observations are vectors. They override `defaults`.
+    vector_defaults: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     score_range: ScoreRange | None = None  # None: returns cannot be normalised
+
+    def defaults_for(self, algorithm: str, interface: EnvInterface | None) -> dict[str, Any]:
+        """Return the default values for an algorithm, by option. `interface` is None if it is not known."""
+        tables = [self.defaults]
+        if interface is not None and all(len(array.shape) == 1 for array in interface.observation_spec.values()):
+            tables.append(self.vector_defaults)
+        return {
+            key: value for table in tables for name in ("", algorithm) for key, value in table.get(name, {}).items()
+        }
 
 
 def _spec(env_class: Any, full_name: str, name: str, **fields: Any) -> EnvSpec:
@@ -68,6 +79,7 @@ def _spec(env_class: Any, full_name: str, name: str, **fields: Any) -> EnvSpec:
         options=env_class.Options,
         default_steps=env_class.default_steps,
         defaults=env_class.defaults,
+        vector_defaults=env_class.vector_defaults,
         **fields,
     )
 
@@ -96,7 +108,15 @@ def _spec_of_built(
                 pool.close()
         return _built_interfaces[cache_key]
 
-    return EnvSpec(name, build, interface, options, vector_class.default_steps, defaults=vector_class.defaults)
+    return EnvSpec(
+        name,
+        build,
+        interface,
+        options,
+        vector_class.default_steps,
+        defaults=vector_class.defaults,
+        vector_defaults=vector_class.vector_defaults,
+    )
 
 
 def _build_or_explain(build: Callable[..., VectorEnv], options: Any) -> VectorEnv:

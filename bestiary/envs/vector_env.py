@@ -79,6 +79,8 @@ class VectorEnv:
     default_steps: ClassVar[int] = 500_000  # number of training steps if --steps is not given
     # Defaults of training and algorithm options that suit this environment (see EnvSpec.defaults).
     defaults: ClassVar[Mapping[str, Mapping[str, Any]]] = MappingProxyType({})
+    # Further defaults, of the same form, that are used only if all observations are vectors.
+    vector_defaults: ClassVar[Mapping[str, Mapping[str, Any]]] = MappingProxyType({})
     components_enabled: bool = False  # True after `enable_components`: `Step.measures` contains all reward components
 
     @property

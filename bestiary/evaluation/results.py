@@ -14,15 +14,17 @@ import numpy as np
 
 from bestiary.envs import lookup_score_range
 from bestiary.envs.episode_stats import return_name
-from bestiary.evaluation.statistics import summarise, summarise_reward_per_step
+from bestiary.evaluation.statistics import format_interval, summarise, summarise_reward_per_step
 from bestiary.rollout import Episode
 
 # Maps the name of a quantity (game_return, game_length, episode_return ...) to its statistics, as `summarise` returns
 # them: {"mean": 3.2, "sd": 1.1, ...}.
 Statistics = dict[str, dict[str, Any]]
 
+RESULTS_IN_REPR = 3  # maximum number of results that `repr(Evaluation)` describes
 
-@dataclass
+
+@dataclass(repr=False)
 class TaskResult:
     """The games that one checkpoint played in one task and one range of levels, and their statistics."""
 
@@ -92,8 +94,24 @@ class TaskResult:
         labels = {"checkpoint": self.checkpoint, "task": self.task, "levels": self.levels, "role": self.role or None}
         return {key: value for key, value in labels.items() if value is not None}
 
+    def __repr__(self) -> str:
+        """Return one line with the mean return and the number of games. The episodes are left out."""
+        return f"TaskResult({self._describe()})"
 
-@dataclass
+    def _describe(self) -> str:
+        """Return the labels, the mean return with its 95 % interval, and the number of games."""
+        summary = self.statistics["game_return"]
+        labels = [self.task]
+        if self.levels is not None:
+            labels.append(f"levels {self.levels}")
+        if self.checkpoint is not None:
+            labels.append(f"step {self.checkpoint}")
+        interval = "" if summary["ci_low"] is None else f" ({format_interval(summary)})"
+        missing = f", {self.unfinished} unfinished" if self.unfinished else ""
+        return f"{' '.join(labels)}: mean return {summary['mean']:.2f}{interval}, n = {summary['n']} games{missing}"
+
+
+@dataclass(repr=False)
 class Evaluation:
     """All results of an evaluation, and the protocol, which describes how the games were played."""
 
@@ -101,6 +119,13 @@ class Evaluation:
     results: list[TaskResult]
     path: Path | None = None  # path of the JSON file; the CSV file differs only in its suffix
     figure: Path | None = None  # path of the figure; None if only one checkpoint was evaluated
+
+    def __repr__(self) -> str:
+        """Return one line with the mean return of the first results. Episodes and protocol are left out."""
+        texts = [result._describe() for result in self.results[:RESULTS_IN_REPR]]
+        if (others := len(self.results) - len(texts)) > 0:
+            texts.append(f"{others} more result{'s' if others > 1 else ''}")
+        return f"Evaluation({'; '.join(texts) or 'no results'})"
 
     @property
     def checkpoints(self) -> list[int]:

@@ -1,12 +1,17 @@
 """Defaults that environment families declare for training and algorithm options."""
 
+from pathlib import Path
+
 import pytest
 
 from bestiary.config.config import Config
+from bestiary.config.origins import trace_origins
 from bestiary.config.resolve import resolve
 from bestiary.config.toml import preset_paths, read_preset
+from bestiary.envs.gymnasium_env import GymnasiumVectorEnv
 from bestiary.envs.warehouse.env import WarehouseVectorEnv
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
 PRESETS_WITH_ENV = [name for name in preset_paths() if "env" in read_preset(name)]
 
 
@@ -35,4 +40,32 @@ def test_presets_do_not_depend_on_environment_defaults(name: str, monkeypatch: p
     """A preset is a complete description: it sets each option for which its environment has another default."""
     with_defaults = resolve_preset(name)
     monkeypatch.setattr(WarehouseVectorEnv, "defaults", {})
+    monkeypatch.setattr(GymnasiumVectorEnv, "vector_defaults", {})
     assert resolve_preset(name).tables() == with_defaults.tables()
+
+
+@pytest.mark.parametrize("algo", ["ppo", "impala"])
+def test_gymnasium_tasks_with_vectors_have_unclipped_rewards_and_their_own_defaults(algo: str) -> None:
+    config = resolve({"env": "gymnasium/CartPole-v1", "algo": algo})
+    declared = GymnasiumVectorEnv.vector_defaults
+    options = config.components["algo"].options
+    assert config.training.num_envs == declared[""]["num_envs"]
+    assert options.reward_clipping == "none"
+    for key, value in declared[algo].items():
+        assert getattr(options, key.removeprefix("algo.")) == value
+    config = resolve({"env": "gymnasium/CartPole-v1", "algo": algo, "lr": 1e-4, "algo.reward_clipping": "abs_one"})
+    assert config.components["algo"].options.lr == 1e-4
+    assert config.components["algo"].options.reward_clipping == "abs_one"
+
+
+def test_vector_defaults_are_not_used_for_images() -> None:
+    """The observations of the maze are images, although the maze is a Gymnasium environment."""
+    maze = resolve({"env": f"{EXAMPLES}/maze_env.py:Maze", "algo": "ppo"})
+    assert maze.training.num_envs == 32
+    assert maze.components["algo"].options == resolve({"env": "toy/catch", "algo": "ppo"}).components["algo"].options
+
+
+def test_origin_of_vector_defaults_is_default() -> None:
+    given = {"env": "gymnasium/CartPole-v1", "algo": "ppo"}
+    origins = trace_origins(resolve(given), given, {})
+    assert origins["num_envs"] == origins["algo.lr"] == origins["algo.reward_clipping"] == "default"

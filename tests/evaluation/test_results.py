@@ -1,9 +1,11 @@
 """Statistics of evaluated games."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
-from bestiary.evaluation.results import TaskResult
+from bestiary.evaluation.results import Evaluation, TaskResult
 from bestiary.evaluation.statistics import summarise
 from bestiary.rollout import Episode
 
@@ -32,3 +34,29 @@ def test_reward_per_step_weights_all_steps_equally() -> None:
     assert statistics["training_reward_per_step"]["mean"] == pytest.approx(0.4)
     assert statistics["true_reward_per_step"]["mean"] == pytest.approx(-0.4)
     assert statistics["training_reward_per_step"]["ci_low"] < 0.4 < statistics["training_reward_per_step"]["ci_high"]
+
+
+def make_result(returns: list[float], **labels: Any) -> TaskResult:
+    games = [Episode(0, "toy/chain", value, 9, value, 9, True, 0, {}, {}) for value in returns]
+    return TaskResult("toy/chain", games, **labels)
+
+
+def test_repr_is_one_line_with_mean_interval_and_number_of_games() -> None:
+    result = make_result([float(i % 3) for i in range(300)], unfinished=2)
+    for text in (repr(result), repr(Evaluation({"seed": 0}, [result]))):
+        assert "toy/chain" in text
+        assert "1.00" in text
+        assert "300 games" in text
+        assert "2 unfinished" in text
+        assert "\n" not in text
+        assert len(text) < 120
+    assert "(" not in repr(make_result([4.0])).removeprefix("TaskResult(")  # one game has no interval
+
+
+def test_repr_of_many_results_stays_short() -> None:
+    results = [make_result([1.0, 2.0], checkpoint=step, levels="0:500") for step in range(0, 900_000, 100_000)]
+    text = repr(Evaluation({}, results))
+    assert "levels 0:500 step 100000" in text
+    assert "6 more results" in text
+    assert len(text) < 400
+    assert repr(Evaluation({}, [])) == "Evaluation(no results)"

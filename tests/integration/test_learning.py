@@ -40,7 +40,10 @@ PUBLISHED: dict[str, Any] = {"batch_size": 32, "algo.optimizer": "rmsprop", "alg
 
 def train(**options):
     defaults = {} if "algo" in options else PUBLISHED
-    config = resolve({"seed": 1, "runtime": "serial", "num_envs": 32, **defaults, **options})
+    return train_config(resolve({"seed": 1, "runtime": "serial", "num_envs": 32, **defaults, **options}))
+
+
+def train_config(config: Config) -> Trained:
     (actor,), learner = make_actors_and_learner(config)
     actor.start()
     total_steps, late_episodes = learner.total_steps, []
@@ -273,3 +276,9 @@ def accuracies(options):
                 correct[episode.task].append(episode.episode_return > 0)
     actor.pool.close()
     return [float(np.mean(values)) for values in correct.values()]
+
+
+def test_ppo_learns_cartpole_with_the_defaults_of_gymnasium() -> None:
+    """A random policy reaches about 22; before the environment's own defaults, 100k steps reached 33."""
+    config = resolve({"env": "gymnasium/CartPole-v1", "algo": "ppo", "runtime": "serial", "steps": 16_000, "seed": 1})
+    assert train_config(config).mean_return > 60
