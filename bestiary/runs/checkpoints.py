@@ -154,8 +154,10 @@ def remove_unfinished(folder: Path) -> list[str]:
     return [path.name for path in left]
 
 
-def remove_old(folder: Path, keep_every: int, keep_at: Iterable[int] = (), keep_newest: int = 2) -> None:
+def remove_old(folder: Path, keep_every: int, keep_at: Iterable[int] = (), keep_newest: int = 2) -> list[str]:
     """Remove all checkpoints except the `keep_newest` newest, the targets of the BEST_LINKS, and the permanent ones.
+
+    Return the names of the removed checkpoints.
 
     Two kinds of checkpoints are permanent: the first one at or after each multiple of `keep_every` steps (none if
     `keep_every` is 0), and the first one at or after each step in `keep_at`.
@@ -170,12 +172,13 @@ def remove_old(folder: Path, keep_every: int, keep_at: Iterable[int] = (), keep_
             if checkpoint.steps // keep_every > last_multiple:
                 last_multiple = checkpoint.steps // keep_every
                 kept.add(checkpoint.steps)
-    for checkpoint in found:
-        if checkpoint.steps not in kept:
-            # The folder is renamed first, so that a partly removed folder does not look like a checkpoint.
-            removing = folder / f".removing-{checkpoint.path.name}"
-            checkpoint.path.rename(removing)
-            shutil.rmtree(removing, ignore_errors=True)
+    removed = [checkpoint for checkpoint in found if checkpoint.steps not in kept]
+    for checkpoint in removed:
+        # The folder is renamed first, so that a partly removed folder does not look like a checkpoint.
+        removing = folder / f".removing-{checkpoint.path.name}"
+        checkpoint.path.rename(removing)
+        shutil.rmtree(removing, ignore_errors=True)
+    return [checkpoint.path.name for checkpoint in removed]
 
 
 def best_steps(folder: Path, name: str = "best") -> int | None:

@@ -26,6 +26,7 @@ from bestiary.rollout import Step
 from bestiary.runs.checkpoints import unused_path
 from bestiary.runs.csv_tables import CsvTable, read_columns
 from bestiary.utils import plugins
+from bestiary.utils.console import warn
 from bestiary.utils.errors import UserError
 from bestiary.utils.options import parse_options
 
@@ -41,6 +42,8 @@ INTERFACE_OPTIONS = (
     "observation",
     "full_actions",
 )
+
+BUFFER_BYTES = 2**16  # actions are written to the file when the buffer has this size, and at the end of each game
 
 
 class RecordingWrapper(VectorEnvWrapper):
@@ -63,9 +66,11 @@ class RecordingWrapper(VectorEnvWrapper):
             "action_names": list(pool.action_spec.names),
         }
         path.write_text(json.dumps(metadata, indent=1) + "\n")
-        self.actions_file = path.with_suffix(".actions").open("r+b" if num_steps else "wb")
+        self.actions_file = path.with_suffix(".actions").open("r+b" if num_steps else "wb", buffering=0)
         self.actions_file.truncate(num_steps * self.num_envs * self.dtype.itemsize)
         self.actions_file.seek(0, 2)
+        self.unwritten = bytearray()  # actions that are not in the file yet
+        self.warned = False  # whether the user was warned that the recording cannot be written
         self.step_count = num_steps
         games = read_columns(path.with_suffix(".csv")) if num_steps else {}
         num_kept = int((games["first_step"] + games["length"] <= num_steps).sum()) if games else 0
@@ -77,7 +82,9 @@ class RecordingWrapper(VectorEnvWrapper):
         self.game_returns = np.where(self.first_steps < num_steps, np.nan, 0.0)
 
     def send(self, actions: np.ndarray) -> None:
-        self.actions_file.write(actions.astype(self.dtype).tobytes())
+        self.unwritten += actions.astype(self.dtype).tobytes()
+        if len(self.unwritten) >= BUFFER_BYTES:
+            self._write([])
         self.step_count += 1
         self.pool.send(actions)
 
@@ -86,11 +93,25 @@ class RecordingWrapper(VectorEnvWrapper):
         self.game_returns += step.reward
         if step.game_over.any():
             finished = np.flatnonzero(step.game_over)
-            self.actions_file.flush()
-            self.games.write([self._game_row(env) for env in finished.tolist()])
+            self._write([self._game_row(env) for env in finished.tolist()])
             self.first_steps[finished] = self.step_count
             self.game_returns[finished] = 0
         return step
+
+    def _write(self, game_rows: list[dict[str, Any]]) -> None:
+        """Write the buffered actions and these rows of finished games.
+
+        If this fails, for example because the disk is full, warn once and keep them in memory until the next call.
+        """
+        try:
+            while self.unwritten:
+                del self.unwritten[: self.actions_file.write(self.unwritten)]
+            self.games.write(game_rows)
+        except OSError as error:
+            self.games.pending += [row for row in game_rows if row not in self.games.pending]
+            if not self.warned:
+                warn(f"{error.strerror or error}: actions are not written to the recording yet; the run continues")
+            self.warned = True
 
     def _game_row(self, env: int) -> dict[str, Any]:
         first_step = int(self.first_steps[env])
@@ -102,6 +123,7 @@ class RecordingWrapper(VectorEnvWrapper):
         }
 
     def close(self) -> None:
+        self._write([])
         self.actions_file.close()
         self.pool.close()
 

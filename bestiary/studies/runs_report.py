@@ -90,7 +90,7 @@ def _print_errors(subject: str) -> Iterator[None]:
     """Print errors, for example of a plug-in, instead of raising them. The report is written without the drawing."""
     try:
         yield
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         note(f"{subject} was not drawn: {(str(error) or type(error).__name__).splitlines()[0]}")
 
 

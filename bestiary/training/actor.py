@@ -5,6 +5,9 @@ and, after each T steps, returns a rollout. The serial runtime calls the two met
 calls them for several actors alternately: while one vector environment steps, the agent computes actions for another.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -15,7 +18,7 @@ from bestiary.envs.vector_env import VectorEnv, find_nonfinite
 from bestiary.rollout import Arrays, Inputs, Rollout, Step
 from bestiary.training.devices import autocast
 from bestiary.utils import plugins
-from bestiary.utils.errors import RunError
+from bestiary.utils.errors import RunError, UserError
 
 CPU = torch.device("cpu")
 
@@ -59,7 +62,9 @@ class Actor:
 
     def start(self) -> None:
         """Reset the environments and start the first rollout. Call `start` or `load` before `act` and `receive`."""
-        self._start_rollout(self.pool.reset())
+        with self._describe_env_errors():
+            step = self.pool.reset()
+        self._start_rollout(step)
 
     def collect(self) -> Rollout:
         """Step the environments until a rollout is complete and return it."""
@@ -81,7 +86,8 @@ class Actor:
         self.rollout.value[self.t] = output.value[0]
         self.rollout.version[self.t] = self.version
         self.last_actions = action[0].cpu().numpy()
-        self.pool.send(self.last_actions)
+        with self._describe_env_errors():
+            self.pool.send(self.last_actions)
 
     def receive(self) -> Rollout | None:
         """Wait for the results of the last actions and store them. Return the rollout if it is complete, else None.
@@ -89,13 +95,8 @@ class Actor:
         Raises:
             RunError: the environment failed or returned values that are not finite.
         """
-        try:
+        with self._describe_env_errors():
             step = self.pool.recv()
-        except RunError as error:
-            raise RunError(f"{error} (after step {self.steps} of the actor)") from error
-        except Exception as error:
-            cause = plugins.describe_error(error) or f"{type(error).__name__}: {error}"
-            raise RunError(f"the environment failed after step {self.steps} of the actor: {cause}") from error
         self.steps += self.pool.num_envs
         if (problem := find_nonfinite(step, self.pool.tasks)) is not None:
             raise RunError(f"{problem} (at step {self.steps} of the actor)")
@@ -110,6 +111,23 @@ class Actor:
         complete = self.rollout
         self._start_rollout(step)
         return complete
+
+    @contextmanager
+    def _describe_env_errors(self) -> Iterator[None]:
+        """Turn an exception of the environment into RunError.
+
+        This includes SystemExit: otherwise, `sys.exit(0)` in an environment would end the run without a message and
+        with the exit status 0.
+        """
+        try:
+            yield
+        except UserError:
+            raise
+        except RunError as error:
+            raise RunError(f"{error} (after step {self.steps} of the actor)") from error
+        except (Exception, SystemExit) as error:
+            cause = plugins.describe_error(error) or f"{type(error).__name__}: {error}"
+            raise RunError(f"the environment failed after step {self.steps} of the actor: {cause}") from error
 
     @torch.no_grad()
     def _store_bootstrap_values(self, step: Step) -> None:

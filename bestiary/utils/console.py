@@ -12,9 +12,30 @@ from rich.table import Table
 
 Item = TypeVar("Item")
 
+
+class MessageConsole(Console):
+    """A console whose output failures are ignored, so that they cannot end a training run.
+
+    Output fails, for example, if the log file is on a full disk, if the reader of a pipe has ended (`| head`), or if
+    the terminal was closed.
+    """
+
+    def _check_buffer(self) -> None:
+        try:
+            super()._check_buffer()
+        # ValueError: the stream is closed, or a character cannot be encoded. RuntimeError: a signal handler prints
+        # while the main program prints.
+        except (OSError, ValueError, RuntimeError):
+            del self._buffer[:]
+
+    def on_broken_pipe(self) -> None:
+        """Drop the text. The method of the base class would end the process."""
+        del self._buffer[:]
+
+
 # If the output goes to a file or a pipe, tables may be 200 characters wide.
 stdout = Console(soft_wrap=True, highlight=False, width=None if sys.stdout.isatty() else 200)
-stderr = Console(stderr=True, soft_wrap=True, highlight=False)
+stderr = MessageConsole(stderr=True, soft_wrap=True, highlight=False)
 
 
 def note(text: str) -> None:

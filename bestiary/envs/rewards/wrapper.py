@@ -171,7 +171,7 @@ class RewardWrapper(VectorEnvWrapper):
             values = reward(measures, self.clock, self.life)
         except RunError as error:
             raise RunError(f"{flag} {reward} {error}") from error
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             cause = plugins.describe_error(error) or f"{type(error).__name__}: {error}"
             if isinstance(error, KeyError):
                 cause += f"; the measures of {self.tasks[0]} are {', '.join(measures)}"
