@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from bestiary.utils.console import plural, warn
+
 
 class CsvTable:
     """A CSV file with a header, to which rows are appended.
@@ -29,6 +31,11 @@ class CsvTable:
             self._rewrite(list(reader.fieldnames or []), kept)
         elif path.exists():
             path.unlink()
+        if self.num_rows < keep_rows:
+            warn(
+                f"{path} has only {plural(self.num_rows, 'row')}, but the checkpoint was saved after {keep_rows} rows: "
+                f"{keep_rows - self.num_rows} rows are lost, so the table has a gap"
+            )
 
     def write_header(self, columns: list[str]) -> None:
         """Create the file with these columns, if it does not exist yet."""

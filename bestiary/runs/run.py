@@ -1,11 +1,13 @@
 """Run folders: creating, opening, reading and locking them. Only one training process at a time may write to a run."""
 
+import contextlib
 import itertools
 import json
 import os
 import shutil
 import socket
 import time
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -31,6 +33,8 @@ from bestiary.utils.errors import UserError
 from bestiary.utils.options import option, parse_options, suggest
 
 CONFIG_HEADER = "# Complete configuration of this run. `bestiary train --config` on this file repeats the training.\n"
+
+ID_FILE = "run_id.txt"
 
 
 @dataclass(frozen=True)
@@ -72,11 +76,40 @@ class Run:
 
     path: Path
     trust_code: bool = field(default=False, repr=False)  # whether copies of plug-ins in the run folder may be imported
+    shown_path: Path = field(init=False, repr=False, compare=False)  # the path as the user gave it, for messages
+    # Training options that are changed in `config`, but not yet in config.toml (see `update_config`).
+    unwritten_options: dict[str, Any] = field(init=False, default_factory=dict, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        self.shown_path = self.path
+
+    @contextmanager
+    def absolute_path(self) -> Iterator[None]:
+        """Context in which `path` is absolute, because code of an environment may change the working directory.
+
+        After the context, `path` is as before, unless the working directory has changed.
+        """
+        working_directory = Path.cwd()
+        before = self.path
+        self.path = working_directory / before
+        try:
+            yield
+        finally:
+            if before.is_absolute() or (working_directory.exists() and Path.cwd() == working_directory):
+                self.path = before
 
     @property
     def name(self) -> str:
         """The name of the run folder."""
         return self.path.resolve().name
+
+    @property
+    def id(self) -> str:
+        """The random ID of the run, which its checkpoints also contain. It is empty for runs of older versions."""
+        try:
+            return (self.path / ID_FILE).read_text().strip()
+        except (OSError, ValueError):
+            return ""
 
     @cached_property
     def config(self) -> Config:
@@ -209,8 +242,9 @@ class Run:
             raise UserError(
                 f"zoo/{self.name} is part of the package and read-only: it can be evaluated, but not trained"
             )
-        lock = filelock.FileLock(self.path / "lock", timeout=0)
-        owner = self.path / "lock_owner.json"
+        folder = self.path.absolute()  # an environment may change the working directory before the lock is released
+        lock = filelock.FileLock(folder / "lock", timeout=0)
+        owner = folder / "lock_owner.json"
         try:
             lock.acquire()
         except filelock.Timeout:
@@ -229,7 +263,9 @@ class Run:
             owner.write_text(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}))
             yield
         finally:
-            owner.unlink(missing_ok=True)
+            # An error here must not replace the error that ended the training.
+            with contextlib.suppress(OSError):
+                owner.unlink(missing_ok=True)
             lock.release()
 
 
@@ -301,9 +337,14 @@ def create_run(config: Config, location: RunLocation) -> tuple[Run, bool]:
             )
     try:
         path = _make_folder(path, rename_if_exists=is_default_name)
-        (path / "checkpoints").mkdir(exist_ok=True)
-        _copy_plugins(config, path / "plugins")
-        write_text(path / "config.toml", CONFIG_HEADER + config.to_toml())
+        # Two processes may create the same run at the same time. Only the process that has the lock writes files.
+        with Run(path).lock():
+            if (path / "config.toml").exists():
+                raise UserError(f"{path}: another process has created this run; choose another --name")
+            (path / "checkpoints").mkdir(exist_ok=True)
+            _copy_plugins(config, path / "plugins")
+            write_text(path / ID_FILE, uuid.uuid4().hex)
+            write_text(path / "config.toml", CONFIG_HEADER + config.to_toml())
     except OSError as error:
         raise UserError(f"{path} cannot be created: {error.strerror or error}") from error
     if path.parent.resolve() == Path("runs").resolve():
@@ -336,10 +377,17 @@ def write_text(path: Path, text: str) -> None:
 
 
 def update_config(run: Run, **training: Any) -> None:
-    """Change training options of a run, both in `run.config` and in config.toml."""
+    """Change training options of a run in `run.config`. `write_config` also changes them in config.toml."""
     run.config = replace(run.config, training=replace(run.config.training, **training))
-    tables = read_tables(run.path / "config.toml")
-    write_text(run.path / "config.toml", CONFIG_HEADER + dump_toml({**tables, **training}))
+    run.unwritten_options |= training
+
+
+def write_config(run: Run) -> None:
+    """Write the options that `update_config` has changed to config.toml."""
+    if run.unwritten_options:
+        tables = read_tables(run.path / "config.toml")
+        write_text(run.path / "config.toml", CONFIG_HEADER + dump_toml({**tables, **run.unwritten_options}))
+        run.unwritten_options = {}
 
 
 def load_weights(agent: Agent, checkpoint: Checkpoint) -> None:

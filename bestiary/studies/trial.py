@@ -11,7 +11,7 @@ from typing import Any
 from bestiary.config.schema import Config
 from bestiary.config.toml import flatten
 from bestiary.config.training_options import UNCOMPARED
-from bestiary.runs.run import Run
+from bestiary.runs.run import ID_FILE, Run
 from bestiary.studies.run_log import failure_reason
 from bestiary.studies.study import Study, Variant
 from bestiary.utils.console import format_count
@@ -160,7 +160,8 @@ class Trial:
         """
         if not self.path.is_dir() or self.exists:
             return
-        other_files = [p for p in self.path.iterdir() if p.name not in ("checkpoints", "plugins", ".config.toml")]
+        own_files = ("checkpoints", "plugins", ID_FILE, "lock", "lock_owner.json")
+        other_files = [p for p in self.path.iterdir() if p.name not in own_files and not p.name.startswith(".")]
         if other_files or any((self.path / "checkpoints").glob("*")):
             raise UserError(f"{self.path} exists and is not a run folder; move it to another place")
         shutil.rmtree(self.path)

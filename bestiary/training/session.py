@@ -8,7 +8,7 @@ from typing import Any
 from bestiary.config.schema import Config
 from bestiary.envs.episode_stats import TaskStats
 from bestiary.rollout import Arrays, Episode
-from bestiary.runs.run import Run
+from bestiary.runs.run import Run, write_config
 from bestiary.training.callbacks.base import Callback
 from bestiary.training.callbacks.checkpoints import CheckpointManager
 from bestiary.training.clock import TrainingClock
@@ -144,6 +144,7 @@ class Session:
         """Return the content of state.json, for example the learner's counters and the state of each callback."""
         return {
             **self.learner.counters(),
+            "run_id": self.run.id,
             "seconds": self.clock.seconds,
             "tasks": {name: task.save() for name, task in self.tasks.items()},
             "runtime_counters": self.runtime_counters,
@@ -166,6 +167,7 @@ class Session:
             stack.enter_context(self.interrupts)
             for callback in self.callbacks:
                 callback.on_start(self)
+            write_config(self.run)  # only now is it known that the run can be resumed
             self.exit_stack = stack.pop_all()
         return self
 
