@@ -24,6 +24,7 @@ from bestiary.training.config_summary import (
     warn_about_clipping,
 )
 from bestiary.training.devices import check_devices
+from bestiary.training.saved_state import check_saved_state
 from bestiary.training.trainer import auto_tune, train_run
 from bestiary.training.validation import check_validation
 from bestiary.utils import plugins
@@ -172,6 +173,7 @@ def _check_identity(run: Run, checkpoint: Checkpoint, accept_changes: bool) -> l
     `accept_changes` is true.
     """
     state = checkpoint.load_state()
+    check_saved_state(state)
     changes = find_changes(state["config"], run.config.tables())
     problems = [
         f"{change.option}: {change.old} in the checkpoint, {change.new} in config.toml"

@@ -144,4 +144,5 @@ def _with_hyphens(word: str) -> str:
 
 
 def _print_error(text: str) -> None:
-    print(f"bestiary: {text}", file=sys.stderr)
+    shown = "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)  # no control characters
+    print(f"bestiary: {shown}", file=sys.stderr)

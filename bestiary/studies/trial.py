@@ -14,6 +14,7 @@ from bestiary.config.training_options import UNCOMPARED
 from bestiary.runs.run import ID_FILE, Run
 from bestiary.studies.run_log import failure_reason
 from bestiary.studies.study import Study, Variant
+from bestiary.utils import safe_files
 from bestiary.utils.console import format_count
 from bestiary.utils.errors import UserError
 
@@ -100,9 +101,10 @@ class Trial:
             "seed": 0,
             "environment_options": self.config.tables()["env"],
         }
-        for path in sorted((self.path / "evaluations").glob("*.json")):
-            with contextlib.suppress(OSError, ValueError, KeyError, AttributeError):
-                content = json.loads(path.read_text())
+        files = safe_files.list_files(self.path / "evaluations", self.path)
+        for path in (path for path in files if path.suffix == ".json"):
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+                content = json.loads(safe_files.read_text(path))
                 if all(content["protocol"].get(key) == value for key, value in required.items()):
                     statistics = content.get("statistics", {"game_return": {"mean": None}})
                     means = {"mean": statistics["game_return"]["mean"]}

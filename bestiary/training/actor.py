@@ -187,7 +187,12 @@ class Actor:
         """Restore a state that `save` returned after `steps` steps of the actor.
 
         Environments whose state cannot be saved start new episodes with an initial recurrent state.
+
+        Raises:
+            UserError: the arrays do not fit this actor and its environments. Native code of the environments would
+                otherwise read and write outside of the arrays.
         """
+        self._check_arrays(arrays)
         self.steps = steps
         self.generator.set_state(torch.from_numpy(arrays["generator"]))
         if not self.pool.saveable:
@@ -196,10 +201,57 @@ class Actor:
         def with_prefix(prefix: str) -> Arrays:
             return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
 
-        self.pool.load(with_prefix("pool."))
+        try:
+            self.pool.load(with_prefix("pool."))
+        except (KeyError, ValueError, TypeError, IndexError, OverflowError) as error:
+            raise UserError(f"actor.safetensors does not fit the environments: {plugins.error_line(error)}") from error
         self.state = tuple(torch.from_numpy(arrays[f"state.{i}"]).to(self.device) for i in range(len(self.state)))
         self.last_actions = arrays["last_actions"]
         self.episode_tracker.sums |= {name: array.copy() for name, array in with_prefix("episode_tracker.").items()}
         reward, done, truncated, task = (arrays[f"step.{name}"] for name in ("reward", "done", "truncated", "task"))
         step = Step(with_prefix("observation."), reward, done, truncated, done, task, with_prefix("measures."))
         self._start_rollout(step)
+
+    def _check_arrays(self, arrays: Arrays) -> None:
+        """Compare names, shapes, types and values of saved arrays with those that this actor would save.
+
+        The arrays of the environments (names that begin with "pool.") are checked by the method `load` of the vector
+        environment, because their shapes may depend on its state.
+        """
+        n = self.pool.num_envs
+        expected: dict[str, tuple[str, tuple[int, ...]]] = {
+            "generator": ("uint8", tuple(self.generator.get_state().shape))
+        }
+        if self.pool.saveable:
+            expected |= {
+                "last_actions": ("int64", (n,)),
+                "step.reward": ("float32", (n,)),
+                "step.done": ("bool", (n,)),
+                "step.truncated": ("bool", (n,)),
+                "step.task": ("int64", (n,)),
+            }
+            for i, tensor in enumerate(self.state):
+                expected[f"state.{i}"] = (str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+            for name, sums in self.episode_tracker.sums.items():
+                expected[f"episode_tracker.{name}"] = (str(sums.dtype), sums.shape)
+            for prefix, specs in (("observation", self.pool.observation_spec), ("measures", self.pool.measures_spec)):
+                for name, spec in specs.items():
+                    expected[f"{prefix}.{name}"] = (spec.dtype, (n, *spec.shape))
+        problems = []
+        for name, (dtype, shape) in expected.items():
+            array = arrays.get(name)
+            found = "missing" if array is None else f"{array.dtype} {array.shape}"
+            if found != f"{dtype} {shape}":
+                problems.append(f"{name}: {found} in the checkpoint, {dtype} {shape} expected")
+            elif name.startswith(("state.", "step.", "observation.")) and not _is_finite(arrays[name]):
+                problems.append(f"{name}: the values are not finite")
+        if not problems and self.pool.saveable:
+            for name, high in (("last_actions", self.pool.action_spec.n), ("step.task", len(self.pool.tasks))):
+                if not ((arrays[name] >= 0) & (arrays[name] < high)).all():
+                    problems.append(f"{name}: the values must be in 0..{high - 1}")
+        if problems:
+            raise UserError("actor.safetensors in the checkpoint does not fit this run:", *problems[:8])
+
+
+def _is_finite(array: np.ndarray) -> bool:
+    return array.dtype.kind != "f" or bool(np.isfinite(array).all())

@@ -15,6 +15,7 @@ from bestiary.training.clock import TrainingClock
 from bestiary.training.interrupts import Interrupts
 from bestiary.training.learner import Learner
 from bestiary.utils.console import note, warn
+from bestiary.utils.errors import UserError
 
 
 class Session:
@@ -69,7 +70,11 @@ class Session:
         self.callbacks = [*callbacks, self.checkpoints]
         for callback in self.callbacks:
             if callback.name in state["callbacks"]:
-                callback.load(state["callbacks"][callback.name])
+                try:
+                    callback.load(state["callbacks"][callback.name])
+                except (KeyError, TypeError, AttributeError) as error:
+                    problem = f"{type(error).__name__}: {error}"
+                    raise UserError(f"state.json: the state of {callback.name} is damaged: {problem}") from error
         self.exit_stack = ExitStack()
 
     @property

@@ -9,6 +9,7 @@ from typing import TypeVar
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
+from rich.text import Text
 
 Item = TypeVar("Item")
 
@@ -38,18 +39,25 @@ stdout = Console(soft_wrap=True, highlight=False, width=None if sys.stdout.isatt
 stderr = MessageConsole(stderr=True, soft_wrap=True, highlight=False)
 
 
+def printable(text: str) -> str:
+    """Return a text with control characters escaped, so that names of other people cannot change the terminal."""
+    return "".join(
+        c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape", "replace").decode() for c in text
+    )
+
+
 def note(text: str) -> None:
     """Print an informational message to standard error.
 
     Most messages have no prefix. A message begins with "note: " if it says that something differs from what the user
     may expect, but is less serious than a warning.
     """
-    stderr.print(text, markup=False, style="dim")
+    stderr.print(printable(text), markup=False, style="dim")
 
 
 def warn(text: str) -> None:
     """Print a warning to standard error. The prefix "warning: " is added."""
-    stderr.print(f"warning: {text}", markup=False, style="yellow")
+    stderr.print(f"warning: {printable(text)}", markup=False, style="yellow")
 
 
 @dataclass(frozen=True)
@@ -65,12 +73,17 @@ class TextTable:
 def print_table(table: TextTable, left: Collection[str] = ("task", "group", "run names", "variant", "X", "Y")) -> None:
     """Print a table to standard output. Columns with a header in `left` are left-aligned, the others right-aligned."""
     caption = "\n".join(table.captions) or None
-    rich_table = Table(title=table.title, caption=caption, caption_justify="left")
+    rich_table = Table(title=plain(table.title), caption=plain(caption or "") or None, caption_justify="left")
     for column in table.header:
-        rich_table.add_column(column, justify="left" if column in left else "right")
+        rich_table.add_column(plain(column), justify="left" if column in left else "right")
     for cells in table.rows:
-        rich_table.add_row(*cells)
+        rich_table.add_row(*map(plain, cells))
     stdout.print(rich_table, markup=False)
+
+
+def plain(text: str) -> Text:
+    """Return a text for a table of rich. Square brackets are not markup, and control characters are escaped."""
+    return Text(printable(text))
 
 
 def is_interactive() -> bool:
