@@ -71,7 +71,7 @@ def write_bytes(path: Path, content: bytes, root: Path | None = None) -> None:
                 _write_all(descriptor, content)
             finally:
                 os.close(descriptor)
-            os.rename(temporary, path.name, src_dir_fd=parent, dst_dir_fd=parent)
+            os.replace(temporary, path.name, src_dir_fd=parent, dst_dir_fd=parent)
         except OSError:
             with contextlib.suppress(OSError):
                 os.unlink(temporary, dir_fd=parent)
