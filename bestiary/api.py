@@ -12,10 +12,10 @@ from bestiary.evaluation.result_tables import print_evaluation
 from bestiary.evaluation.video import record_video
 from bestiary.runs import checkpoints
 from bestiary.runs.checkpoints import Checkpoint
-from bestiary.runs.config_changes import find_changes, record_changes
+from bestiary.runs.config_changes import ConfigChange, find_changes, record_changes
 from bestiary.runs.loggers import check_loggers
 from bestiary.runs.option_sources import merge_sources
-from bestiary.runs.run import Run, RunLocation, create_run, open_run, unused_path, update_config, write_text
+from bestiary.runs.run import Run, RunLocation, create_run, open_run, unused_path, update_config
 from bestiary.training.callbacks.user_callback import make_user_callbacks
 from bestiary.training.config_summary import (
     check_user_envs,
@@ -24,10 +24,12 @@ from bestiary.training.config_summary import (
     warn_about_clipping,
 )
 from bestiary.training.devices import check_devices
+from bestiary.training.saved_state import check_saved_state
 from bestiary.training.trainer import auto_tune, train_run
 from bestiary.training.validation import check_validation
+from bestiary.utils import plugins
 from bestiary.utils.console import note
-from bestiary.utils.errors import UserError
+from bestiary.utils.errors import RunError, UserError
 
 __all__ = ["Run", "evaluate", "load", "make_env", "resume", "train"]
 
@@ -110,7 +112,7 @@ def start(config: Config, location: RunLocation = RunLocation()) -> Run:
     return run_final_tasks(run) if trained else run
 
 
-def resume(run: Run, steps: int | None = None, checkpoint: int | None = None) -> Run:
+def resume(run: Run, steps: int | None = None, checkpoint: int | None = None, accept_changes: bool = False) -> Run:
     """Resume a run from its newest checkpoint, train it to its end, and return it.
 
     Args:
@@ -118,6 +120,8 @@ def resume(run: Run, steps: int | None = None, checkpoint: int | None = None) ->
         steps: new total number of steps, or None to keep the total of the run.
         checkpoint: resume from the checkpoint nearest to this step instead of the newest one. Later checkpoints are
             renamed to abandoned-*.
+        accept_changes: resume although config.toml has other options or another seed than the checkpoint, or although
+            another run saved the checkpoint.
 
     Raises:
         UserError: the run cannot be resumed as requested.
@@ -128,11 +132,11 @@ def resume(run: Run, steps: int | None = None, checkpoint: int | None = None) ->
     make_user_callbacks(run.config)  # raises UserError if a callback is not usable
     check_devices(run.config)
     with connect_cluster(run.config) as ray:
-        trained = _resume(run, steps, checkpoint, ray)
+        trained = _resume(run, steps, checkpoint, ray, accept_changes)
     return run_final_tasks(run) if trained else run
 
 
-def _resume(run: Run, steps: int | None, checkpoint_steps: int | None, ray: Any) -> bool:
+def _resume(run: Run, steps: int | None, checkpoint_steps: int | None, ray: Any, accept_changes: bool = False) -> bool:
     """Resume a run and train it to its end. Return True, or False if the run was already finished.
 
     Args:
@@ -140,6 +144,7 @@ def _resume(run: Run, steps: int | None, checkpoint_steps: int | None, ray: Any)
         steps: new total number of steps, or None to keep the total of the run.
         checkpoint_steps: resume from the checkpoint nearest to this step; None: from the newest one.
         ray: the connected Ray module, or None if the run uses no cluster.
+        accept_changes: whether the configuration may differ from the configuration of the checkpoint.
     """
     with run.lock():
         for name in checkpoints.remove_unfinished(run.path / "checkpoints"):
@@ -149,7 +154,6 @@ def _resume(run: Run, steps: int | None, checkpoint_steps: int | None, ray: Any)
         total_steps = run.config.training.steps
         if steps is not None and steps <= done_steps:
             raise UserError(f"--steps {steps}: {run.path} has already done {done_steps} steps; choose a larger total")
-        previous_text = (run.path / "config.toml").read_text()
         if steps is not None and steps != total_steps:
             update_config(run, steps=steps)
             note(f"total steps {total_steps} -> {steps}; the learning-rate schedule is stretched to the new total")
@@ -159,20 +163,42 @@ def _resume(run: Run, steps: int | None, checkpoint_steps: int | None, ray: Any)
                 f"to train longer: bestiary resume {run.path} --steps N"
             )
             return False
-        changes = find_changes(checkpoint.load_state()["config"], run.config.tables()) if checkpoint else []
+        changes = _check_identity(run, checkpoint, accept_changes) if checkpoint else []
         for change in changes:
             if change.option != "steps":
                 note(f"note: this option has changed since the checkpoint was saved: {change}")
         note(f"resuming {run.path} at step {done_steps}")
         try:
             _train(run, run.config, checkpoint, ray)
-        except UserError:  # the run cannot be resumed, so config.toml must not change
-            write_text(run.path / "config.toml", previous_text)
-            raise
         finally:
             if changes and run.steps > done_steps:
                 record_changes(run.path, done_steps, changes)
     return True
+
+
+def _check_identity(run: Run, checkpoint: Checkpoint, accept_changes: bool) -> list[ConfigChange]:
+    """Compare a checkpoint with its run. Return the options that differ between the checkpoint and config.toml.
+
+    Raise UserError if the checkpoint was saved by another run, or with other options or another seed, unless
+    `accept_changes` is true.
+    """
+    state = checkpoint.load_state()
+    check_saved_state(state)
+    changes = find_changes(state["config"], run.config.tables())
+    problems = [
+        f"{change.option}: {change.old} in the checkpoint, {change.new} in config.toml"
+        for change in changes
+        if change.changes_experiment
+    ]
+    saved_id = state.get("run_id", "")
+    if saved_id and run.id and saved_id != run.id:
+        problems.append(f"run ID: {saved_id} in the checkpoint, {run.id} in the run folder")
+    if problems and not accept_changes:
+        raise UserError(
+            f"{checkpoint.path} does not belong to this run; to resume from it nevertheless, add --accept-changes:",
+            *problems[:8],
+        )
+    return changes
 
 
 def _choose_checkpoint(run: Run, steps: int | None) -> Checkpoint | None:
@@ -191,10 +217,17 @@ def _choose_checkpoint(run: Run, steps: int | None) -> Checkpoint | None:
 
 def _train(run: Run, config: Config, checkpoint: Checkpoint | None, ray: Any) -> None:
     """Train a run from a checkpoint or, if it is None, from step 0. `ray` is the connected Ray module, or None."""
-    if ray is None:
-        train_run(run, config, checkpoint)
-    else:
-        train_on_cluster(run, config, checkpoint, ray)
+    if checkpoint is not None:
+        checkpoint = Checkpoint(checkpoint.path.absolute())
+    try:
+        with run.absolute_path():
+            if ray is None:
+                train_run(run, config, checkpoint)
+            else:
+                train_on_cluster(run, config, checkpoint, ray)
+    except SystemExit as error:  # otherwise the command could end with status 0, although training is not finished
+        cause = plugins.describe_error(error) or plugins.error_line(error)
+        raise RunError(f"code of the run ended the training: {cause}") from error
 
 
 def run_final_tasks(run: Run) -> Run:

@@ -24,7 +24,7 @@ from bestiary.runs.csv_tables import read_columns
 from bestiary.runs.listing import COLUMNS, describe_run, find_runs
 from bestiary.runs.run import Run
 from bestiary.training.utilisation import find_bottleneck
-from bestiary.utils.console import is_interactive, stdout
+from bestiary.utils.console import is_interactive, plain, stdout
 from bestiary.utils.errors import UserError
 
 LIVE_COLUMNS = (
@@ -67,7 +67,7 @@ def _show_runs(folder: Path) -> None:
     for column in ("run", *COLUMNS):
         table.add_column(column, justify="right" if column in ("seed", "steps", "of", "return", "time") else "left")
     for path in find_runs(folder):
-        table.add_row(str(path), *describe_run(path))
+        table.add_row(*map(plain, (str(path), *describe_run(path))))
     stdout.print(table)
 
 
@@ -88,15 +88,18 @@ def _live_table(folder: Path) -> Table:
         table.add_column(column, justify="left" if column in ("run", "environment", "bottleneck") else "right")
     paths = [path.parent for path in sorted(folder.glob("**/config.toml")) if not path.parent.is_symlink()]
     for path in [path for path in paths if Run(path).is_locked]:
-        table.add_row(str(path), *_live_cells(path))
+        table.add_row(*map(plain, (str(path), *_live_cells(path))))
     return table
 
 
 def _live_cells(path: Path) -> list[str]:
     """Return the cells of a run for all LIVE_COLUMNS except the first. A cell without a value is empty."""
     environment, _, steps, total, returns, duration, _ = describe_run(path)
-    metrics = read_columns(path / "metrics.csv")
-    newest = {name: column[-1] for name, column in metrics.items() if len(column)}
+    try:
+        metrics = read_columns(path / "metrics.csv")
+    except UserError:
+        metrics = {}
+    newest = {name: column[-1] for name, column in metrics.items() if len(column) and column.dtype.kind == "f"}
     waits = ("actor_wait", "learner_wait", "actor_environment", "actor_inference")
     bottleneck = ""
     if "actor_wait" in newest:

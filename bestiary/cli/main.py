@@ -3,6 +3,7 @@
 The module of a command is imported only when the command is called, so that `bestiary --help` does not import torch.
 """
 
+import contextlib
 import faulthandler
 import importlib
 import os
@@ -62,7 +63,9 @@ COMMANDS = {
 def main(argv: list[str] | None = None) -> None:
     """Run a command and exit with its status."""
     faulthandler.enable()  # print a traceback if C++ code crashes
-    sys.exit(run_command(list(sys.argv[1:] if argv is None else argv)))
+    status = run_command(list(sys.argv[1:] if argv is None else argv))
+    _drop_unwritable_messages()
+    sys.exit(status)
 
 
 def run_command(argv: list[str]) -> int:
@@ -86,6 +89,13 @@ def run_command(argv: list[str]) -> int:
         # The reader of the output closed the pipe, for example `head` in `bestiary list envs | head`.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+    except SystemExit as error:
+        # The argument parser ends with SystemExit. A user's file must not: the command would end without a message.
+        cause = plugins.describe_error(error)
+        if cause is None:
+            raise
+        _print_error(cause)
+        return 1
     except OSError as error:
         _print_error(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}")
         return 1
@@ -95,6 +105,18 @@ def run_command(argv: list[str]) -> int:
             raise  # an error in Bestiary itself: show the traceback
         _print_error(cause)
         return 1
+
+
+def _drop_unwritable_messages() -> None:
+    """If messages cannot be written to standard error, drop them.
+
+    Otherwise Python would try again to write them when it exits, and the exit status would be 120.
+    """
+    try:
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
 def _dispatch(argv: list[str]) -> int:
@@ -123,4 +145,5 @@ def _with_hyphens(word: str) -> str:
 
 
 def _print_error(text: str) -> None:
-    print(f"bestiary: {text}", file=sys.stderr)
+    shown = "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)  # no control characters
+    print(f"bestiary: {shown}", file=sys.stderr)

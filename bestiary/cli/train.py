@@ -42,6 +42,12 @@ def resume(argv: list[str]) -> None:
         "newest checkpoint)",
         metavar="STEPS",
     )
+    parser.add_argument(
+        "--accept-changes",
+        action="store_true",
+        help="resume although config.toml has other options or another seed than the checkpoint, or although another "
+        "run saved the checkpoint (default: stop with an error)",
+    )
     a = parser.parse_strictly(argv)
-    run = api.resume(open_run(a.run, a.trust_code), a.steps, a.checkpoint)
+    run = api.resume(open_run(a.run, a.trust_code), a.steps, a.checkpoint, a.accept_changes)
     print(f"run: {run.path}")

@@ -7,24 +7,30 @@ from typing import Any
 
 import tomli_w
 
+from bestiary.utils import safe_files
 from bestiary.utils.errors import UserError
 from bestiary.utils.options import suggest
 
 NON_OPTION_TABLES = ("versions", "plugins")  # tables of config.toml that only document a run and set no option
 
 
-def read_toml(path: Path) -> dict[str, Any]:
-    """Read a config file or preset and return it as a flat dict for `resolve`."""
-    return flatten({name: value for name, value in read_tables(path).items() if name not in NON_OPTION_TABLES})
+def read_toml(path: Path, in_run_folder: bool = False) -> dict[str, Any]:
+    """Read a config file or preset and return it as a flat dict for `resolve`. See `read_tables`."""
+    tables = read_tables(path, in_run_folder)
+    return flatten({name: value for name, value in tables.items() if name not in NON_OPTION_TABLES})
 
 
-def read_tables(path: Path) -> dict[str, Any]:
-    """Read a TOML file and return its tables. Raise UserError if it is missing or invalid."""
+def read_tables(path: Path, in_run_folder: bool = False) -> dict[str, Any]:
+    """Read a TOML file and return its tables. Raise UserError if it is missing or invalid.
+
+    With `in_run_folder`, the file must be a regular file, because a run folder may come from another person. Otherwise
+    it may also be a link or a pipe.
+    """
     try:
-        return tomllib.loads(path.read_text())
+        return tomllib.loads(safe_files.read_text(path) if in_run_folder else path.read_text())
     except FileNotFoundError as error:
         raise UserError(f"{path}: no such file") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+    except (ValueError, OSError, RecursionError) as error:
         raise UserError(f"{path}: not a valid TOML file: {error}") from error
 
 

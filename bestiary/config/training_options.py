@@ -240,6 +240,14 @@ class Training:
         group=LOGGING,
         compared=False,
     )
+    max_failed_saves: int = option(
+        0,
+        "training stops after this number of consecutive checkpoints that could not be saved, for example because the "
+        "disk is full; 0: training continues and tries again",
+        low=0,
+        group=LOGGING,
+        compared=False,
+    )
     keep_at: tuple[int, ...] = option(
         (),
         "steps at which a permanent checkpoint is saved, for example 0,150M; 0 is the untrained agent (default: none)",

@@ -13,6 +13,7 @@ game is then determined by the seed of the environment, the index of the game an
 game again and repeats its actions.
 """
 
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar
@@ -24,7 +25,14 @@ from bestiary.envs.atari_games import action_names
 from bestiary.envs.envpool_backend import EnvPoolBackend
 from bestiary.envs.preprocessing import Flicker, FrameStack, Noise
 from bestiary.envs.rewards.components import SCALAR, RewardComponent
-from bestiary.envs.vector_env import EnvInterface, VectorEnv, check_actions, initial_step, spawn_seeds
+from bestiary.envs.vector_env import (
+    EnvInterface,
+    VectorEnv,
+    check_actions,
+    check_saved_arrays,
+    initial_step,
+    spawn_seeds,
+)
 from bestiary.rollout import ActionSpec, Arrays, ArraySpec, Step
 from bestiary.utils.errors import RunError, UserError
 from bestiary.utils.options import option
@@ -44,6 +52,9 @@ COMPONENTS = {
 def with_full_actions(options: "AtariVectorEnv.Options") -> "AtariVectorEnv.Options":
     """Return the options with `full_actions` on. All games then have the same 18 actions."""
     return replace(options, full_actions=True)
+
+
+MAX_SAVED_GAMES = 1_000_000  # maximum number of games per environment whose state can be restored
 
 
 class AtariVectorEnv(VectorEnv):
@@ -370,6 +381,7 @@ class AtariVectorEnv(VectorEnv):
         }
 
     def load(self, state: Arrays) -> None:
+        self._check_saved(state)
         self.env.reset(self.ids)
         # Each reset draws the number of no-ops from the random stream of the emulator, so all resets must be repeated.
         for game in range(1, int(state["games_started"].max())):
@@ -389,6 +401,27 @@ class AtariVectorEnv(VectorEnv):
         self.stack.frames = state["stack"].copy()
         self.flicker.streams.state = state["flicker"].copy()
         self.noise.count = state["noise"].copy()
+
+    def _check_saved(self, state: Arrays) -> None:
+        """Raise ValueError if a saved state is not valid."""
+        names = ("games_started", "game_steps", "stalled_steps", "history_length", "lives", "ram")
+        expected = {name: getattr(self, name) for name in names}
+        expected |= {"flicker": self.flicker.streams.state, "noise": self.noise.count}
+        largest = int(np.iinfo(np.int32).max)
+        ranges = {
+            "games_started": (1, MAX_SAVED_GAMES),
+            "history_length": (0, largest),
+            "game_steps": (0, largest),
+        }
+        check_saved_arrays(state, expected, ranges)
+        actions = state["actions"]
+        if actions.ndim != 1 or actions.dtype != self.action_history.dtype:
+            raise ValueError(f"actions is {actions.dtype} {actions.shape}; expected {self.action_history.dtype} (T,)")
+        if len(actions) != state["history_length"].sum() or actions.max(initial=0) >= self.action_spec.n:
+            raise ValueError("actions does not fit history_length and the number of actions")
+        spec = self.observation_spec["image"]
+        if state["stack"].dtype != spec.dtype or state["stack"].size != self.num_envs * math.prod(spec.shape):
+            raise ValueError(f"stack is {state['stack'].dtype} {state['stack'].shape}; it does not fit the images")
 
     def close(self) -> None:
         if "env" in vars(self):

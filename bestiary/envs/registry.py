@@ -5,9 +5,11 @@ in a user's file (`path/to/file.py:Name`).
 """
 
 import inspect
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -121,12 +123,15 @@ def _spec_of_built(
 
 def _build_or_explain(build: Callable[..., VectorEnv], options: Any) -> VectorEnv:
     """Build a vector environment with one environment. If its constructor fails, raise UserError with the cause."""
+    working_directory = Path.cwd()
     try:
         return build(1, 0, options, False)
     except UserError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UserError(f"the environment could not be created: {type(error).__name__}: {error}") from error
+    finally:
+        os.chdir(working_directory)  # the environment may have changed it, but the path of a run may be relative
 
 
 def _atari(name: str) -> EnvSpec:

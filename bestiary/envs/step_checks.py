@@ -4,8 +4,10 @@ The functions `..._problems` return a list of messages. Before training, `check_
 first steps of a user's environment. `bestiary.testing` makes them on many steps.
 """
 
+import os
 from collections.abc import Callable, Mapping
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -37,6 +39,7 @@ def check_first_steps(name: str, build: Callable[[np.random.SeedSequence], Vecto
         UserError: the environment fails, or violates the interface of vector environments.
     """
     stage = "its constructor, with a np.random.SeedSequence as seed"
+    working_directory = Path.cwd()
     try:
         with closing(build(np.random.SeedSequence(0))) as pool:
             stage = "its first step"
@@ -48,9 +51,11 @@ def check_first_steps(name: str, build: Callable[[np.random.SeedSequence], Vecto
                 problems += step_problems(pool.recv(), pool, "recv")
     except (UserError, RunError) as error:
         raise UserError(str(error)) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         cause = plugins.describe_error(error) or plugins.error_line(error)
         raise UserError(f"the environment failed in {stage}: {cause}") from error
+    finally:
+        os.chdir(working_directory)  # the environment may have changed it, but the path of a run may be relative
     if problems:
         raise UserError(*(f"{name}: {problem}" for problem in problems))
 

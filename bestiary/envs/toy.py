@@ -10,7 +10,14 @@ from typing import ClassVar, Protocol
 import numpy as np
 
 from bestiary.envs.rng import RandomStreams
-from bestiary.envs.vector_env import EnvInterface, VectorEnv, check_actions, initial_step, spawn_seeds
+from bestiary.envs.vector_env import (
+    EnvInterface,
+    VectorEnv,
+    check_actions,
+    check_saved_arrays,
+    initial_step,
+    spawn_seeds,
+)
 from bestiary.rollout import ActionSpec, Arrays, ArraySpec, Step
 from bestiary.utils.options import option
 
@@ -279,6 +286,7 @@ class ToyVectorEnv(VectorEnv):
         return {name: array.copy() for name, array in {**own, **self.game.state}.items()}
 
     def load(self, state: Arrays) -> None:
+        check_saved_arrays(state, self.save())
         self.streams.state = state["streams"].copy()
         self.episode_steps = state["episode_steps"].copy()
         self.game.state = {name: state[name].copy() for name in self.game.state}

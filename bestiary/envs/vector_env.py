@@ -219,6 +219,22 @@ def check_actions(actions: np.ndarray, spec: ActionSpec, num_envs: int) -> np.nd
     return actions
 
 
+def check_saved_arrays(found: Arrays, expected: Arrays, ranges: Mapping[str, tuple[int, int]] | None = None) -> None:
+    """Raise ValueError if saved arrays have not the names, shapes and types of `expected`, or exceed their ranges.
+
+    `ranges` maps the name of an array to its smallest and largest allowed value. Without this check, compiled code
+    would write outside of the arrays of a damaged checkpoint.
+    """
+    for name, array in expected.items():
+        if name not in found:
+            raise ValueError(f"the array {name} is missing")
+        if found[name].shape != array.shape or found[name].dtype != array.dtype:
+            raise ValueError(f"{name} is {found[name].dtype} {found[name].shape}; expected {array.dtype} {array.shape}")
+    for name, (low, high) in (ranges or {}).items():
+        if found[name].size and not (low <= found[name].min() and found[name].max() <= high):
+            raise ValueError(f"the values of {name} must be in {low}..{high}")
+
+
 def action_index(action: str, pool: VectorEnv, user: object) -> int:
     """Return the index of the action with this name; raise UserError if the environment has no such action.
 

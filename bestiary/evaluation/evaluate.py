@@ -96,8 +96,12 @@ def evaluate(
     settings = _GameSettings(greedy, seed, num_envs, max_steps, reset_state_every, record)
     max_games = max(games for _, games in splits)
     stem = f"{'all' if every_checkpoint else f'{chosen[0].steps:012d}'}-{settings.policy}-{max_games}"
-    # If the folder cannot be written, this call raises an error before the first game is played.
-    run.new_output_path("evaluations", stem, ".json")
+    writable = True
+    try:
+        run.new_output_path("evaluations", stem, ".json")
+    except OSError as error:
+        writable = False
+        warn(f"{run.path} cannot be written ({error.strerror or error}); the results are shown, but not saved")
 
     is_single = len(chosen) * len(names) * len(splits) == 1
     evaluation = Evaluation({}, [])
@@ -141,15 +145,21 @@ def evaluate(
                 **_describe_games(min(num_envs, max_games), max_games, evaluation.unfinished, max_steps, seed),
                 "training_seed": config.training.seed,
             }
-            if path is None:
-                path = run.new_output_path("evaluations", stem, ".json")
-                if k < len(chosen):
-                    note(f"results are saved to {path} after each of the {len(chosen)} checkpoints")
-            # The results are saved after each checkpoint. An interruption then loses only the games of one checkpoint.
-            evaluation.save(path)
-    if path is None:
+            if not writable:
+                continue
+            try:
+                if path is None:
+                    path = run.new_output_path("evaluations", stem, ".json")
+                    if k < len(chosen):
+                        note(f"results are saved to {path} after each of the {len(chosen)} checkpoints")
+                # The results are saved after each checkpoint. An interruption then loses only the games of one of them.
+                evaluation.save(path)
+            except OSError as error:
+                writable, path, evaluation.path = False, None, None
+                warn(f"{error.strerror or error}: the results are shown, but not saved")
+    if not evaluation.results:
         raise RunError(f"{run.path}: no game ended at any checkpoint; choose a larger --max-steps")
-    if len(evaluation.checkpoints) > 1:
+    if len(evaluation.checkpoints) > 1 and path is not None:
         evaluation.figure = plot_checkpoint_curves(evaluation.results, path.with_suffix(".png"))
     return evaluation
 

@@ -4,6 +4,7 @@ Results are written to a JSON file and a CSV file.
 """
 
 import csv
+import io
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from bestiary.envs import lookup_score_range
 from bestiary.envs.episode_stats import return_name
 from bestiary.evaluation.statistics import format_interval, summarise, summarise_reward_per_step
 from bestiary.rollout import Episode
+from bestiary.utils import safe_files
 
 # Maps the name of a quantity (game_return, game_length, episode_return ...) to its statistics, as `summarise` returns
 # them: {"mean": 3.2, "sd": 1.1, ...}.
@@ -200,9 +202,10 @@ class Evaluation:
                 content["split_summary"] = self.split_summary()
             content["results"] = [{**result.labels, "statistics": result.statistics} for result in self.results]
         content["protocol"] = self.protocol
-        path.write_text(json.dumps(content, indent=1) + "\n")
-        with path.with_suffix(".csv").open("w", newline="") as file:
-            self._write_episodes(csv.writer(file))
+        safe_files.write_text(path, json.dumps(content, indent=1) + "\n")
+        text = io.StringIO(newline="")
+        self._write_episodes(csv.writer(text))
+        safe_files.write_text(path.with_suffix(".csv"), text.getvalue())
 
     def _write_episodes(self, writer: Any) -> None:
         first = self.results[0]

@@ -36,10 +36,18 @@ import safetensors.torch
 from torch import Tensor
 
 from bestiary.rollout import Arrays
+from bestiary.utils import safe_files
 from bestiary.utils.console import note
 from bestiary.utils.errors import UserError
 
 BEST_LINKS = ("best", "best-training", "best-true")  # `remove_old` keeps the checkpoints to which these links point
+CHECKPOINT_FILES = (
+    "model.safetensors",
+    "optimizer.safetensors",
+    "algorithm.safetensors",
+    "actor.safetensors",
+    "state.json",
+)
 TENSOR_FILES = ("model", "optimizer", "algorithm")  # files of the learner; `algorithm` is written only if not empty
 
 
@@ -50,6 +58,11 @@ class Checkpoint:
     path: Path
 
     @property
+    def root(self) -> Path:
+        """The folder `checkpoints`. Links in this folder are not followed."""
+        return self.path.parent
+
+    @property
     def steps(self) -> int:
         """The step count of the run when the checkpoint was written."""
         return int(self.path.name)
@@ -57,51 +70,68 @@ class Checkpoint:
     def find_damage(self) -> str | None:
         """Compare the files with manifest.json. Return a description of the first damage, or None if there is none."""
         try:
-            manifest = json.loads((self.path / "manifest.json").read_text())
-            for name in manifest.keys() | {"model.safetensors", "state.json"}:
+            manifest = json.loads(safe_files.read_text(self.path / "manifest.json", self.root))
+            for name in sorted(manifest.keys() | {"model.safetensors", "state.json"}):
+                if name not in CHECKPOINT_FILES:
+                    return f"manifest.json lists {name!r}, which is not a file of a checkpoint"
                 expected_size = manifest[name]["bytes"]
                 expected_hash = manifest[name]["sha256"]
-                size = (self.path / name).stat().st_size
-                if size != expected_size:
-                    return f"{name} has {size} bytes instead of {expected_size}"
-                if _sha256(self.path / name) != expected_hash:
-                    return f"{name} differs from its hash in manifest.json"
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+                descriptor = safe_files.open_file(self.path / name, os.O_RDONLY, self.root)
+                with os.fdopen(descriptor, "rb") as file:
+                    size = os.fstat(descriptor).st_size
+                    if size != expected_size:
+                        return f"{name} has {size} bytes instead of {expected_size}"
+                    if hashlib.file_digest(file, "sha256").hexdigest() != expected_hash:
+                        return f"{name} differs from its hash in manifest.json"
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             return f"{type(error).__name__}: {error}"
         return None
 
     def load_model(self) -> dict[str, Tensor]:
         """Return the weights of the agent by name."""
-        return self._load("model.safetensors", safetensors.torch.load_file)
+        return self._load("model.safetensors", safetensors.torch.load)
 
     def load_learner(self) -> dict[str, dict[str, Tensor]]:
         """Return the tensors of the learner: weights, state of the optimizers, and state of the algorithm."""
         tensors: dict[str, dict[str, Tensor]] = {"model": self.load_model(), "algorithm": {}}
-        tensors["optimizer"] = self._load("optimizer.safetensors", safetensors.torch.load_file)
-        if (self.path / "algorithm.safetensors").exists():
-            tensors["algorithm"] = self._load("algorithm.safetensors", safetensors.torch.load_file)
+        tensors["optimizer"] = self._load("optimizer.safetensors", safetensors.torch.load)
+        if os.path.lexists(self.path / "algorithm.safetensors"):
+            tensors["algorithm"] = self._load("algorithm.safetensors", safetensors.torch.load)
         return tensors
 
     def load_actor(self) -> Arrays:
         """Return the arrays of the actor (see `Actor.save`)."""
-        return self._load("actor.safetensors", safetensors.numpy.load_file)
+        return self._load("actor.safetensors", safetensors.numpy.load)
 
     def load_state(self) -> dict[str, Any]:
-        """Return the content of state.json."""
-        return json.loads((self.path / "state.json").read_text())
+        """Return the content of state.json. Raise UserError if it has not the structure that `Session.save` writes."""
+        try:
+            state = json.loads(safe_files.read_text(self.path / "state.json", self.root))
+        except (OSError, ValueError, RecursionError) as error:
+            raise UserError(f"{self.path / 'state.json'} cannot be read: {error}") from error
+        if not isinstance(state, dict):
+            raise UserError(f"{self.path / 'state.json'} is not a file of a Bestiary checkpoint")
+        return state
 
-    def _load(self, name: str, load: Callable[[Path], Any]) -> Any:
+    def _load(self, name: str, load: Callable[[bytes], Any]) -> Any:
         """Load a safetensors file of the checkpoint. Raise UserError if the file is missing or not valid."""
         try:
-            return load(self.path / name)
-        except (safetensors.SafetensorError, OSError) as error:
+            return load(safe_files.read_bytes(self.path / name, self.root, safe_files.MAX_TENSOR_BYTES))
+        # The readers of safetensors raise various errors if the header is damaged.
+        except (Exception, MemoryError) as error:
             raise UserError(f"{self.path / name} is not a file of a Bestiary checkpoint: {error}") from error
 
 
 def list_checkpoints(folder: Path) -> list[Checkpoint]:
     """Return all checkpoints in a folder, including damaged ones, from the oldest to the newest."""
-    found = [Checkpoint(path) for path in folder.glob("[0-9]*") if re.fullmatch(r"\d{12}", path.name)]
+    found = [Checkpoint(path) for path in folder.glob("[0-9]*") if is_checkpoint_name(path.name)]
+    found = [checkpoint for checkpoint in found if not checkpoint.path.is_symlink()]
     return sorted(found, key=lambda checkpoint: checkpoint.steps)
+
+
+def is_checkpoint_name(name: str) -> bool:
+    """Return whether a name is that of a checkpoint folder: 12 digits."""
+    return re.fullmatch(r"[0-9]{12}", name) is not None
 
 
 def write_checkpoint(
@@ -159,8 +189,10 @@ def remove_unfinished(folder: Path) -> list[str]:
     return [path.name for path in left]
 
 
-def remove_old(folder: Path, keep_every: int, keep_at: Iterable[int] = (), keep_newest: int = 2) -> None:
+def remove_old(folder: Path, keep_every: int, keep_at: Iterable[int] = (), keep_newest: int = 2) -> list[str]:
     """Remove all checkpoints except the `keep_newest` newest, the targets of the BEST_LINKS, and the permanent ones.
+
+    Return the names of the removed checkpoints.
 
     Two kinds of checkpoints are permanent: the first one at or after each multiple of `keep_every` steps (none if
     `keep_every` is 0), and the first one at or after each step in `keep_at`.
@@ -175,18 +207,23 @@ def remove_old(folder: Path, keep_every: int, keep_at: Iterable[int] = (), keep_
             if checkpoint.steps // keep_every > last_multiple:
                 last_multiple = checkpoint.steps // keep_every
                 kept.add(checkpoint.steps)
-    for checkpoint in found:
-        if checkpoint.steps not in kept:
-            # The folder is renamed first, so that a partly removed folder does not look like a checkpoint.
-            removing = folder / f".removing-{checkpoint.path.name}"
-            checkpoint.path.rename(removing)
-            shutil.rmtree(removing, ignore_errors=True)
+    removed = [checkpoint for checkpoint in found if checkpoint.steps not in kept]
+    for checkpoint in removed:
+        # The folder is renamed first, so that a partly removed folder does not look like a checkpoint.
+        removing = folder / f".removing-{checkpoint.path.name}"
+        checkpoint.path.rename(removing)
+        shutil.rmtree(removing, ignore_errors=True)
+    return [checkpoint.path.name for checkpoint in removed]
 
 
 def best_steps(folder: Path, name: str = "best") -> int | None:
     """Return the step count of the checkpoint to which the link `name` points, or None if there is no such link."""
-    path = folder / name
-    return int(path.resolve().name) if path.is_dir() else None
+    try:
+        target = os.readlink(folder / name)
+    except OSError:  # there is no such link
+        return None
+    # A link to any other place is ignored.
+    return int(target) if is_checkpoint_name(target) and (folder / target).is_dir() else None
 
 
 def newest_intact(folder: Path) -> Checkpoint | None:
@@ -224,7 +261,7 @@ def unused_path(path: Path) -> Path:
     """Return `path` if it does not exist. Otherwise return the first path NAME-2, NAME-3, ... that does not exist."""
     number = 2
     candidate = path
-    while candidate.exists():
+    while os.path.lexists(candidate):
         candidate = path.with_name(f"{path.stem}-{number}{path.suffix}")
         number += 1
     return candidate
@@ -235,7 +272,7 @@ def replace_link(path: Path, target: str) -> None:
 
     Errors are ignored, because these links are only a convenience and some file systems do not support them.
     """
-    if path.exists() and not path.is_symlink():
+    if os.path.lexists(path) and not path.is_symlink():
         return
     with contextlib.suppress(OSError):
         temporary = path.with_name(f".{path.name}-{os.getpid()}")

@@ -6,15 +6,19 @@ compared with config.toml, so that changes by `resume --steps` and changes by ha
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from bestiary.config.toml import flatten
+from bestiary.config.training_options import TRAINING, Training
 from bestiary.runs.csv_tables import CsvTable, read_rows
 
 FILE_NAME = "config_changes.csv"
 MISSING = "(not set)"
+# Options that may differ between a checkpoint and config.toml without --accept-changes. They do not change what is
+# learned: the runtime, logging, checkpoints, validation, and the length of the training.
+FREE_OPTIONS = {f.name for f in fields(Training) if f.metadata["group"] != TRAINING} | {"steps", "device"}
 
 
 @dataclass(frozen=True)
@@ -24,6 +28,15 @@ class ConfigChange:
     option: str
     old: Any  # value in the checkpoint
     new: Any  # value in config.toml
+
+    @property
+    def changes_experiment(self) -> bool:
+        """Whether the checkpoint belongs to another experiment, for example because it has another seed.
+
+        Options that only one of the two configurations has are not counted: the other one was written by another
+        version of Bestiary.
+        """
+        return self.option not in FREE_OPTIONS and MISSING not in (self.old, self.new)
 
     def __str__(self) -> str:
         return f"{self.option} {self.old} -> {self.new}"

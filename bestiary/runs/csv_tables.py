@@ -3,10 +3,16 @@
 import csv
 import io
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from bestiary.utils import safe_files
+from bestiary.utils.console import plural, warn
+from bestiary.utils.errors import UserError
 
 
 class CsvTable:
@@ -22,17 +28,25 @@ class CsvTable:
         self.columns: list[str] = []
         self.num_rows = 0  # number of rows in the file
         self.pending: list[dict[str, Any]] = []  # rows that are not in the file yet
-        if keep_rows and path.exists():
-            with path.open(newline="") as file:
+        if keep_rows and os.path.lexists(path):
+            with describe_damage(path), safe_files.open_table(path) as file:
                 reader = csv.DictReader(file)
-                kept = [row for row, _ in zip(reader, range(keep_rows), strict=False)]
-            self._rewrite(list(reader.fieldnames or []), kept)
-        elif path.exists():
+                # Incomplete rows, in which a value is None, and values in too many columns are dropped.
+                columns = list(reader.fieldnames or [])
+                rows = zip(reader, range(keep_rows), strict=False)
+                kept = [{name: row.get(name) or "" for name in columns} for row, _ in rows]
+            self._rewrite(columns, kept)
+        elif os.path.lexists(path):
             path.unlink()
+        if self.num_rows < keep_rows:
+            warn(
+                f"{path} has only {plural(self.num_rows, 'row')}, but the checkpoint was saved after {keep_rows} rows: "
+                f"{keep_rows - self.num_rows} rows are lost, so the table has a gap"
+            )
 
     def write_header(self, columns: list[str]) -> None:
         """Create the file with these columns, if it does not exist yet."""
-        if not self.path.exists():
+        if not os.path.lexists(self.path):
             self._rewrite(columns, [])
 
     def write(self, rows: list[dict[str, Any]]) -> None:
@@ -48,43 +62,50 @@ class CsvTable:
             self._rewrite(columns, read_rows(self.path) if self.path.exists() else [])
         text = io.StringIO()
         csv.DictWriter(text, self.columns, restval="", lineterminator="\n").writerows(self.pending)
-        end = self.path.stat().st_size
-        try:
-            with self.path.open("a", newline="") as file:
-                file.write(text.getvalue())
-        except OSError:
-            os.truncate(self.path, end)  # remove an incomplete row
-            raise
+        safe_files.append_text(self.path, text.getvalue())
         self.num_rows += len(self.pending)
         self.pending = []
 
     def _rewrite(self, columns: list[str], rows: list[dict[str, str]]) -> None:
         """Replace the whole file by a new file with these columns and rows."""
-        temporary = self.path.with_name(f".{self.path.name}")
-        with temporary.open("w", newline="") as file:
-            writer = csv.DictWriter(file, columns, restval="", lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
-        temporary.replace(self.path)
+        text = io.StringIO()
+        writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        safe_files.write_text(self.path, text.getvalue())
         self.columns = columns
         self.num_rows = len(rows)
 
 
+@contextmanager
+def describe_damage(path: Path) -> Iterator[None]:
+    """Turn errors that a damaged or unsafe file causes into UserError."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror or error}") from error
+    except (ValueError, csv.Error, RecursionError, MemoryError) as error:
+        raise UserError(f"{path} is damaged: {error}") from error
+
+
 def read_rows(path: Path) -> list[dict[str, str]]:
-    """Read a CSV file. Return each row as a dict: column name -> text."""
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
+    """Read a CSV file. Return each row as a dict: column name -> text. Raise UserError if the file is damaged."""
+    with describe_damage(path), safe_files.open_table(path) as file:
+        reader = csv.DictReader(file)
+        columns = list(reader.fieldnames or [])
+        return [{name: row.get(name) or "" for name in columns} for row in reader]
 
 
 def read_columns(path: Path) -> dict[str, np.ndarray]:
     """Read a CSV file and return its columns by name.
 
     A column of numbers becomes a float64 array, in which empty cells are nan. Any other column becomes an array of
-    text. Incomplete rows are ignored. If the file does not exist, the returned dict is empty.
+    text. Incomplete rows are ignored. If the file does not exist, the returned dict is empty. Raise UserError if the
+    file is damaged.
     """
-    if not path.exists():
+    if not os.path.lexists(path):
         return {}
-    with path.open(newline="") as file:
+    with describe_damage(path), safe_files.open_table(path) as file:
         header, *rows = list(csv.reader(file)) or [[]]
     columns = {}
     for index, name in enumerate(header):

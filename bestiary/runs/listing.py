@@ -9,7 +9,7 @@ from bestiary.envs.episode_stats import short_name
 from bestiary.runs.checkpoints import list_checkpoints
 from bestiary.runs.csv_tables import read_columns
 from bestiary.runs.run import Run, old_version
-from bestiary.utils.console import format_count, format_duration, format_number
+from bestiary.utils.console import format_count, format_duration, format_number, printable
 from bestiary.utils.errors import UserError
 from bestiary.utils.options import convert
 
@@ -22,23 +22,30 @@ def find_runs(folder: Path) -> list[Path]:
     Raise UserError if there is no run.
     """
     runs = [path.parent for path in folder.glob("**/config.toml") if not path.parent.is_symlink()]
+    runs = [path for path in runs if path.is_dir()]
     if not runs:
         raise UserError(f"there is no run below {folder}; create one with: bestiary train --preset hello")
     return sorted(runs, key=lambda path: path.stat().st_mtime)
 
 
 def describe_run(path: Path) -> list[str]:
-    """Return the row of a run: one text for each of COLUMNS.
+    """Return the row of a run: one text for each of COLUMNS. If the run is damaged, the first text says so.
 
     Only text files are read, and no code in the run folder is imported. Therefore it is safe to list the runs of other
     people, and runs of older versions of Bestiary can also be listed.
     """
     try:
-        tables = read_tables(path / "config.toml")
-        config = read_toml(path / "config.toml")
-        total_steps = convert(config.get("steps", 0), int)
-    except (UserError, ValueError) as error:
-        return [f"unreadable: {error}", *[""] * (len(COLUMNS) - 1)]
+        return [printable(text) for text in _describe_run(path)]
+    # The files may contain anything, and a damaged run must not prevent the listing of the others.
+    except (UserError, ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, OSError) as error:
+        problem = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+        return [printable(f"unreadable: {problem}"), *[""] * (len(COLUMNS) - 1)]
+
+
+def _describe_run(path: Path) -> list[str]:
+    tables = read_tables(path / "config.toml", in_run_folder=True)
+    config = read_toml(path / "config.toml", in_run_folder=True)
+    total_steps = convert(config.get("steps", 0), int)
     metrics = read_columns(path / "metrics.csv")
     has_metrics = bool(metrics) and len(metrics["step"]) > 0
     saved = list_checkpoints(path / "checkpoints")

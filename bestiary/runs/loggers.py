@@ -4,12 +4,14 @@ A logger never stops the training. If it fails, one warning is printed, and metr
 """
 
 import hashlib
+import os
 import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
 from bestiary.config.config import Config
+from bestiary.utils import safe_files
 from bestiary.utils.console import warn
 from bestiary.utils.errors import UserError
 
@@ -78,9 +80,9 @@ def _persistent_id(path: Path) -> str:
     So a resumed run keeps its ID. The name of the run folder is not used as the ID, because several run folders may
     have the same name.
     """
-    if not path.exists():
-        path.write_text(uuid.uuid4().hex[:12])
-    return path.read_text().strip()
+    if not os.path.lexists(path):
+        safe_files.write_text(path, uuid.uuid4().hex[:12])
+    return safe_files.read_text(path, max_bytes=1000).strip()
 
 
 class SafeLogger:

@@ -10,6 +10,7 @@ seed, steps it with all actions before the game without rendering, and then play
 """
 
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,8 +25,9 @@ from bestiary.envs.rewards.wrapper import DEFAULT_REWARDS, RewardConfig
 from bestiary.envs.vector_env import VectorEnv, VectorEnvWrapper, action_index
 from bestiary.rollout import Step
 from bestiary.runs.checkpoints import unused_path
-from bestiary.runs.csv_tables import CsvTable, read_columns
-from bestiary.utils import plugins
+from bestiary.runs.csv_tables import CsvTable, describe_damage, read_columns
+from bestiary.utils import plugins, safe_files
+from bestiary.utils.console import warn
 from bestiary.utils.errors import UserError
 from bestiary.utils.options import parse_options
 
@@ -42,6 +44,8 @@ INTERFACE_OPTIONS = (
     "full_actions",
 )
 
+BUFFER_BYTES = 2**16  # actions are written to the file when the buffer has this size, and at the end of each game
+
 
 class RecordingWrapper(VectorEnvWrapper):
     """Wrapper of a vector environment. It writes all actions, and one row per finished game, to a recording."""
@@ -54,7 +58,9 @@ class RecordingWrapper(VectorEnvWrapper):
         """
         super().__init__(pool)
         self.dtype = np.dtype("u1" if pool.action_spec.n <= 256 else "<u2")
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path = path.absolute()
+        path.parent.parent.mkdir(parents=True, exist_ok=True)
+        safe_files.make_folder(path.parent, path.parent.parent)
         metadata = {
             "bestiary": __version__,
             **metadata,
@@ -62,12 +68,19 @@ class RecordingWrapper(VectorEnvWrapper):
             "bytes_per_action": self.dtype.itemsize,
             "action_names": list(pool.action_spec.names),
         }
-        path.write_text(json.dumps(metadata, indent=1) + "\n")
-        self.actions_file = path.with_suffix(".actions").open("r+b" if num_steps else "wb")
+        safe_files.write_text(path, json.dumps(metadata, indent=1) + "\n")
+        actions_path = path.with_suffix(".actions")
+        if not num_steps:
+            safe_files.write_bytes(actions_path, b"")
+        self.actions_file = os.fdopen(safe_files.open_file(actions_path, os.O_RDWR), "r+b", buffering=0)
         self.actions_file.truncate(num_steps * self.num_envs * self.dtype.itemsize)
         self.actions_file.seek(0, 2)
+        self.unwritten = bytearray()  # actions that are not in the file yet
+        self.warned = False  # whether the user was warned that the recording cannot be written
         self.step_count = num_steps
         games = read_columns(path.with_suffix(".csv")) if num_steps else {}
+        if games and not np.isin(games.get("env", np.zeros(0)), np.arange(pool.num_envs)).all():
+            raise UserError(f"{path.with_suffix('.csv')} is damaged: it has games of other environments")
         num_kept = int((games["first_step"] + games["length"] <= num_steps).sum()) if games else 0
         self.games = CsvTable(path.with_suffix(".csv"), num_kept)
         self.first_steps = np.zeros(self.num_envs, np.int64)  # [N] first step of the current game of each environment
@@ -77,7 +90,9 @@ class RecordingWrapper(VectorEnvWrapper):
         self.game_returns = np.where(self.first_steps < num_steps, np.nan, 0.0)
 
     def send(self, actions: np.ndarray) -> None:
-        self.actions_file.write(actions.astype(self.dtype).tobytes())
+        self.unwritten += actions.astype(self.dtype).tobytes()
+        if len(self.unwritten) >= BUFFER_BYTES:
+            self._write([])
         self.step_count += 1
         self.pool.send(actions)
 
@@ -86,11 +101,25 @@ class RecordingWrapper(VectorEnvWrapper):
         self.game_returns += step.reward
         if step.game_over.any():
             finished = np.flatnonzero(step.game_over)
-            self.actions_file.flush()
-            self.games.write([self._game_row(env) for env in finished.tolist()])
+            self._write([self._game_row(env) for env in finished.tolist()])
             self.first_steps[finished] = self.step_count
             self.game_returns[finished] = 0
         return step
+
+    def _write(self, game_rows: list[dict[str, Any]]) -> None:
+        """Write the buffered actions and these rows of finished games.
+
+        If this fails, for example because the disk is full, warn once and keep them in memory until the next call.
+        """
+        try:
+            while self.unwritten:
+                del self.unwritten[: self.actions_file.write(self.unwritten)]
+            self.games.write(game_rows)
+        except OSError as error:
+            self.games.pending += [row for row in game_rows if row not in self.games.pending]
+            if not self.warned:
+                warn(f"{error.strerror or error}: actions are not written to the recording yet; the run continues")
+            self.warned = True
 
     def _game_row(self, env: int) -> dict[str, Any]:
         first_step = int(self.first_steps[env])
@@ -102,6 +131,7 @@ class RecordingWrapper(VectorEnvWrapper):
         }
 
     def close(self) -> None:
+        self._write([])
         self.actions_file.close()
         self.pool.close()
 
@@ -144,7 +174,10 @@ class Recording:
         """All action indices [T,N]. If the last step in the file is incomplete, it is left out."""
         n = self.metadata["num_envs"]
         dtype = np.dtype("u1" if self.metadata["bytes_per_action"] == 1 else "<u2")
-        flat = np.fromfile(self.path.with_suffix(".actions"), dtype)
+        path = self.path.with_suffix(".actions")
+        with describe_damage(path):
+            content = safe_files.read_bytes(path, max_bytes=safe_files.MAX_TABLE_BYTES)
+        flat = np.frombuffer(content[: len(content) // dtype.itemsize * dtype.itemsize], dtype)
         return flat[: len(flat) // n * n].reshape(-1, n)
 
     @property
@@ -156,7 +189,7 @@ class Recording:
         try:
             rows = zip(*(columns[name] for name in ("env", "first_step", "length", "return")), strict=True)
             return [RecordedGame(int(env), int(first), int(length), float(value)) for env, first, length, value in rows]
-        except (KeyError, ValueError) as error:
+        except (KeyError, ValueError, OverflowError) as error:
             raise UserError(f"{self.path.with_suffix('.csv')} is not the CSV file of a recording: {error}") from error
 
     def game(self, number: int) -> RecordedGame:
@@ -231,7 +264,10 @@ class Recording:
     def _action_names(self, env: int, first: int, last: int) -> list[str]:
         """Return the names of the actions of an environment in the steps `first` to `last` - 1."""
         names = self.metadata["action_names"]
-        return [names[action] for action in self.actions[first:last, env]]
+        actions = self.actions[first:last, env]
+        if actions.max(initial=0) >= len(names):
+            raise UserError(f"{self.path} is damaged: there is no action {int(actions.max())}")
+        return [names[action] for action in actions]
 
     def replay(self, game: RecordedGame, trusted: Sequence[str] = ()) -> Iterator[Step]:
         """Replay a game and yield its steps.
@@ -241,8 +277,8 @@ class Recording:
         pool = self.make_env(game, trusted=trusted)
         try:
             yield self.fast_forward(game, pool)
-            for action in self.actions[game.first_step : game.first_step + game.length, game.env]:
-                pool.send(np.array([action], np.int64))
+            for action in self.game_actions(game):
+                pool.send(np.array([action_index(action, pool, self.path)]))
                 yield pool.recv()
         finally:
             pool.close()
@@ -264,16 +300,13 @@ def open_recording(path: str | Path) -> Recording:
     """Open a recording, given the path of its JSON file. Raise UserError if the file is not a recording."""
     json_path = Path(path).expanduser()
     try:
-        metadata = json.loads(json_path.read_text())
+        metadata = json.loads(safe_files.read_text(json_path))
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}") from error
     except ValueError as error:
         raise UserError(f"{path} is not a recording: {error}") from error
     try:
-        for key in ("environments", "environment_options", "num_envs", "action_names", "bytes_per_action"):
-            metadata[key]
-        RewardConfig(**metadata["rewards"])
-        np.random.SeedSequence(metadata["seed"]["entropy"], spawn_key=metadata["seed"]["spawn_key"])
+        _check_metadata(metadata)
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(
             f"{path} is not a recording ({error}); create one with bestiary eval --record (version 0.2 or later)"
@@ -281,6 +314,26 @@ def open_recording(path: str | Path) -> Recording:
     if not json_path.with_suffix(".actions").is_file():
         raise UserError(f"{path}: the file {json_path.with_suffix('.actions').name} is missing in the same folder")
     return Recording(json_path, metadata)
+
+
+def _check_metadata(metadata: Any) -> None:
+    """Raise KeyError, TypeError or ValueError if the content of a recording's JSON file is not as it was written."""
+    for key in ("environments", "action_names"):
+        names = metadata[key]
+        if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+            raise ValueError(f"{key} must be a list of names")
+    if not isinstance(metadata["environment_options"], dict):
+        raise ValueError("environment_options must be a table")
+    num_envs = metadata["num_envs"]
+    if type(num_envs) is not int or not 1 <= num_envs <= 1_000_000:
+        raise ValueError("num_envs must be an integer of at least 1")
+    if metadata["bytes_per_action"] not in (1, 2):
+        raise ValueError("bytes_per_action must be 1 or 2")
+    rewards = RewardConfig(**metadata["rewards"])
+    texts = [rewards.training, *rewards.true_rewards]
+    if not all(text is None or isinstance(text, str) for text in texts):
+        raise ValueError("rewards must be text")
+    np.random.SeedSequence(metadata["seed"]["entropy"], spawn_key=metadata["seed"]["spawn_key"])
 
 
 def make_recording_wrapper(

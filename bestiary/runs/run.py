@@ -1,11 +1,14 @@
 """Run folders: creating, opening, reading and locking them. Only one training process at a time may write to a run."""
 
+import contextlib
 import itertools
 import json
 import os
 import shutil
 import socket
+import stat
 import time
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -25,12 +28,14 @@ from bestiary.envs.multitask import describe_observations
 from bestiary.runs import checkpoints, zoo
 from bestiary.runs.checkpoints import Checkpoint, unused_path
 from bestiary.runs.csv_tables import read_columns
-from bestiary.utils import plugins
+from bestiary.utils import plugins, safe_files
 from bestiary.utils.console import note
 from bestiary.utils.errors import UserError
 from bestiary.utils.options import option, parse_options, suggest
 
 CONFIG_HEADER = "# Complete configuration of this run. `bestiary train --config` on this file repeats the training.\n"
+
+ID_FILE = "run_id.txt"
 
 
 @dataclass(frozen=True)
@@ -72,11 +77,40 @@ class Run:
 
     path: Path
     trust_code: bool = field(default=False, repr=False)  # whether copies of plug-ins in the run folder may be imported
+    shown_path: Path = field(init=False, repr=False, compare=False)  # the path as the user gave it, for messages
+    # Training options that are changed in `config`, but not yet in config.toml (see `update_config`).
+    unwritten_options: dict[str, Any] = field(init=False, default_factory=dict, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        self.shown_path = self.path
+
+    @contextmanager
+    def absolute_path(self) -> Iterator[None]:
+        """Context in which `path` is absolute, because code of an environment may change the working directory.
+
+        After the context, `path` is as before, unless the working directory has changed.
+        """
+        working_directory = Path.cwd()
+        before = self.path
+        self.path = working_directory / before
+        try:
+            yield
+        finally:
+            if before.is_absolute() or (working_directory.exists() and Path.cwd() == working_directory):
+                self.path = before
 
     @property
     def name(self) -> str:
         """The name of the run folder."""
         return self.path.resolve().name
+
+    @property
+    def id(self) -> str:
+        """The random ID of the run, which its checkpoints also contain. It is empty for runs of older versions."""
+        try:
+            return safe_files.read_text(self.path / ID_FILE, max_bytes=1000).strip()
+        except (OSError, ValueError):
+            return ""
 
     @cached_property
     def config(self) -> Config:
@@ -104,7 +138,7 @@ class Run:
 
     def _read_options(self) -> dict[str, Any]:
         check_version(self.path)
-        return read_toml(self.path / "config.toml")
+        return read_toml(self.path / "config.toml", in_run_folder=True)
 
     @property
     def metrics(self) -> dict[str, np.ndarray]:
@@ -172,7 +206,9 @@ class Run:
         """
         root = Path("runs") / f"zoo-{self.name}" if self.in_zoo else self.path
         parent = root / folder
-        parent.mkdir(parents=True, exist_ok=True)
+        if self.in_zoo:
+            root.mkdir(parents=True, exist_ok=True)
+        safe_files.make_folder(parent, root)
         candidates = itertools.chain([stem], (f"{stem}-{number}" for number in itertools.count(2)))
         taken = {path.stem for path in parent.iterdir()}
         return parent / f"{next(name for name in candidates if name not in taken)}{suffix}"
@@ -190,7 +226,7 @@ class Run:
     @property
     def is_locked(self) -> bool:
         """Whether a training process is writing to the run folder now."""
-        if not (self.path / "lock_owner.json").exists():
+        if not (self.path / "lock_owner.json").exists() or not stat.S_ISREG(_mode(self.path / "lock")):
             return False
         try:
             with filelock.FileLock(self.path / "lock").acquire(timeout=0):
@@ -199,6 +235,21 @@ class Run:
             return True
         except OSError:
             return False
+
+    def _check_links(self) -> None:
+        """Raise UserError if the run folder contains links, because training could then write to other folders."""
+        allowed = ("latest", *checkpoints.BEST_LINKS)
+        for folder in (self.path, self.path / "checkpoints"):
+            try:
+                with os.scandir(folder) as entries:
+                    links = [entry.name for entry in entries if entry.is_symlink()]
+            except OSError:
+                continue
+            for name in links:
+                if folder == self.path or name not in allowed:
+                    raise UserError(f"{folder / name} is a symbolic link; remove it, or copy its target to this place")
+        if stat.S_IFMT(_mode(self.path / "lock")) not in (0, stat.S_IFREG):
+            raise UserError(f"{self.path / 'lock'} is not a regular file; remove it")
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -210,8 +261,10 @@ class Run:
             raise UserError(
                 f"zoo/{self.name} is part of the package and read-only: it can be evaluated, but not trained"
             )
-        lock = filelock.FileLock(self.path / "lock", timeout=0)
-        owner = self.path / "lock_owner.json"
+        folder = self.path.absolute()  # an environment may change the working directory before the lock is released
+        self._check_links()
+        lock = filelock.FileLock(folder / "lock", timeout=0)
+        owner = folder / "lock_owner.json"
         try:
             lock.acquire()
         except filelock.Timeout:
@@ -227,10 +280,12 @@ class Run:
                     f"note: the last process that wrote {self.path}{_describe_owner(owner)} did not end cleanly: "
                     "it was killed or crashed"
                 )
-            owner.write_text(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}))
+            safe_files.write_text(owner, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}))
             yield
         finally:
-            owner.unlink(missing_ok=True)
+            # An error here must not replace the error that ended the training.
+            with contextlib.suppress(OSError):
+                owner.unlink(missing_ok=True)
             lock.release()
 
 
@@ -246,7 +301,8 @@ def old_version(tables: Mapping[str, Any]) -> str | None:
 
 def check_version(path: Path) -> None:
     """Raise UserError if a run folder or a config file was made by Bestiary 0.1."""
-    version = old_version(read_tables(path / "config.toml" if path.is_dir() else path))
+    is_run = path.is_dir()
+    version = old_version(read_tables(path / "config.toml" if is_run else path, in_run_folder=is_run))
     if version is not None:
         raise UserError(
             f"{path} was made by Bestiary {version} and cannot be used with {__version__}; "
@@ -302,9 +358,14 @@ def create_run(config: Config, location: RunLocation) -> tuple[Run, bool]:
             )
     try:
         path = _make_folder(path, rename_if_exists=is_default_name)
-        (path / "checkpoints").mkdir(exist_ok=True)
-        _copy_plugins(config, path / "plugins")
-        write_text(path / "config.toml", CONFIG_HEADER + config.to_toml())
+        # Two processes may create the same run at the same time. Only the process that has the lock writes files.
+        with Run(path).lock():
+            if (path / "config.toml").exists():
+                raise UserError(f"{path}: another process has created this run; choose another --name")
+            (path / "checkpoints").mkdir(exist_ok=True)
+            _copy_plugins(config, path / "plugins")
+            safe_files.write_text(path / ID_FILE, uuid.uuid4().hex)
+            safe_files.write_text(path / "config.toml", CONFIG_HEADER + config.to_toml())
     except OSError as error:
         raise UserError(f"{path} cannot be created: {error.strerror or error}") from error
     if path.parent.resolve() == Path("runs").resolve():
@@ -329,18 +390,18 @@ def _make_folder(path: Path, rename_if_exists: bool) -> Path:
     return path
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a file atomically: readers see either the old or the new content."""
-    temporary = path.with_name(f".{path.name}")
-    temporary.write_text(text)
-    temporary.replace(path)
-
-
 def update_config(run: Run, **training: Any) -> None:
-    """Change training options of a run, both in `run.config` and in config.toml."""
+    """Change training options of a run in `run.config`. `write_config` also changes them in config.toml."""
     run.config = replace(run.config, training=replace(run.config.training, **training))
-    tables = read_tables(run.path / "config.toml")
-    write_text(run.path / "config.toml", CONFIG_HEADER + dump_toml({**tables, **training}))
+    run.unwritten_options |= training
+
+
+def write_config(run: Run) -> None:
+    """Write the options that `update_config` has changed to config.toml."""
+    if run.unwritten_options:
+        tables = read_tables(run.path / "config.toml", in_run_folder=True)
+        safe_files.write_text(run.path / "config.toml", CONFIG_HEADER + dump_toml({**tables, **run.unwritten_options}))
+        run.unwritten_options = {}
 
 
 def load_weights(agent: Agent, checkpoint: Checkpoint) -> None:
@@ -352,8 +413,12 @@ def load_weights(agent: Agent, checkpoint: Checkpoint) -> None:
     expected = agent.state_dict()
     differences = []
     for name in sorted({*saved, *expected}):
-        saved_shape = str(tuple(saved[name].shape)) if name in saved else "missing"
-        expected_shape = str(tuple(expected[name].shape)) if name in expected else "missing"
+        saved_shape, expected_shape = (
+            f"{str(tensors[name].dtype).removeprefix('torch.')} {tuple(tensors[name].shape)}"
+            if name in tensors
+            else "missing"
+            for tensors in (saved, expected)
+        )
         if saved_shape != expected_shape:
             differences.append(f"{name}: {saved_shape} in the checkpoint, {expected_shape} in the agent")
     if differences:
@@ -361,6 +426,13 @@ def load_weights(agent: Agent, checkpoint: Checkpoint) -> None:
             f"{checkpoint.path} does not fit the agent that config.toml describes:",
             *differences[:8],
         )
+    parameters = dict(agent.named_parameters())
+    # Buffers may contain infinite values, for example in masks.
+    invalid = [
+        name for name, value in saved.items() if value.isnan().any() or (name in parameters and value.isinf().any())
+    ]
+    if invalid:
+        raise UserError(f"{checkpoint.path} cannot be used: the values of {', '.join(invalid[:4])} are not finite")
     agent.load_state_dict(saved)
 
 
@@ -372,13 +444,24 @@ def _copy_plugins(config: Config, folder: Path) -> None:
 
 
 def _read_plugin_hashes(path: Path) -> dict[str, str]:
-    return read_tables(path).get("plugins", {})
+    hashes = read_tables(path, in_run_folder=True).get("plugins", {})
+    if not isinstance(hashes, dict) or not all(isinstance(value, str) for value in hashes.values()):
+        raise UserError(f"{path}: the table [plugins] must contain the hash of each plug-in file as text")
+    return hashes
+
+
+def _mode(path: Path) -> int:
+    """Return the type and permissions of a file, or 0 if it does not exist. Links are not followed."""
+    try:
+        return path.lstat().st_mode
+    except OSError:
+        return 0
 
 
 def _describe_owner(path: Path) -> str:
     """Describe the process that holds or held the lock, for example " (pid 17 on host)". Return "" if it is unknown."""
     try:
-        owner = json.loads(path.read_text())
-        return f" (pid {owner['pid']} on {owner['host']})"
-    except (OSError, ValueError, KeyError):
+        owner = json.loads(safe_files.read_text(path, max_bytes=10_000))
+        return f" (pid {int(owner['pid'])} on {str(owner['host'])[:100]})"
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return ""

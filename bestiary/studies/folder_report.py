@@ -25,6 +25,7 @@ from bestiary.interpretability.saliency import SaliencyOptions
 from bestiary.interpretability.saliency_video import render_saliency
 from bestiary.runs.listing import COLUMNS, describe_run, find_runs
 from bestiary.runs.run import Run
+from bestiary.utils import safe_files
 from bestiary.utils.console import note, progress_bar
 from bestiary.utils.errors import UserError
 from bestiary.utils.html import render_details, render_figure, render_image, render_page, render_table
@@ -90,7 +91,7 @@ def _print_errors(subject: str) -> Iterator[None]:
     """Print errors, for example of a plug-in, instead of raising them. The report is written without the drawing."""
     try:
         yield
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         note(f"{subject} was not drawn: {(str(error) or type(error).__name__).splitlines()[0]}")
 
 
@@ -126,7 +127,11 @@ def _render_report(folder: Path, runs: list[Run]) -> str:
         *_render_curves(runs),
     ]
     for run, name, anchor in zip(runs, names, anchors, strict=True):
-        sections += [f'<h2 id="{anchor}">{html.escape(name)}</h2>', *_render_run(run)]
+        sections.append(f'<h2 id="{anchor}">{html.escape(name)}</h2>')
+        try:
+            sections += _render_run(run)
+        except Exception as error:  # a damaged run must not prevent the report about the others
+            sections.append(f'<p class="small">unreadable: {html.escape(str(error))}</p>')
     return render_page(f"{title}: {len(runs)} runs", sections)
 
 
@@ -143,10 +148,14 @@ def _render_curves(runs: list[Run]) -> Iterator[str]:
         try:
             if finished_tasks(run):  # otherwise no game of the run has ended yet
                 by_envs.setdefault(tuple(run.raw_config["env"]), []).append(run)
-        except (UserError, KeyError):
+        except (UserError, KeyError, TypeError, ValueError, IndexError, AttributeError):
             continue  # the config or the table of episodes cannot be read
     for envs, members in by_envs.items():
-        panels = panels_by_task(members) if len(envs) > 1 else {"": group_runs(members)}
+        try:
+            panels = panels_by_task(members) if len(envs) > 1 else {"": group_runs(members)}
+        except (UserError, KeyError, TypeError, ValueError, IndexError) as error:
+            yield f'<p class="small">no learning curves: {html.escape(str(error))}</p>'
+            continue
         with tempfile.TemporaryDirectory() as temporary:
             path = Path(temporary) / "curves.png"
             plot_curves(panels, path)
@@ -184,8 +193,10 @@ def _render_media(path: Path, kind: str) -> str:
     return render_figure(path, f"{CAPTIONS.get(kind, kind)} ({path.stem})", small=kind in ("video", "saliency"))
 
 
-def _output_folder(run: Run, name: str) -> Path:
-    return (Path("runs") / f"zoo-{run.name}" if run.in_zoo else run.path) / name
+def _output_files(run: Run, folder: str) -> list[Path]:
+    """Return the files in a subfolder of a run. Links are left out: they could point to private files."""
+    root = Path("runs") / f"zoo-{run.name}" if run.in_zoo else run.path
+    return safe_files.list_files(root / folder, root)
 
 
 def _newest_files(run: Run, folder: str, suffixes: tuple[str, ...]) -> dict[str, Path]:
@@ -193,7 +204,7 @@ def _newest_files(run: Run, folder: str, suffixes: tuple[str, ...]) -> dict[str,
 
     The subject is the start of the file name: saliency-Pong-000001000000-100.png has the subject saliency-Pong.
     """
-    paths = [path for path in _output_folder(run, folder).glob("*.*") if path.suffix in suffixes]
+    paths = [path for path in _output_files(run, folder) if path.suffix in suffixes]
     by_age = sorted(paths, key=lambda path: path.stat().st_mtime)
     newest = {re.sub(r"-?\d{12}(-.*)?$", "", path.stem): path for path in by_age}
     return dict(sorted(newest.items()))
@@ -201,9 +212,9 @@ def _newest_files(run: Run, folder: str, suffixes: tuple[str, ...]) -> dict[str,
 
 def _evaluation_rows(run: Run) -> Iterator[list[str]]:
     """Yield one table row, with the columns EVALUATION_COLUMNS, for each evaluation result in the run folder."""
-    for path in sorted(_output_folder(run, "evaluations").glob("*.json")):
+    for path in (path for path in _output_files(run, "evaluations") if path.suffix == ".json"):
         try:
-            evaluation = json.loads(path.read_text())
+            evaluation = json.loads(safe_files.read_text(path))
             protocol = evaluation["protocol"]
             for result in evaluation.get("results", [evaluation]):
                 game = result["statistics"]["game_return"]
@@ -218,5 +229,5 @@ def _evaluation_rows(run: Run) -> Iterator[list[str]]:
                     # Files of older versions name the method only in the protocol.
                     str(game.get("interval", protocol.get("interval", ""))),
                 ]
-        except (ValueError, KeyError, TypeError, OSError):
+        except (ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError):
             continue  # the file is not an evaluation, or it is incomplete

@@ -11,9 +11,10 @@ from typing import Any
 from bestiary.config.config import Config
 from bestiary.config.toml import flatten
 from bestiary.config.training_options import UNCOMPARED
-from bestiary.runs.run import Run
+from bestiary.runs.run import ID_FILE, Run
 from bestiary.studies.run_log import failure_reason
 from bestiary.studies.study import Study, Variant
+from bestiary.utils import safe_files
 from bestiary.utils.console import format_count
 from bestiary.utils.errors import UserError
 
@@ -100,9 +101,10 @@ class Trial:
             "seed": 0,
             "environment_options": self.config.tables()["env"],
         }
-        for path in sorted((self.path / "evaluations").glob("*.json")):
-            with contextlib.suppress(OSError, ValueError, KeyError, AttributeError):
-                content = json.loads(path.read_text())
+        files = safe_files.list_files(self.path / "evaluations", self.path)
+        for path in (path for path in files if path.suffix == ".json"):
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+                content = json.loads(safe_files.read_text(path))
                 if all(content["protocol"].get(key) == value for key, value in required.items()):
                     statistics = content.get("statistics", {"game_return": {"mean": None}})
                     means = {"mean": statistics["game_return"]["mean"]}
@@ -160,7 +162,8 @@ class Trial:
         """
         if not self.path.is_dir() or self.exists:
             return
-        other_files = [p for p in self.path.iterdir() if p.name not in ("checkpoints", "plugins", ".config.toml")]
+        own_files = ("checkpoints", "plugins", ID_FILE, "lock", "lock_owner.json")
+        other_files = [p for p in self.path.iterdir() if p.name not in own_files and not p.name.startswith(".")]
         if other_files or any((self.path / "checkpoints").glob("*")):
             raise UserError(f"{self.path} exists and is not a run folder; move it to another place")
         shutil.rmtree(self.path)

@@ -5,6 +5,9 @@ and, after each T steps, returns a rollout. The serial runtime calls the two met
 calls them for several actors alternately: while one vector environment steps, the agent computes actions for another.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -15,7 +18,7 @@ from bestiary.envs.vector_env import VectorEnv, find_nonfinite
 from bestiary.rollout import Arrays, Inputs, Rollout, Step
 from bestiary.training.devices import autocast
 from bestiary.utils import plugins
-from bestiary.utils.errors import RunError
+from bestiary.utils.errors import RunError, UserError
 
 CPU = torch.device("cpu")
 
@@ -59,7 +62,9 @@ class Actor:
 
     def start(self) -> None:
         """Reset the environments and start the first rollout. Call `start` or `load` before `act` and `receive`."""
-        self._start_rollout(self.pool.reset())
+        with self._describe_env_errors():
+            step = self.pool.reset()
+        self._start_rollout(step)
 
     def collect(self) -> Rollout:
         """Step the environments until a rollout is complete and return it."""
@@ -85,7 +90,8 @@ class Actor:
         self.rollout.value[self.t] = output.value[0]
         self.rollout.version[self.t] = self.version
         self.last_actions = action[0].cpu().numpy()
-        self.pool.send(self.last_actions)
+        with self._describe_env_errors():
+            self.pool.send(self.last_actions)
 
     def receive(self) -> Rollout | None:
         """Wait for the results of the last actions and store them. Return the rollout if it is complete, else None.
@@ -93,13 +99,8 @@ class Actor:
         Raises:
             RunError: the environment failed or returned values that are not finite.
         """
-        try:
+        with self._describe_env_errors():
             step = self.pool.recv()
-        except RunError as error:
-            raise RunError(f"{error} (after step {self.steps} of the actor)") from error
-        except Exception as error:
-            cause = plugins.describe_error(error) or f"{type(error).__name__}: {error}"
-            raise RunError(f"the environment failed after step {self.steps} of the actor: {cause}") from error
         self.steps += self.pool.num_envs
         if (problem := find_nonfinite(step, self.pool.tasks)) is not None:
             raise RunError(f"{problem} (at step {self.steps} of the actor)")
@@ -114,6 +115,23 @@ class Actor:
         complete = self.rollout
         self._start_rollout(step)
         return complete
+
+    @contextmanager
+    def _describe_env_errors(self) -> Iterator[None]:
+        """Turn an exception of the environment into RunError.
+
+        This includes SystemExit: otherwise, `sys.exit(0)` in an environment would end the run without a message and
+        with the exit status 0.
+        """
+        try:
+            yield
+        except UserError:
+            raise
+        except RunError as error:
+            raise RunError(f"{error} (after step {self.steps} of the actor)") from error
+        except (Exception, SystemExit) as error:
+            cause = plugins.describe_error(error) or f"{type(error).__name__}: {error}"
+            raise RunError(f"the environment failed after step {self.steps} of the actor: {cause}") from error
 
     @torch.no_grad()
     def _store_bootstrap_values(self, step: Step) -> None:
@@ -173,7 +191,12 @@ class Actor:
         """Restore a state that `save` returned after `steps` steps of the actor.
 
         Environments whose state cannot be saved start new episodes with an initial recurrent state.
+
+        Raises:
+            UserError: the arrays do not fit this actor and its environments. Native code of the environments would
+                otherwise read and write outside of the arrays.
         """
+        self._check_arrays(arrays)
         self.steps = steps
         self.generator.set_state(torch.from_numpy(arrays["generator"]))
         if not self.pool.saveable:
@@ -182,10 +205,57 @@ class Actor:
         def with_prefix(prefix: str) -> Arrays:
             return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
 
-        self.pool.load(with_prefix("pool."))
+        try:
+            self.pool.load(with_prefix("pool."))
+        except (KeyError, ValueError, TypeError, IndexError, OverflowError) as error:
+            raise UserError(f"actor.safetensors does not fit the environments: {plugins.error_line(error)}") from error
         self.state = tuple(torch.from_numpy(arrays[f"state.{i}"]).to(self.device) for i in range(len(self.state)))
         self.last_actions = arrays["last_actions"]
         self.episode_tracker.sums |= {name: array.copy() for name, array in with_prefix("episode_tracker.").items()}
         reward, done, truncated, task = (arrays[f"step.{name}"] for name in ("reward", "done", "truncated", "task"))
         step = Step(with_prefix("observation."), reward, done, truncated, done, task, with_prefix("measures."))
         self._start_rollout(step)
+
+    def _check_arrays(self, arrays: Arrays) -> None:
+        """Compare names, shapes, types and values of saved arrays with those that this actor would save.
+
+        The arrays of the environments (names that begin with "pool.") are checked by the method `load` of the vector
+        environment, because their shapes may depend on its state.
+        """
+        n = self.pool.num_envs
+        expected: dict[str, tuple[str, tuple[int, ...]]] = {
+            "generator": ("uint8", tuple(self.generator.get_state().shape))
+        }
+        if self.pool.saveable:
+            expected |= {
+                "last_actions": ("int64", (n,)),
+                "step.reward": ("float32", (n,)),
+                "step.done": ("bool", (n,)),
+                "step.truncated": ("bool", (n,)),
+                "step.task": ("int64", (n,)),
+            }
+            for i, tensor in enumerate(self.state):
+                expected[f"state.{i}"] = (str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+            for name, sums in self.episode_tracker.sums.items():
+                expected[f"episode_tracker.{name}"] = (str(sums.dtype), sums.shape)
+            for prefix, specs in (("observation", self.pool.observation_spec), ("measures", self.pool.measures_spec)):
+                for name, spec in specs.items():
+                    expected[f"{prefix}.{name}"] = (spec.dtype, (n, *spec.shape))
+        problems = []
+        for name, (dtype, shape) in expected.items():
+            array = arrays.get(name)
+            found = "missing" if array is None else f"{array.dtype} {array.shape}"
+            if found != f"{dtype} {shape}":
+                problems.append(f"{name}: {found} in the checkpoint, {dtype} {shape} expected")
+            elif name.startswith(("state.", "step.", "observation.")) and not _is_finite(arrays[name]):
+                problems.append(f"{name}: the values are not finite")
+        if not problems and self.pool.saveable:
+            for name, high in (("last_actions", self.pool.action_spec.n), ("step.task", len(self.pool.tasks))):
+                if not ((arrays[name] >= 0) & (arrays[name] < high)).all():
+                    problems.append(f"{name}: the values must be in 0..{high - 1}")
+        if problems:
+            raise UserError("actor.safetensors in the checkpoint does not fit this run:", *problems[:8])
+
+
+def _is_finite(array: np.ndarray) -> bool:
+    return array.dtype.kind != "f" or bool(np.isfinite(array).all())

@@ -1,8 +1,11 @@
-"""Handling of Ctrl-C and SIGTERM during training.
+"""Handling of Ctrl-C, SIGTERM and SIGHUP during training.
 
 The first signal asks the run to stop after the current learn call and to save a checkpoint. A second signal stops the
 run immediately. A signal that arrives less than 1 s after the first one is ignored, because tools such as `timeout`
 send a signal to the process and to its process group, so that the process receives it twice.
+
+SIGHUP is sent when the terminal is closed. It stays ignored if the process was started with `nohup`. SIGPIPE is always
+ignored, as in any Python program: it would be sent for each closed connection, for example of a logger.
 """
 
 import signal
@@ -13,9 +16,11 @@ from typing import Any
 
 from bestiary.utils.console import note
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else []))
+
 
 class Interrupted(KeyboardInterrupt):
-    """Raised when SIGINT or SIGTERM has stopped a run."""
+    """Raised when SIGINT, SIGTERM or SIGHUP has stopped a run."""
 
     def __init__(self, signum: int):
         super().__init__(signal.Signals(signum).name)
@@ -23,7 +28,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Interrupts:
-    """Context manager in which the first SIGINT or SIGTERM sets `received` instead of raising an exception."""
+    """Context manager in which the first signal of SIGNALS sets `received` instead of raising an exception."""
 
     def __init__(self) -> None:
         self.received: int | None = None  # number of the first signal, for example SIGINT
@@ -33,8 +38,10 @@ class Interrupts:
     def __enter__(self) -> "Interrupts":
         # Python allows signal handlers in the main thread only.
         if threading.current_thread() is threading.main_thread():
-            for signum in (signal.SIGINT, signal.SIGTERM):
-                self.previous_handlers[signum] = signal.signal(signum, self._handle)
+            for signum in SIGNALS:
+                ignored_by_nohup = signum not in SIGNALS[:2] and signal.getsignal(signum) == signal.SIG_IGN
+                if not ignored_by_nohup:
+                    self.previous_handlers[signum] = signal.signal(signum, self._handle)
         return self
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:

@@ -1,5 +1,6 @@
 """The learner: it computes gradients from rollouts and updates the agent's weights."""
 
+import copy
 import math
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
@@ -27,7 +28,8 @@ from bestiary.algorithms.schedules import SCHEDULES
 from bestiary.rollout import Inputs, Rollout
 from bestiary.training.devices import autocast
 from bestiary.training.weights import match_memory_layout
-from bestiary.utils.errors import RunError
+from bestiary.utils import plugins
+from bestiary.utils.errors import RunError, UserError
 
 CPU = torch.device("cpu")
 
@@ -91,7 +93,12 @@ class ParameterGroup:
         }
 
     def load(self, tensors: dict[str, Tensor]) -> None:
-        """Restore the tensors that `save` returned."""
+        """Restore the tensors that `save` returned.
+
+        Raises:
+            UserError: the tensors do not fit the optimizer. Its native code would otherwise write outside of them.
+        """
+        self._check(tensors)
         state: dict[int, dict[str, Tensor]] = {}
         for key, value in tensors.items():
             index, name = key.split(".", 1)
@@ -100,6 +107,48 @@ class ParameterGroup:
                 value = match_memory_layout(parameter, value)
             state.setdefault(int(index), {})[name] = value
         self.optimizer.load_state_dict({"state": state, "param_groups": self.optimizer.state_dict()["param_groups"]})
+
+    def _check(self, tensors: dict[str, Tensor]) -> None:
+        """Compare names, shapes, types and values with the state that the optimizer has after a step.
+
+        The state is empty before the first step. A user's optimizer may have a state that changes its form; its tensors
+        are only checked for the index of the parameter.
+        """
+        problems = []
+        for key, value in tensors.items():
+            index = key.split(".", 1)[0]
+            if "." not in key or not index.isdecimal() or int(index) >= len(self.parameters):
+                problems.append(f"{key}: there is no such parameter")
+            elif value.is_floating_point() and not bool(value.isfinite().all()):
+                problems.append(f"{key}: the values are not finite")
+        if tensors and not problems and type(self.optimizer).__module__.startswith(("torch.optim", "bestiary.")):
+            expected = self._state_after_a_step()
+            for key in sorted(expected.keys() | tensors.keys()):
+                texts = [describe_tensor(found.get(key)) for found in (tensors, expected)]
+                if texts[0] != texts[1]:
+                    problems.append(f"{key}: {texts[0]} in the checkpoint, {texts[1]} expected")
+                elif key.endswith((".step", ".exp_avg_sq", ".square_avg")) and bool((tensors[key] < 0).any()):
+                    problems.append(f"{key}: the values are negative")
+        if problems:
+            raise UserError("the state of the optimizer in the checkpoint does not fit this run:", *problems[:8])
+
+    def _state_after_a_step(self) -> dict[str, Tensor]:
+        """Return the tensors that `save` would return after the first step. The optimizer itself does not change."""
+        copied = copy.deepcopy(self.optimizer)
+        for group in copied.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = torch.zeros_like(parameter)
+        copied.step()
+        return {
+            f"{index}.{name}": value
+            for index, values in copied.state_dict()["state"].items()
+            for name, value in values.items()
+        }
+
+
+def describe_tensor(tensor: Tensor | None) -> str:
+    """Return the type and shape of a tensor as text, for example "float32 (3, 2)"; "missing" if it is None."""
+    return "missing" if tensor is None else f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
 
 
 class Learner:
@@ -308,14 +357,30 @@ class Learner:
         return {"steps": self.steps, "version": self.version, "skipped_updates": self.skipped_updates}
 
     def load(self, tensors: dict[str, dict[str, Tensor]], counters: dict[str, int]) -> None:
-        """Restore the tensors returned by `save` and the counters returned by `counters`."""
+        """Restore the tensors returned by `save` and the counters returned by `counters`.
+
+        Raises:
+            UserError: the tensors or the counters do not fit this learner.
+        """
+        for name in ("steps", "version", "skipped_updates"):
+            if type(counters.get(name)) is not int or not 0 <= counters[name] < 2**63:
+                raise UserError(f"state.json: {name} is {counters.get(name)!r}; expected a number of at least 0")
+        for name, parameter in self.algorithm.parameters().items():
+            found, expected = (
+                describe_tensor(value) for value in (tensors["algorithm"].get(f"parameter.{name}"), parameter)
+            )
+            if found != expected:
+                raise UserError(f"algorithm.safetensors: {name} is {found} in the checkpoint; expected {expected}")
         self.agent.load_state_dict(tensors["model"])
         for name, group in self.groups.items():
             group.load(_with_prefix(tensors["optimizer"], _optimizer_prefix(name)))
         with torch.no_grad():
             for name, parameter in self.algorithm.parameters().items():
                 parameter.copy_(tensors["algorithm"][f"parameter.{name}"])
-        self.algorithm.load(_with_prefix(tensors["algorithm"], "state."))
+        try:
+            self.algorithm.load(_with_prefix(tensors["algorithm"], "state."))
+        except (KeyError, ValueError, TypeError, IndexError, RuntimeError, ZeroDivisionError) as error:
+            raise UserError(f"algorithm.safetensors does not fit {self._name}: {plugins.error_line(error)}") from error
         self.steps = counters["steps"]
         self.version = counters["version"]
         self.skipped_updates = counters["skipped_updates"]

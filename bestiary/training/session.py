@@ -8,13 +8,14 @@ from typing import Any
 from bestiary.config.config import Config
 from bestiary.envs.episode_stats import TaskStats
 from bestiary.rollout import Arrays, Episode
-from bestiary.runs.run import Run
+from bestiary.runs.run import Run, write_config
 from bestiary.training.callbacks.base import Callback
 from bestiary.training.callbacks.checkpoints import CheckpointManager
 from bestiary.training.clock import TrainingClock
 from bestiary.training.interrupts import Interrupts
 from bestiary.training.learner import Learner
 from bestiary.utils.console import note, warn
+from bestiary.utils.errors import UserError
 
 
 class Session:
@@ -69,7 +70,11 @@ class Session:
         self.callbacks = [*callbacks, self.checkpoints]
         for callback in self.callbacks:
             if callback.name in state["callbacks"]:
-                callback.load(state["callbacks"][callback.name])
+                try:
+                    callback.load(state["callbacks"][callback.name])
+                except (KeyError, TypeError, AttributeError) as error:
+                    problem = f"{type(error).__name__}: {error}"
+                    raise UserError(f"state.json: the state of {callback.name} is damaged: {problem}") from error
         self.exit_stack = ExitStack()
 
     @property
@@ -144,6 +149,7 @@ class Session:
         """Return the content of state.json, for example the learner's counters and the state of each callback."""
         return {
             **self.learner.counters(),
+            "run_id": self.run.id,
             "seconds": self.clock.seconds,
             "tasks": {name: task.save() for name, task in self.tasks.items()},
             "runtime_counters": self.runtime_counters,
@@ -166,6 +172,7 @@ class Session:
             stack.enter_context(self.interrupts)
             for callback in self.callbacks:
                 callback.on_start(self)
+            write_config(self.run)  # only now is it known that the run can be resumed
             self.exit_stack = stack.pop_all()
         return self
 

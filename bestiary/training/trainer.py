@@ -53,7 +53,7 @@ def load_checkpoint(learner: Learner, checkpoint: Checkpoint | None) -> dict[str
 def raise_if_interrupted(run: Run, session: Session) -> None:
     """If a signal stopped the run before its last step, print how to resume the run and raise Interrupted."""
     if session.interrupts.received is not None and session.learner.steps < session.total_steps:
-        note(f"resume with: bestiary resume {run.path}")
+        note(f"resume with: bestiary resume {run.shown_path}")
         raise Interrupted(session.interrupts.received)
 
 

@@ -9,12 +9,41 @@ from typing import TypeVar
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
+from rich.text import Text
 
 Item = TypeVar("Item")
 
+
+class MessageConsole(Console):
+    """A console whose output failures are ignored, so that they cannot end a training run.
+
+    Output fails, for example, if the log file is on a full disk, if the reader of a pipe has ended (`| head`), or if
+    the terminal was closed.
+    """
+
+    def _check_buffer(self) -> None:
+        try:
+            super()._check_buffer()
+        # ValueError: the stream is closed, or a character cannot be encoded. RuntimeError: a signal handler prints
+        # while the main program prints.
+        except (OSError, ValueError, RuntimeError):
+            del self._buffer[:]
+
+    def on_broken_pipe(self) -> None:
+        """Drop the text. The method of the base class would end the process."""
+        del self._buffer[:]
+
+
 # If the output goes to a file or a pipe, tables may be 200 characters wide.
 stdout = Console(soft_wrap=True, highlight=False, width=None if sys.stdout.isatty() else 200)
-stderr = Console(stderr=True, soft_wrap=True, highlight=False)
+stderr = MessageConsole(stderr=True, soft_wrap=True, highlight=False)
+
+
+def printable(text: str) -> str:
+    """Return a text with control characters escaped, so that names of other people cannot change the terminal."""
+    return "".join(
+        c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape", "replace").decode() for c in text
+    )
 
 
 def note(text: str) -> None:
@@ -23,12 +52,12 @@ def note(text: str) -> None:
     Most messages have no prefix. The caller adds the prefix "note: " if the message reports something that the user may
     not expect but that is less serious than a warning.
     """
-    stderr.print(text, markup=False, style="dim")
+    stderr.print(printable(text), markup=False, style="dim")
 
 
 def warn(text: str) -> None:
     """Print a warning to standard error. The prefix "warning: " is added."""
-    stderr.print(f"warning: {text}", markup=False, style="yellow")
+    stderr.print(f"warning: {printable(text)}", markup=False, style="yellow")
 
 
 @dataclass(frozen=True)
@@ -44,12 +73,17 @@ class TextTable:
 def print_table(table: TextTable, left: Collection[str] = ("task", "group", "run names", "variant", "X", "Y")) -> None:
     """Print a table to standard output. Columns with a header in `left` are left-aligned, the others right-aligned."""
     caption = "\n".join(table.captions) or None
-    rich_table = Table(title=table.title, caption=caption, caption_justify="left")
+    rich_table = Table(title=plain(table.title), caption=plain(caption or "") or None, caption_justify="left")
     for column in table.header:
-        rich_table.add_column(column, justify="left" if column in left else "right")
+        rich_table.add_column(plain(column), justify="left" if column in left else "right")
     for cells in table.rows:
-        rich_table.add_row(*cells)
+        rich_table.add_row(*map(plain, cells))
     stdout.print(rich_table, markup=False)
+
+
+def plain(text: str) -> Text:
+    """Return a text for a table of rich. Square brackets are not markup, and control characters are escaped."""
+    return Text(printable(text))
 
 
 def is_interactive() -> bool:

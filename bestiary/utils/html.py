@@ -5,6 +5,8 @@ import html
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from bestiary.utils import safe_files
+
 STYLE = """
 :root { color-scheme: light dark; }
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 0 auto; padding: 1rem; }
@@ -65,7 +67,7 @@ def render_image(png: bytes, title: str) -> str:
 
 def render_figure(path: Path, caption: str, small: bool = False) -> str:
     """Return a <figure> element in which the image or video of a file is embedded, with a caption below it."""
-    source = data_url(path.read_bytes(), path.suffix)
+    source = data_url(safe_files.read_bytes(path), path.suffix)
     text = html.escape(caption)
     kind = ' class="small-figure"' if small else ""
     if path.suffix == ".mp4":

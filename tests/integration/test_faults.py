@@ -13,7 +13,10 @@ import pytest
 
 import bestiary
 from bestiary.cli.main import run_command
-from bestiary.runs.run import open_run
+from bestiary.config.resolve import resolve
+from bestiary.runs import run as run_module
+from bestiary.runs.run import RunLocation, create_run, open_run
+from bestiary.utils.errors import UserError
 
 BESTIARY = [sys.executable, "-m", "bestiary"]
 TOY = ["toy/recall", "--memory", "lstm", "--memory.hidden", "32", "--num-envs", "4", "--batch-size", "4"]
@@ -40,7 +43,7 @@ def wait_until(condition, seconds: float = 60) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_signal_saves_a_checkpoint_and_prints_the_resume_command(signum: int, status: int) -> None:
     process = subprocess.Popen(
         [*BESTIARY, "train", *TOY, "--steps", "100M", "--run-dir", "r"], stderr=subprocess.PIPE, text=True
@@ -166,33 +169,81 @@ def test_killed_run_can_be_resumed() -> None:
 FULL_DISK = """
 import resource, sys
 from bestiary.cli.main import main
+from bestiary.training.callbacks import checkpoints
+checkpoints.FIRST_RETRY_SECONDS = checkpoints.FINAL_SAVE_SECONDS = 0.0
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))  # maximum file size: a real EFBIG
 main(sys.argv[1:])
 """
 
 
-def test_full_disk_warns_and_stops_the_run_after_three_failed_saves() -> None:
+def run_on_full_disk(*command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", FULL_DISK, *command], capture_output=True, text=True, timeout=120)
+
+
+def test_full_disk_stops_the_run_only_after_the_number_of_failed_saves_that_the_user_set() -> None:
     command = ["train", *TOY, "--steps", "40k", "--save-every", "4k", "--run-dir", "r"]
-    result = subprocess.run([sys.executable, "-c", FULL_DISK, *command], capture_output=True, text=True, timeout=120)
+    result = run_on_full_disk(*command, "--max-failed-saves", "3")
     assert result.returncode == 1
     assert result.stderr.count("was not saved") == 3
     assert "saves failed (File too large)" in result.stderr
+    assert "--max-failed-saves 3" in result.stderr
     assert "Traceback" not in result.stderr
     assert open_run("r").checkpoints == []
     assert list(Path("r/checkpoints").iterdir()) == []  # no partial files remain
 
 
+def test_training_on_a_full_disk_continues_to_its_end() -> None:
+    result = run_on_full_disk("train", *TOY, "--steps", "8k", "--save-every", "400", "--run-dir", "r")
+    assert result.returncode == 1
+    assert "training continues" in result.stderr
+    assert "the final state of r could not be saved (File too large)" in result.stderr
+    assert len(open_run("r").metrics["step"]) > 0
+
+
 def test_previous_checkpoint_remains_if_the_disk_is_full() -> None:
     first = bestiary.train(run_dir="r", env="toy/recall", num_envs=4, batch_size=4, steps=2_000)
     steps, model = first.steps, (first.path / "checkpoints/latest/model.safetensors").read_bytes()
-    command = ["resume", "r", "--steps", "4k"]
-    result = subprocess.run([sys.executable, "-c", FULL_DISK, *command], capture_output=True, text=True, timeout=120)
+    result = run_on_full_disk("resume", "r", "--steps", "4k")
     assert result.returncode == 1
     assert "could not be saved" in result.stderr
     run = open_run("r")
     assert run.steps == steps
     assert (run.path / "checkpoints/latest/model.safetensors").read_bytes() == model
     assert bestiary_command("resume", "r", "--steps", "3k").returncode == 0
+
+
+UNWRITABLE_OUTPUT = """
+import sys
+from bestiary.cli.main import main
+from bestiary.training.callbacks import progress
+progress.SECONDS_BETWEEN_LINES = 0.0
+main(sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize("target", ["full", "closed pipe"])
+def test_output_that_cannot_be_written_does_not_stop_the_run(target: str) -> None:
+    command = ["train", *TOY, "--steps", "8k", "--run-dir", "r"]
+    script = [sys.executable, "-c", UNWRITABLE_OUTPUT]
+    if target == "full":
+        with open("/dev/full", "w") as full:
+            process = subprocess.Popen([*script, *command], stderr=full)
+    else:
+        process = subprocess.Popen([*script, *command], stderr=subprocess.PIPE)
+        assert process.stderr is not None
+        process.stderr.readline()
+        process.stderr.close()
+    assert process.wait(timeout=120) == 0
+    run = open_run("r")
+    assert run.steps >= 8_000
+    assert run.checkpoints[-1].find_damage() is None
+
+
+def test_recording_continues_in_memory_while_the_disk_is_full() -> None:
+    result = run_on_full_disk("train", *TOY, "--steps", "10k", "--run-dir", "r", "--record", "--runtime", "serial")
+    assert "actions are not written to the recording yet" in result.stderr
+    assert "the final state of r could not be saved" in result.stderr  # training reached its end
+    assert "Traceback" not in result.stderr
 
 
 BROKEN_ENV = """
@@ -216,6 +267,8 @@ class Broken(gymnasium.Env):
         broken = self.clock > self.after
         if broken and self.how == "raise":
             raise ZeroDivisionError("simulation failed")
+        if broken and self.how == "exit":
+            raise SystemExit(0)
         observation = np.full(2, np.nan if broken and self.how == "nan" else 0.5, np.float32)
         if broken and self.how == "shape":
             observation = np.zeros(3, np.float32)
@@ -232,6 +285,7 @@ class Broken(gymnasium.Env):
     ("how", "words"),
     [
         ("raise", ("env.py, line", "ZeroDivisionError: simulation failed")),
+        ("exit", ("env.py, line", "SystemExit")),
         ("nan", ("environment 0", "observation vector that is not finite", "at step")),
         ("nan-reward", ("environment 0", "reward that is not finite", "at step")),
         ("shape", ("env.py:Broken: observation after step", "should be float32[2], got float32[3]")),
@@ -340,3 +394,49 @@ def test_damaged_newest_checkpoint_is_rejected_and_the_last_good_one_suggested()
     resumed = bestiary_command("resume", "r", "--steps", "3k", "--checkpoint", str(good))
     assert resumed.returncode == 0, resumed.stderr
     assert open_run("r").steps >= 3_000
+
+
+CHDIR_ENV = """
+import os, gymnasium, numpy as np
+from gymnasium.spaces import Box, Discrete
+class Moving(gymnasium.Env):
+    observation_space, action_space = Box(-1, 1, (2,)), Discrete(2)
+    def __init__(self):
+        self.steps = 0
+        os.chdir("/")
+    def reset(self, seed=None, options=None):
+        return np.zeros(2, np.float32), {}
+    def step(self, action):
+        os.chdir("/")
+        self.steps += 1
+        return np.zeros(2, np.float32), 0.0, self.steps % 10 == 0, False, {}
+"""
+
+
+def test_environment_may_change_the_working_directory() -> None:
+    Path("moving.py").write_text(CHDIR_ENV)
+    folder = Path.cwd()
+    options = ["--num-envs", "4", "--batch-size", "4", "--rollout-length", "5", "--save-every", "100"]
+    result = bestiary_command("train", "moving.py:Moving", *options, "--steps", "400", "--run-dir", "r")
+    os.chdir(folder)
+    assert result.returncode == 0, result.stderr
+    run = open_run("r")
+    assert run.steps == 400
+    assert len(run.episodes["step"]) > 0
+    assert not (run.path / "lock_owner.json").exists()
+
+
+def test_only_one_of_two_processes_creates_a_run() -> None:
+    """A process that finds no run, but is overtaken by another one, must not write config.toml."""
+    configs = [resolve({"env": "toy/catch", "steps": 1_600, "seed": seed}) for seed in (1, 2)]
+    make_folder = run_module._make_folder
+
+    def overtake(path: Path, rename_if_exists: bool) -> Path:
+        run_module._make_folder = make_folder
+        create_run(configs[0], RunLocation(run_dir="r"))
+        return make_folder(path, rename_if_exists)
+
+    run_module._make_folder = overtake
+    with pytest.raises(UserError, match="another process has created this run"):
+        create_run(configs[1], RunLocation(run_dir="r"))
+    assert open_run("r").raw_config["seed"] == 1

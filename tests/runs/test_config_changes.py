@@ -1,5 +1,6 @@
 """Changes of a run's configuration between two sessions."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,12 @@ def test_changes_by_hand_and_by_option_are_printed_and_recorded(capsys: pytest.C
     text = (run.path / "config.toml").read_text()
     (run.path / "config.toml").write_text(text.replace("lr = 0.001", "lr = 0.002"))
     capsys.readouterr()
-    assert run_command(["resume", "r", "--steps", "1280"]) == 0
+    assert run_command(["resume", "r", "--steps", "1280"]) == 2
+    errors = capsys.readouterr().err
+    assert "algo.lr: 0.001 in the checkpoint, 0.002 in config.toml" in errors
+    assert "--accept-changes" in errors
+    assert "steps = 640" in (run.path / "config.toml").read_text()
+    assert run_command(["resume", "r", "--steps", "1280", "--accept-changes"]) == 0
     assert "algo.lr 0.001 -> 0.002" in capsys.readouterr().err
     rows = read_rows(run.path / "config_changes.csv")
     assert {(row["step"], row["option"], row["old"], row["new"]) for row in rows} == {
@@ -39,7 +45,7 @@ def test_a_run_that_cannot_be_resumed_keeps_its_configuration(capsys: pytest.Cap
     config = run.path / "config.toml"
     config.write_text(config.read_text().replace("width = 128", "width = 64"))  # does not fit the saved weights
     before = config.read_text()
-    assert run_command(["resume", "r", "--steps", "1280"]) == 2
+    assert run_command(["resume", "r", "--steps", "1280", "--accept-changes"]) == 2
     assert "does not fit the agent" in capsys.readouterr().err
     assert config.read_text() == before
     assert not (run.path / "config_changes.csv").exists()
@@ -52,3 +58,42 @@ def test_episodes_table_has_its_header_from_the_start() -> None:
     assert len(header) == 1
     assert header[0].startswith("step,task,return")
     assert run.metrics["envs_in_first_game"][-1] == 8
+
+
+def test_checkpoint_of_another_seed_or_run_is_rejected(capsys: pytest.CaptureFixture[str]) -> None:
+    first = bestiary.train("toy/catch", run_dir="first", **{**SMALL, "seed": 1})
+    second = bestiary.train("toy/catch", run_dir="second", **{**SMALL, "seed": 2})
+    third = bestiary.train("toy/catch", run_dir="third", **{**SMALL, "seed": 1})
+    for run, word in ((second, "seed: 1 in the checkpoint, 2 in config.toml"), (third, "run ID")):
+        shutil.rmtree(run.path / "checkpoints")
+        shutil.copytree(first.path / "checkpoints", run.path / "checkpoints", symlinks=True)
+        capsys.readouterr()
+        assert run_command(["resume", str(run.path), "--steps", "1280"]) == 2
+        assert word in capsys.readouterr().err
+        assert "steps = 640" in (run.path / "config.toml").read_text()
+    assert run_command(["resume", "third", "--steps", "1280", "--accept-changes"]) == 0
+
+
+def test_config_is_not_changed_before_the_checkpoint_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = bestiary.train("toy/catch", run_dir="r", **SMALL)
+    before = (run.path / "config.toml").read_text()
+
+    def fail(*_: Any) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("bestiary.training.trainer.load_checkpoint", fail)
+    with pytest.raises(ZeroDivisionError):
+        bestiary.api.resume(bestiary.load("r"), steps=1280)
+    assert (run.path / "config.toml").read_text() == before
+
+
+def test_missing_rows_are_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    run = bestiary.train("toy/catch", run_dir="r", log_every=80, **SMALL)
+    lines = (run.path / "metrics.csv").read_text().splitlines(keepends=True)
+    (run.path / "metrics.csv").write_text("".join(lines[:-2]))
+    (run.path / "episodes.csv").unlink()
+    capsys.readouterr()
+    assert run_command(["resume", "r", "--steps", "1280"]) == 0
+    errors = capsys.readouterr().err
+    assert f"metrics.csv has only {len(lines) - 3} rows" in errors
+    assert "episodes.csv has only 0 rows" in errors

@@ -98,7 +98,7 @@ def test_weights_of_another_agent_are_refused_with_the_differing_layer(catch_run
     pool = config.make_vector_env(1, 0)
     agent = config.make_agent(pool)
     with pytest.raises(
-        UserError, match=r"torso.layers.0.weight: \(128, 50\) in the checkpoint, \(7, 50\) in the agent"
+        UserError, match=r"torso.layers.0.weight: float32 \(128, 50\) in the checkpoint, float32 \(7, 50\) in"
     ):
         load_weights(agent, catch_runs[0].checkpoints[-1])
 

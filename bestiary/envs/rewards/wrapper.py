@@ -13,7 +13,7 @@ import numpy as np
 from bestiary.envs.rewards.components import COMMON_COMPONENTS, SCALAR, RewardComponent
 from bestiary.envs.rewards.parser import make_reward
 from bestiary.envs.rewards.reward_functions import CustomReward, Reward, WeightedReward
-from bestiary.envs.vector_env import EnvInterface, VectorEnv, VectorEnvWrapper
+from bestiary.envs.vector_env import EnvInterface, VectorEnv, VectorEnvWrapper, check_saved_arrays
 from bestiary.rollout import Arrays, Step
 from bestiary.utils import plugins
 from bestiary.utils.errors import RunError, UserError
@@ -178,7 +178,7 @@ class RewardWrapper(VectorEnvWrapper):
             values = reward(measures, self.clock, self.life)
         except RunError as error:
             raise RunError(f"{flag} {reward} {error}") from error
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             cause = plugins.describe_error(error) or f"{type(error).__name__}: {error}"
             if isinstance(error, KeyError):
                 cause += f"; the measures of {self.tasks[0]} are {', '.join(measures)}"
@@ -198,6 +198,8 @@ class RewardWrapper(VectorEnvWrapper):
         return {**self.pool.save(), **{f"reward.{name}": array.copy() for name, array in own.items()}}
 
     def load(self, state: Arrays) -> None:
+        own = {"clock": self.clock, "life": self.life, "last_action": self.last_action}
+        check_saved_arrays(state, {f"reward.{name}": array for name, array in own.items()})
         self.clock = state["reward.clock"].copy()
         self.life = state["reward.life"].copy()
         self.last_action = state["reward.last_action"].copy()

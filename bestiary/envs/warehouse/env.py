@@ -29,8 +29,8 @@ import numpy as np
 
 from bestiary.envs.preprocessing import FrameStack, VectorStack
 from bestiary.envs.rewards.components import SCALAR, RewardComponent
-from bestiary.envs.vector_env import EnvInterface, VectorEnv, check_actions, initial_step
-from bestiary.envs.warehouse.dynamics import EMPTY, WarehouseState, advance, observe, restart
+from bestiary.envs.vector_env import EnvInterface, VectorEnv, check_actions, check_saved_arrays, initial_step
+from bestiary.envs.warehouse.dynamics import EMPTY, JUST_EMPTIED, WarehouseState, advance, observe, restart
 from bestiary.envs.warehouse.rendering import WarehouseView, draw_image, draw_text
 from bestiary.envs.warehouse.variants import ACTIONS, VARIANTS, WarehouseSpec, make_rules
 from bestiary.rollout import ActionSpec, Arrays, ArraySpec, Step
@@ -251,8 +251,30 @@ class WarehouseVectorEnv(VectorEnv):
         return state
 
     def load(self, state: Arrays) -> None:
+        self._check_saved(state)
         self.state = WarehouseState(**{name: state[name].copy() for name in WarehouseState._fields})
         self.stack.frames = state["stack"].copy() if "stack" in state else None
+
+    def _check_saved(self, state: Arrays) -> None:
+        """Raise ValueError if a saved state is not valid. The compiled code does not check its indices."""
+        expected = self.state._asdict()
+        if self.options.frame_stack > 1 or "stack" in state:
+            spec = self.observation_spec["image" if self.options.observation == "image" else "vector"]
+            frames = state.get("stack", np.zeros(0))
+            if frames.dtype != spec.dtype or frames.size != self.num_envs * math.prod(spec.shape):
+                raise ValueError(f"stack is {frames.dtype} {frames.shape}; it does not fit the observations")
+        num_slots = len(self.shelves)
+        ranges = {
+            "robots": (0, len(self.rules.slots) - 1),
+            "ages": (min(EMPTY, JUST_EMPTIED), int(np.iinfo(np.int16).max) - 1),
+            "items": (0, num_slots - 1),
+            "counts": (0, num_slots),
+        }
+        check_saved_arrays(state, expected, ranges)
+        for items, ages, count in zip(state["items"], state["ages"], state["counts"], strict=True):
+            used = items[:count]
+            if len(set(used.tolist())) != count or (ages[used] < 0).any():
+                raise ValueError("items must be different slots whose age is at least 0")
 
 
 def _make_spec(name: str, options: WarehouseVectorEnv.Options) -> WarehouseSpec:

@@ -1,5 +1,6 @@
 """Callback that saves checkpoints: rolling ones, permanent ones, and those with the best training or true return."""
 
+import errno
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -7,13 +8,18 @@ import torch
 
 from bestiary.runs import checkpoints
 from bestiary.training.callbacks.base import Callback
+from bestiary.utils.console import format_duration, note, warn
 from bestiary.utils.errors import RunError
 
 if TYPE_CHECKING:  # the session imports this module
     from bestiary.training.session import Session
 
 MIN_GAMES_FOR_BEST = 20  # a mean return is compared with the best one only if it is over at least this many games
-MAX_FAILED_SAVES = 3  # the run stops after this number of consecutive failed saves
+FIRST_RETRY_SECONDS = 15.0  # time between a failed save and the next attempt; it doubles with each failure
+MAX_RETRY_SECONDS = 600.0  # maximum time between two attempts
+FINAL_SAVE_SECONDS = 1800.0  # at the end of the training, saving is tried again for at most this time
+SIGNAL_SAVE_SECONDS = 20.0  # the same after a signal; schedulers often kill a process 30 s after SIGTERM
+FULL_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT)  # the disk is full, or the quota of the user is used up
 BEST_CHECKS_PER_RUN = 50  # number of times per run that the mean return of recent games is compared with the best one
 
 
@@ -26,6 +32,7 @@ class CheckpointManager(Callback):
         self.saved_steps = 0  # step count of the newest checkpoint
         self.saved_time = 0.0  # time of the last attempt to save
         self.failed_saves = 0  # number of consecutive saves that failed
+        self.save_error = ""  # message of the last failed save
         self.best_returns: dict[str, float] = {}  # highest mean return so far; keys: "training", "true"
         self.last_best_check = 0  # result of `_best_check_index` at the last check
 
@@ -51,16 +58,27 @@ class CheckpointManager(Callback):
             session.save_checkpoint()
 
     def on_end(self, session: "Session") -> None:
-        """Save the final state, unless it is already saved.
+        """Save the final state, unless it is already saved. If this fails, wait and try again.
 
         Raises:
-            RunError: the final state could not be saved.
+            RunError: the final state could not be saved within FINAL_SAVE_SECONDS (SIGNAL_SAVE_SECONDS after a signal),
+                or a signal arrived while waiting.
         """
-        if self.saved_steps != session.learner.steps or not session.run.checkpoints:
-            session.save_checkpoint()
-            if self.failed_saves:
+        if self.saved_steps == session.learner.steps and session.run.checkpoints:
+            return
+        signal_before = session.interrupts.received
+        limit = FINAL_SAVE_SECONDS if signal_before is None else SIGNAL_SAVE_SECONDS
+        deadline = time.monotonic() + limit
+        while not session.save_checkpoint():
+            retry_time = time.monotonic() + min(self.retry_seconds, limit / 4)
+            if retry_time < deadline:
+                note(f"the final state of {session.run.shown_path} is not saved yet; free space on the disk")
+            while time.monotonic() < retry_time < deadline and session.interrupts.received == signal_before:
+                time.sleep(0.2)
+            if retry_time >= deadline or session.interrupts.received != signal_before:
                 raise RunError(
-                    f"the final state of {session.run.path} could not be saved; the previous checkpoint remains"
+                    f"the final state of {session.run.shown_path} could not be saved ({self.save_error}); "
+                    "the previous checkpoint remains"
                 )
 
     def save(self) -> dict[str, Any]:
@@ -77,39 +95,83 @@ class CheckpointManager(Callback):
         of links, for example `best`, that are set to the new checkpoint.
 
         Raises:
-            RunError: the weights are not finite, or MAX_FAILED_SAVES consecutive saves have failed.
+            RunError: the weights are not finite, or --max-failed-saves consecutive saves have failed.
         """
         learner = session.learner
         if not all(bool(torch.isfinite(weights).all()) for weights in learner.parameters):
             raise RunError(
                 f"the weights at step {learner.steps} are not finite; they are not saved. Try a smaller --lr"
             )
-        folder = session.run.path / "checkpoints"
-        training = session.config.training
         try:
-            checkpoints.write_checkpoint(folder, learner.steps, learner.save(), session.save_actor(), session.save())
-            checkpoints.remove_old(folder, training.save_every, training.keep_at)
-            self.failed_saves = 0
-            self.saved_steps = learner.steps
+            self._write_files(session)
         except OSError as error:
-            self.failed_saves += 1
-            session.warn_once(f"the checkpoint at step {learner.steps} was not saved", error)
-            if self.failed_saves >= MAX_FAILED_SAVES:
-                raise RunError(
-                    f"{self.failed_saves} consecutive saves failed ({error.strerror or error}); the run stops"
-                ) from error
+            self._count_failure(session, error)
+            return False
         finally:
             self.saved_time = time.monotonic()
-        if self.saved_steps != learner.steps:
-            return False
+        if self.failed_saves:
+            note(f"the checkpoint at step {learner.steps} is saved; saving works again")
+        self.failed_saves = 0
+        self.saved_steps = learner.steps
         for link in links:
-            checkpoints.replace_link(folder / link, f"{learner.steps:012d}")
+            checkpoints.replace_link(session.run.path / "checkpoints" / link, f"{learner.steps:012d}")
         return True
 
+    @property
+    def retry_seconds(self) -> float:
+        """The time between the last failed save and the next attempt."""
+        return min(FIRST_RETRY_SECONDS * 2.0 ** (self.failed_saves - 1), MAX_RETRY_SECONDS)
+
+    def _write_files(self, session: "Session") -> None:
+        """Write a checkpoint, then remove old checkpoints.
+
+        If the disk is full, remove old checkpoints of this run first and try again. The newest undamaged checkpoint and
+        all permanent ones remain.
+        """
+        learner, training = session.learner, session.config.training
+        folder = session.run.path / "checkpoints"
+        contents = (learner.save(), session.save_actor(), session.save())
+        try:
+            checkpoints.write_checkpoint(folder, learner.steps, *contents)
+        except OSError as error:
+            newest = session.run.checkpoints[-1:]
+            if error.errno not in FULL_DISK_ERRORS or not newest or newest[0].find_damage() is not None:
+                raise
+            removed = checkpoints.remove_old(folder, training.save_every, training.keep_at, keep_newest=1)
+            if not removed:
+                raise
+            warn(f"{error.strerror}: removed the old checkpoints {', '.join(removed)} of this run to free space")
+            checkpoints.write_checkpoint(folder, learner.steps, *contents)
+        try:
+            checkpoints.remove_old(folder, training.save_every, training.keep_at)
+        except OSError as error:
+            session.warn_once("an old checkpoint was not removed", error)
+
+    def _count_failure(self, session: "Session", error: OSError) -> None:
+        """Warn about a failed save. Raise RunError if --max-failed-saves is reached."""
+        self.failed_saves += 1
+        self.save_error = error.strerror or str(error)
+        limit = session.config.training.max_failed_saves
+        warn(
+            f"{self.save_error}: the checkpoint at step {session.learner.steps} was not saved; training continues, and "
+            f"saving is tried again in {format_duration(self.retry_seconds)}"
+        )
+        if limit and self.failed_saves >= limit:
+            raise RunError(
+                f"{self.failed_saves} consecutive saves failed ({self.save_error}); the run stops because of "
+                f"--max-failed-saves {limit}"
+            ) from error
+
     def _save_is_due(self, session: "Session") -> bool:
-        """Return whether a checkpoint is due because of --save-minutes, --save-every or --keep-at."""
+        """Return whether a checkpoint is due because of --save-minutes, --save-every or --keep-at.
+
+        After a failed save, the next attempt is due after `retry_seconds`.
+        """
         training = session.config.training
-        if time.monotonic() - self.saved_time > 60 * training.save_minutes:
+        seconds = time.monotonic() - self.saved_time
+        if self.failed_saves:
+            return seconds > self.retry_seconds
+        if seconds > 60 * training.save_minutes:
             return True
         now, before, interval = session.learner.steps, self.saved_steps, training.save_every
         if interval and now // interval > before // interval:
@@ -140,8 +202,10 @@ class CheckpointManager(Callback):
             name for name, mean in means.items() if name not in self.best_returns or mean > self.best_returns[name]
         ]
         if improved:
+            previous = dict(self.best_returns)
             self.best_returns |= {name: means[name] for name in improved}
-            session.save_checkpoint(*(f"best-{name}" for name in improved))
+            if not session.save_checkpoint(*(f"best-{name}" for name in improved)):
+                self.best_returns = previous
 
 
 def _best_check_index(session: "Session") -> int:

@@ -52,7 +52,10 @@ class MetricsWriter(Callback):
 
     def on_end(self, session: Session) -> None:
         if session.learner.steps >= session.total_steps and self.pending:
-            self._write_row(session)  # the last log interval may be shorter than --log-every
+            try:
+                self._write_row(session)  # the last log interval may be shorter than --log-every
+            except OSError as error:
+                session.warn_once("rows of metrics.csv and episodes.csv are not written yet", error)
 
     def close(self) -> None:
         for logger in self.loggers:

@@ -67,7 +67,7 @@ class UserCallback(Callback):
             yield
         except (RunError, UserError):
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             path, attribute = plugins.split_name(self.plugin)
             cause = plugins.describe_error(error) or f"{path}: {type(error).__name__}: {error}"
             raise RunError(f"callback {attribute}: {method} failed: {cause}") from error
@@ -90,7 +90,7 @@ def make_user_callbacks(config: Config) -> list[Callback]:
             )
         try:
             callback = UserCallback(plugin, kind())
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise UserError(
                 f"--callback {plugin}: the constructor failed: {type(error).__name__}: {error}; "
                 "it is called without arguments"

@@ -1,5 +1,6 @@
-"""Permanent checkpoints at chosen steps (--keep-at), including the initial weights."""
+"""Permanent checkpoints at chosen steps (--keep-at), including the initial weights, and failed saves."""
 
+import errno
 import shutil
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,9 @@ import torch
 
 import bestiary
 from bestiary.api import resume
+from bestiary.runs import checkpoints
 from bestiary.runs.run import Run
+from bestiary.training.callbacks.checkpoints import CheckpointManager
 
 SMALL: dict[str, Any] = {
     "runtime": "serial",
@@ -44,3 +47,26 @@ def test_initial_weights_can_be_kept(runtime):
     if runtime == "serial":
         for name, weights in run.agent(1_600).state_dict().items():
             assert torch.equal(resumed.agent(1_600).state_dict()[name], weights), name
+
+
+def test_full_disk_frees_old_checkpoints_and_saves_again(monkeypatch, capsys) -> None:
+    """The disk has space for one rolling checkpoint besides the permanent one."""
+    write = checkpoints.write_checkpoint
+
+    def write_if_there_is_space(folder: Path, *args: Any):
+        if len(checkpoints.list_checkpoints(folder)) >= 3:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(folder, *args)
+
+    monkeypatch.setattr(checkpoints, "write_checkpoint", write_if_there_is_space)
+    run = bestiary.train("toy/catch", run_dir="r", steps=1_600, keep_at=(300,), save_minutes=1e-9, **SMALL)
+    assert [c.steps for c in run.checkpoints] == [320, 1_440, 1_600]
+    assert "No space left on device: removed the old checkpoints" in capsys.readouterr().err
+
+
+def test_attempts_to_save_are_spread_over_minutes() -> None:
+    manager = CheckpointManager()
+    delays = []
+    for manager.failed_saves in range(1, 9):
+        delays.append(manager.retry_seconds)
+    assert delays == [15, 30, 60, 120, 240, 480, 600, 600]

@@ -1,0 +1,170 @@
+"""Access to files in run folders, which may come from another person.
+
+A run folder must contain only regular files and folders. The functions of this module open each part of a path below
+the folder `root` relative to the part before it, and refuse symbolic links, pipes, devices and files that are too
+large. So a prepared run folder cannot make a command read or write files outside this folder, or wait for ever. The
+folder `root` itself may be a link, for example runs/latest.
+
+All errors are OSError, with a message that names the problem.
+"""
+
+import contextlib
+import errno
+import io
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+MAX_TEXT_BYTES = 64 * 2**20  # maximum size of a JSON or TOML file
+MAX_TABLE_BYTES = 4 * 2**30  # maximum size of a CSV table
+MAX_TENSOR_BYTES = 64 * 2**30  # maximum size of a file with tensors
+TEMPORARY_PREFIX = ".tmp-"  # prefix of temporary files, which are renamed when they are complete
+
+_FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+def read_bytes(path: Path, root: Path | None = None, max_bytes: int = MAX_TEXT_BYTES) -> bytes:
+    """Return the content of a regular file. `root` is the folder above which links are followed (default: parent)."""
+    with os.fdopen(open_file(path, os.O_RDONLY, root, max_bytes), "rb") as file:
+        return file.read()
+
+
+def read_text(path: Path, root: Path | None = None, max_bytes: int = MAX_TEXT_BYTES) -> str:
+    """Return the content of a regular file as text. Raise UnicodeDecodeError (a ValueError) if it is not UTF-8."""
+    return read_bytes(path, root, max_bytes).decode()
+
+
+def open_table(path: Path, root: Path | None = None) -> IO[str]:
+    """Open a CSV file for reading."""
+    descriptor = open_file(path, os.O_RDONLY, root, MAX_TABLE_BYTES)
+    return io.TextIOWrapper(os.fdopen(descriptor, "rb"), encoding="utf-8", newline="")
+
+
+def append_text(path: Path, text: str, root: Path | None = None) -> None:
+    """Append text to an existing file. If the text cannot be written completely, remove the part that was written."""
+    descriptor = open_file(path, os.O_WRONLY, root)
+    try:
+        end = os.lseek(descriptor, 0, os.SEEK_END)
+        try:
+            _write_all(descriptor, text.encode())
+        except OSError:
+            os.ftruncate(descriptor, end)
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def write_bytes(path: Path, content: bytes, root: Path | None = None) -> None:
+    """Write a file atomically: readers see either the old or the new content.
+
+    The content is written to a new temporary file, which is then renamed. If `path` is a link, the link is replaced.
+    """
+    with _open_parent(path, root) as parent:
+        temporary = f"{TEMPORARY_PREFIX}{secrets.token_hex(8)}-{path.name}"
+        try:
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAGS, 0o666, dir_fd=parent)
+            try:
+                _write_all(descriptor, content)
+            finally:
+                os.close(descriptor)
+            os.replace(temporary, path.name, src_dir_fd=parent, dst_dir_fd=parent)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary, dir_fd=parent)
+            raise
+
+
+def write_text(path: Path, text: str, root: Path | None = None) -> None:
+    """Write a text file atomically. See `write_bytes`."""
+    write_bytes(path, text.encode(), root)
+
+
+def make_folder(path: Path, root: Path) -> None:
+    """Create a folder below `root`, and the folders between them. Existing folders must not be links."""
+    made = root
+    for part in _parts(path, root):
+        made = made / part
+        with _open_parent(made, root) as parent:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(part, dir_fd=parent)
+            try:
+                os.close(os.open(part, os.O_RDONLY | os.O_DIRECTORY | _FLAGS, dir_fd=parent))
+            except OSError as error:
+                raise _explained(error, made) from error
+
+
+def list_files(folder: Path, root: Path) -> list[Path]:
+    """Return the regular files in a folder, sorted by name. If the folder is missing or a link, the list is empty."""
+    try:
+        with _open_parent(folder / "x", root) as descriptor, os.scandir(descriptor) as entries:
+            return sorted(folder / entry.name for entry in entries if entry.is_file(follow_symlinks=False))
+    except OSError:
+        return []
+
+
+def open_file(path: Path, flags: int, root: Path | None = None, max_bytes: int | None = None) -> int:
+    """Open an existing regular file and return its file descriptor."""
+    with _open_parent(path, root) as parent:
+        try:
+            # Without O_NONBLOCK, opening a pipe would wait for its other end.
+            descriptor = os.open(path.name, flags | _FLAGS | os.O_NONBLOCK, dir_fd=parent)
+        except OSError as error:
+            raise _explained(error, path) from error
+    status = os.fstat(descriptor)
+    problem = None
+    if not stat.S_ISREG(status.st_mode):
+        problem = OSError(errno.EINVAL, "this is not a regular file", str(path))
+    elif max_bytes is not None and status.st_size > max_bytes:
+        problem = OSError(errno.EFBIG, f"the file has {status.st_size} bytes; at most {max_bytes} are read", str(path))
+    if problem is not None:
+        os.close(descriptor)
+        raise problem
+    return descriptor
+
+
+@contextmanager
+def _open_parent(path: Path, root: Path | None) -> Iterator[int]:
+    """Open the folder that contains `path` and yield its file descriptor. Links below `root` are refused."""
+    root = path.parent if root is None else root
+    parts = _parts(path, root)
+    descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for part in parts[:-1]:
+            try:
+                inner = os.open(part, os.O_RDONLY | os.O_DIRECTORY | _FLAGS, dir_fd=descriptor)
+            except OSError as error:
+                raise _explained(error, root / part) from error
+            os.close(descriptor)
+            descriptor = inner
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _parts(path: Path, root: Path) -> tuple[str, ...]:
+    """Return the parts of `path` below `root`. Raise OSError if the path leaves this folder."""
+    try:
+        parts = path.relative_to(root).parts
+    except ValueError:
+        parts = ()
+    if not parts or ".." in parts or any("\0" in part for part in parts):
+        raise OSError(errno.EINVAL, f"the path is not inside {root}", str(path))
+    return parts
+
+
+def _explained(error: OSError, path: Path) -> OSError:
+    """Return an error that names the path. For a symbolic link, replace the message of the operating system."""
+    # The operating system reports a link as ELOOP or, if a folder is expected, as ENOTDIR.
+    if error.errno == errno.ELOOP or (error.errno == errno.ENOTDIR and path.is_symlink()):
+        return OSError(errno.ELOOP, "this is a symbolic link; a run folder must contain only files", str(path))
+    return type(error)(error.errno, error.strerror, str(path))
+
+
+def _write_all(descriptor: int, content: bytes) -> None:
+    view = memoryview(content)
+    while view:
+        view = view[os.write(descriptor, view) :]

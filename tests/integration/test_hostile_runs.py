@@ -1,0 +1,199 @@
+"""Run folders that another person has prepared: links, pipes, damaged files, wrong shapes, control characters."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.numpy
+import safetensors.torch
+import torch
+
+import bestiary
+from bestiary.cli.main import run_command
+from bestiary.runs.checkpoints import Checkpoint, write_manifest
+from bestiary.runs.run import Run, open_run
+
+SMALL: dict[str, Any] = {"runtime": "serial", "num_envs": 4, "batch_size": 4, "micro_batch_size": 4, "steps": 320}
+
+
+@pytest.fixture(scope="module")
+def toy_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("hostile") / "r"
+    bestiary.train("toy/catch", run_dir=str(folder), **SMALL)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def warehouse_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("hostile") / "r"
+    bestiary.train("warehouse", run_dir=str(folder), **SMALL)
+    return folder
+
+
+def copy_run(run: Path, name: str = "r") -> Run:
+    return Run(Path(shutil.copytree(run, name, symlinks=True)))
+
+
+def change_tensors(checkpoint: Checkpoint, file: str, changes: dict[str, Any]) -> None:
+    """Replace tensors of a checkpoint file, and write a manifest that fits."""
+    library: Any = safetensors.numpy if file == "actor" else safetensors.torch
+    path = checkpoint.path / f"{file}.safetensors"
+    path.write_bytes(library.save({**library.load(path.read_bytes()), **changes}))
+    write_manifest(checkpoint.path, json.loads((checkpoint.path / "manifest.json").read_text()))
+
+
+def run_and_read(capsys: pytest.CaptureFixture[str], *command: str) -> tuple[int, str]:
+    capsys.readouterr()
+    status = run_command(list(command))
+    captured = capsys.readouterr()
+    assert "Traceback" not in captured.err
+    return status, captured.out + captured.err
+
+
+@pytest.mark.parametrize("name", ["metrics.csv", ".metrics.csv", "lock", "lock_owner.json", "checkpoints/.saving-1"])
+def test_resume_does_not_write_through_links(toy_run: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    run = copy_run(toy_run)
+    target = Path("private.txt")
+    target.write_text("private")
+    (run.path / name).unlink(missing_ok=True)
+    (run.path / name).symlink_to(target.absolute())
+    status, text = run_and_read(capsys, "resume", "r", "--steps", "640")
+    assert status == 2
+    assert "symbolic link" in text
+    assert target.read_text() == "private"
+
+
+def test_evaluation_is_not_written_through_a_linked_folder(toy_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = copy_run(toy_run)
+    Path("elsewhere").mkdir()
+    (run.path / "evaluations").symlink_to(Path("elsewhere").absolute())
+    status, text = run_and_read(capsys, "eval", "r", "--episodes", "2")
+    assert status == 0
+    assert "not saved" in text
+    assert "r at step 320, sampled" in text  # the results are shown
+    assert list(Path("elsewhere").iterdir()) == []
+
+
+def test_report_does_not_embed_linked_files(toy_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = copy_run(toy_run)
+    Path("private.gif").write_bytes(b"private")
+    (run.path / "videos").mkdir(exist_ok=True)
+    (run.path / "videos" / "x.gif").symlink_to(Path("private.gif").absolute())
+    status, _ = run_and_read(capsys, "report", ".", "--no-draw", "--out", "report.html")
+    assert status == 0
+    assert "cHJpdmF0ZQ" not in Path("report.html").read_text()  # base64 of "private"
+
+
+def test_manifest_and_pipes_cannot_leave_the_folder_or_block(toy_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = copy_run(toy_run)
+    checkpoint = run.checkpoints[-1]
+    manifest = json.loads((checkpoint.path / "manifest.json").read_text())
+    changed = {**manifest, "../../../pipe": {"bytes": 0, "sha256": ""}}
+    os.mkfifo("pipe")
+    (checkpoint.path / "manifest.json").write_text(json.dumps(changed))
+    damage = checkpoint.find_damage()
+    assert damage is not None
+    assert "../pipe" in damage
+    (checkpoint.path / "manifest.json").write_text(json.dumps(manifest))
+    (checkpoint.path / "state.json").unlink()
+    os.mkfifo(checkpoint.path / "state.json")
+    assert run_and_read(capsys, "eval", "r", "--episodes", "2")[0] == 2
+    (run.path / "metrics.csv").unlink()
+    os.mkfifo(run.path / "metrics.csv")
+    copy_run(toy_run, "other")
+    status, text = run_and_read(capsys, "runs", ".")
+    assert status == 0
+    assert "other" in text  # the damaged run does not prevent the listing of the others
+    assert "unreadable" in text
+    assert run_and_read(capsys, "report", ".", "--no-draw", "--out", "report.html")[0] == 0
+
+
+@pytest.mark.parametrize("change", ["shape", "dtype", "index", "nan", "negative"])
+def test_optimizer_state_that_does_not_fit_is_rejected(
+    toy_run: Path, change: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = copy_run(toy_run)
+    state = run.checkpoints[-1].load_learner()["optimizer"]
+    key = next(name for name in state if name.endswith(("exp_avg_sq", "square_avg")))
+    changes = {
+        "shape": {key: torch.zeros(1)},
+        "dtype": {key: state[key].double()},
+        "index": {"999.exp_avg": torch.zeros(1)},
+        "nan": {key: torch.full_like(state[key], float("nan"))},
+        "negative": {key: torch.full_like(state[key], -1.0)},
+    }
+    change_tensors(run.checkpoints[-1], "optimizer", changes[change])
+    status, text = run_and_read(capsys, "resume", "r", "--steps", "640")
+    assert status == 2
+    assert "optimizer" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("pool.robots", np.full(4, 10**9)),
+        ("pool.robots", np.zeros(400, np.int64)),
+        ("pool.items", None),
+        ("pool.counts", np.full(4, 10**6)),
+        ("pool.ages", np.zeros((4, 1), np.int16)),
+        ("last_actions", np.full(4, 99)),
+        ("step.task", np.full(4, -5)),
+        ("generator", np.zeros(3, np.uint8)),
+    ],
+)
+def test_environment_state_that_does_not_fit_is_rejected(
+    warehouse_run: Path, name: str, value: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = copy_run(warehouse_run)
+    if value is None:
+        value = np.full_like(run.checkpoints[-1].load_actor()[name], 12_345)
+    change_tensors(run.checkpoints[-1], "actor", {name: value})
+    status, text = run_and_read(capsys, "resume", "r", "--steps", "640")
+    assert status == 2
+    assert "actor.safetensors" in text
+
+
+def test_weights_that_are_not_finite_are_rejected(toy_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = copy_run(toy_run)
+    name, weights = next(iter(run.checkpoints[-1].load_model().items()))
+    change_tensors(run.checkpoints[-1], "model", {name: torch.full_like(weights, float("nan"))})
+    status, text = run_and_read(capsys, "eval", "r", "--episodes", "2")
+    assert status == 2
+    assert "not finite" in text
+
+
+@pytest.mark.parametrize("content", ["[]", "{}", '{"steps": "x"}', "[" * 100_000, '{"config": 3}', "null"])
+def test_state_file_with_wrong_structure_is_rejected(
+    toy_run: Path, content: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = copy_run(toy_run)
+    checkpoint = run.checkpoints[-1]
+    (checkpoint.path / "state.json").write_text(content)
+    write_manifest(checkpoint.path, json.loads((checkpoint.path / "manifest.json").read_text()))
+    status, text = run_and_read(capsys, "resume", "r", "--steps", "640")
+    assert status == 2
+    assert "state.json" in text
+
+
+def test_link_to_the_best_checkpoint_must_name_a_checkpoint(toy_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = copy_run(toy_run)
+    (run.path / "checkpoints" / "best").symlink_to("/etc")
+    assert run_and_read(capsys, "eval", "r", "--checkpoint", "best", "--episodes", "2")[0] == 2
+    assert run_and_read(capsys, "resume", "r", "--steps", "640")[0] == 0
+
+
+def test_names_with_markup_and_control_characters_are_shown_as_text(
+    toy_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("[/x]", "sweep[red]", "a\x1b[31mb"):
+        copy_run(toy_run, name)
+    status, text = run_and_read(capsys, "runs", ".")
+    assert status == 0
+    assert "[/x]" in text
+    assert "sweep[red]" in text
+    assert "\x1b[31m" not in text
+    assert open_run("[/x]").steps == 320
