@@ -90,4 +90,7 @@ def _describe_returns(row: dict[str, float]) -> str:
             values = {"training ": row[f"{start}training_return"], "true ": row[f"{start}true_return"]}
         shown = " ".join(f"{key}{'-' if np.isnan(value) else format_number(value)}" for key, value in values.items())
         texts.append(f"{short_name(prefix)} {shown}" if prefix else shown)
-    return ", ".join(texts)
+    # Until each environment has finished a game, the mean return contains only short games.
+    unfinished = row.get("envs_in_first_game", 0)
+    note = f" ({unfinished:.0f} environments in their first game)" if unfinished > 0 else ""
+    return ", ".join(texts) + note

@@ -255,7 +255,8 @@ class Run:
     def lock(self) -> Iterator[None]:
         """Lock the run folder, so that no other process writes to it. Raise UserError if another process has locked it.
 
-        The operating system releases the lock when the process ends, even after a crash.
+        The operating system releases the lock when the process ends, even after a crash. After an error, the file
+        lock_owner.json is kept, so that `was_killed` is True.
         """
         if self.in_zoo:
             raise UserError(
@@ -281,11 +282,19 @@ class Run:
                     "it was killed or crashed"
                 )
             safe_files.write_text(owner, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}))
-            yield
+            crashed = True
+            try:
+                yield
+                crashed = False
+            except (KeyboardInterrupt, UserError):
+                crashed = False
+                raise
+            finally:
+                if not crashed:
+                    # An error here must not replace the error that ended the training.
+                    with contextlib.suppress(OSError):
+                        owner.unlink(missing_ok=True)
         finally:
-            # An error here must not replace the error that ended the training.
-            with contextlib.suppress(OSError):
-                owner.unlink(missing_ok=True)
             lock.release()
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from bestiary.cli.main import run_command
 from bestiary.runs.listing import describe_run
+from bestiary.runs.run import Run
 from tests.integration.test_faults import BESTIARY, wait_until
 
 
@@ -71,6 +72,22 @@ def make_run(name: str, metrics: str = "", owner: bool = False) -> Path:
 def test_crashed_and_interrupted_runs_are_told_apart() -> None:
     assert describe_run(make_run("a", owner=True))[-1] == "crashed"
     assert describe_run(make_run("b"))[-1] == "interrupted"
+
+
+def test_run_that_an_error_ended_is_crashed_and_a_stopped_run_is_interrupted() -> None:
+    path = make_run("error")
+    with pytest.raises(RuntimeError), Run(path).lock():
+        raise RuntimeError("the environment failed")
+    assert describe_run(path)[-1] == "crashed"
+    with pytest.raises(KeyboardInterrupt), Run(path).lock():
+        raise KeyboardInterrupt
+    assert describe_run(path)[-1] == "interrupted"
+
+
+def test_returns_of_unfinished_first_games_are_marked() -> None:
+    columns = "step,seconds,envs_in_first_game,return\n500,1.0,{},10\n"
+    assert "10 (26 environments in their first game)" in describe_run(make_run("early", columns.format(26)))
+    assert "10" in describe_run(make_run("late", columns.format(0)))
 
 
 def test_returns_are_shown_with_the_names_of_tasks_and_rewards() -> None:
