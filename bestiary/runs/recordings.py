@@ -330,8 +330,7 @@ def _check_metadata(metadata: Any) -> None:
     if metadata["bytes_per_action"] not in (1, 2):
         raise ValueError("bytes_per_action must be 1 or 2")
     rewards = RewardConfig(**metadata["rewards"])
-    texts = [rewards.training, *rewards.true_rewards]
-    if not all(text is None or isinstance(text, str) for text in texts):
+    if not all(text is None or isinstance(text, str) for text in (rewards.training, rewards.true)):
         raise ValueError("rewards must be text")
     np.random.SeedSequence(metadata["seed"]["entropy"], spawn_key=metadata["seed"]["spawn_key"])
 

@@ -248,7 +248,7 @@ class Large(Small):
     "options",
     [
         {"algo": "impala", "batch_size": 4, "steps": "40k"},
-        {"algo": "ppo", "rollout_length": 32, "steps": "30k"},
+        {"algo": "ppo", "rollout_length": 32, "algo.epochs": 4, "algo.minibatches": 4, "steps": "30k"},
     ],
     ids=lambda options: options["algo"],
 )
@@ -262,7 +262,8 @@ def test_popart_learns_two_tasks_whose_rewards_differ_by_a_factor_of_1000(option
 
 def accuracies(options):
     """Return the fraction of correct actions in the small and in the large task, in the last fifth of the training."""
-    base = {"runtime": "serial", "num_envs": 16, "torso.width": 32, "lr": 2e-3, "algo.reward_clipping": "none"}
+    base = {"runtime": "serial", "num_envs": 16, "torso.width": 32, "lr": 2e-3}
+    base |= {"algo.reward_clipping": "none", "algo.reward_scale": 1.0}
     config = resolve({"env": ["scales.py:Small", "scales.py:Large"], **base, **options})
     (actor,), learner = make_actors_and_learner(config)
     actor.start()

@@ -220,7 +220,8 @@ def test_code_of_an_untrusted_recording_is_not_imported(malicious, message):
 
 
 def test_files_that_are_not_recordings_are_refused():
-    for text in ("{}", "[]", "x", json.dumps({**METADATA, "seed": {}}), json.dumps({**METADATA, "rewards": {"x": 1}})):
+    invalid = [{"seed": {}}, {"rewards": {"x": 1}}, {"rewards": {"training": None, "true": []}}]
+    for text in ("{}", "[]", "x", *(json.dumps({**METADATA, **values}) for values in invalid)):
         Path("x.json").write_text(text)
         with pytest.raises(UserError, match="not a recording"):
             open_recording("x.json")
