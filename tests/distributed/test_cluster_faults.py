@@ -20,7 +20,7 @@ def test_killed_actors_and_lost_nodes_are_replaced_and_the_run_can_be_resumed(ra
 
     def act() -> None:
         wait_until(lambda: last_metric("step") > 200)
-        assert len(ray_cluster.processes("RolloutWorker")) == 2
+        wait_until(lambda: len(ray_cluster.processes("RolloutWorker")) == 2)
         ray_cluster.add_node()
         wait_until(lambda: len(ray_cluster.processes("RolloutWorker")) == 4)
         workers = ray_cluster.processes("RolloutWorker")
