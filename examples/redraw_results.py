@@ -14,7 +14,7 @@ import numpy as np
 
 from bestiary.envs.rewards.wrapper import RewardConfig
 from bestiary.evaluation.curve_plots import plot_checkpoint_curves
-from bestiary.evaluation.plotting import format_axes, import_pyplot, panel_grid, save_figure
+from bestiary.evaluation.figure_helpers import format_axes, import_pyplot, panel_grid, save_figure
 from bestiary.evaluation.results import TaskResult
 from bestiary.reward_audit.curves import Curve, CurvePoint
 from bestiary.reward_audit.figures import draw_curves

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from bestiary.evaluation.figure_helpers import format_axes, import_pyplot, panel_grid, save_figure
 from bestiary.evaluation.learning_curves import GAME_TRUE_RETURN, CurveGroup
-from bestiary.evaluation.plotting import format_axes, import_pyplot, panel_grid, save_figure
 from bestiary.evaluation.results import TaskResult
 from bestiary.evaluation.statistics import T_INTERVAL_BELOW
 from bestiary.runs.run import Run

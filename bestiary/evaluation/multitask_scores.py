@@ -28,8 +28,8 @@ from bestiary.evaluation.aggregates import (
     probability_of_improvement,
     stratified_bootstrap,
 )
+from bestiary.evaluation.figure_helpers import import_pyplot, save_figure
 from bestiary.evaluation.learning_curves import CurveGroup
-from bestiary.evaluation.plotting import import_pyplot, save_figure
 from bestiary.evaluation.run_groups import short_label
 from bestiary.evaluation.statistics import NO_INTERVAL, format_interval
 from bestiary.utils.console import TextTable

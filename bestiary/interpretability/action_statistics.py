@@ -19,8 +19,8 @@ from bestiary.config.config import make_vector_env
 from bestiary.envs.atari_games import MOVEMENTS
 from bestiary.envs.multitask import task_name
 from bestiary.envs.vector_env import VectorEnv, VectorEnvWrapper
+from bestiary.evaluation.figure_helpers import check_figure_path, import_pyplot
 from bestiary.evaluation.game_runner import play_games
-from bestiary.evaluation.plotting import check_figure_path, import_pyplot
 from bestiary.rollout import ArraySpec, Episode, Step
 from bestiary.runs import checkpoints
 from bestiary.runs.run import Run, run_labels

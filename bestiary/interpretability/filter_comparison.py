@@ -25,8 +25,8 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
+from bestiary.evaluation.figure_helpers import check_figure_path, format_axes, import_pyplot
 from bestiary.evaluation.playback import Playback, open_viewer
-from bestiary.evaluation.plotting import check_figure_path, format_axes, import_pyplot
 from bestiary.interpretability import layer_similarity
 from bestiary.interpretability.layer_similarity import (
     can_match,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bestiary.evaluation.plotting import import_pyplot
+from bestiary.evaluation.figure_helpers import import_pyplot
 from bestiary.evaluation.statistics import T_INTERVAL_BELOW, mean_interval
 from bestiary.reward_audit.curves import SIGNIFICANCE, AuditRow, Curve, make_curves
 from bestiary.reward_audit.policy_distances import DISTANCES

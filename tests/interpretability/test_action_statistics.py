@@ -8,7 +8,7 @@ import pytest
 
 from bestiary.envs import make_env
 from bestiary.envs.atari_games import action_names
-from bestiary.evaluation.plotting import import_pyplot
+from bestiary.evaluation.figure_helpers import import_pyplot
 from bestiary.interpretability.action_statistics import (
     ActionCountWrapper,
     ActionShares,

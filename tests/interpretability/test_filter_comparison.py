@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import bestiary
-from bestiary.evaluation.plotting import import_pyplot
+from bestiary.evaluation.figure_helpers import import_pyplot
 from bestiary.interpretability import filter_comparison, layer_similarity
 from bestiary.interpretability.filter_comparison import (
     LayerComparison,
