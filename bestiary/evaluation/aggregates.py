@@ -19,13 +19,14 @@ from bestiary.evaluation.statistics import LEVEL
 NUM_RESAMPLES = 2000
 STRATIFIED_BOOTSTRAP = f"stratified percentile bootstrap, {NUM_RESAMPLES} resamples"
 WHOLE_RUN_BOOTSTRAP = f"percentile bootstrap of whole runs, {NUM_RESAMPLES} resamples"
-MAX_BLOCK_SIZE = 2**21  # about the largest number of resampled scores that the bootstrap computes at once
+MAX_BLOCK_SIZE = 2**21  # approximate maximum number of resampled scores that the bootstrap holds in memory at once
 
 
 def interquartile_mean(scores: np.ndarray) -> np.ndarray:
-    """Return the mean of the middle half of all scores [...]. For fewer than four scores, this is their mean.
+    """Return the mean of the middle half of the scores of all runs and tasks, with shape [...].
 
-    A quarter of the scores, rounded down, is removed at each end.
+    The scores are sorted, and a quarter of them, rounded down, is removed at each end. Of fewer than four scores, none
+    is removed.
     """
     ranked = np.sort(scores.reshape(*scores.shape[:-2], -1), axis=-1)  # nan is sorted to the end
     count = np.isfinite(ranked).sum(axis=-1, keepdims=True)
@@ -36,41 +37,42 @@ def interquartile_mean(scores: np.ndarray) -> np.ndarray:
 
 
 def mean_score(scores: np.ndarray) -> np.ndarray:
-    """Return the mean over tasks of the mean score of each task [...]."""
+    """Return the mean over tasks of the mean score of each task, with shape [...]."""
     return np.nanmean(scores, axis=-2).mean(axis=-1)
 
 
 def median_score(scores: np.ndarray) -> np.ndarray:
-    """Return the median over tasks of the mean score of each task [...]."""
+    """Return the median over tasks of the mean score of each task, with shape [...]."""
     return np.median(np.nanmean(scores, axis=-2), axis=-1)
 
 
 def optimality_gap(scores: np.ndarray, gamma: float = 1.0) -> np.ndarray:
-    """Return the mean of gamma - score over all runs and tasks of the scores [..., runs, tasks].
-
-    Scores above gamma count as gamma, so the best value is 0.
-    """
+    """Return gamma minus the mean score, with shape [...]. Scores above gamma count as gamma, so the best gap is 0."""
     return gamma - mean_score(np.minimum(scores, gamma))
 
 
 def performance_profile(scores: np.ndarray, thresholds: Sequence[float] | np.ndarray) -> np.ndarray:
-    """Return the fraction of runs with a score above each of T thresholds, averaged over tasks [...,T]."""
+    """Return an array [...,T]: for each of T thresholds, the fraction of runs whose score is above it.
+
+    The fractions of the tasks are averaged.
+    """
     runs = np.isfinite(scores).sum(axis=-2)  # [...,K]
-    # One threshold is computed at a time, because an array [...,R,K,T] of all resamples would be large. A comparison
-    # with nan is False, so missing runs are not counted.
+    # The loop computes one threshold at a time, because an array [...,R,K,T] for all resamples would be large. A
+    # comparison with nan is False, so missing runs are not counted.
     fractions = [((scores > threshold).sum(axis=-2) / runs).mean(axis=-1) for threshold in thresholds]
     return np.stack(fractions, axis=-1)
 
 
 def average_performance_profile(scores: np.ndarray, thresholds: Sequence[float] | np.ndarray) -> np.ndarray:
-    """Return the fraction of tasks with a mean score above each of T thresholds [...,T]."""
+    """Return an array [...,T]: for each of T thresholds, the fraction of tasks whose mean score is above it."""
     return (np.nanmean(scores, axis=-2)[..., None] > np.asarray(thresholds)).mean(axis=-2)
 
 
 def probability_of_improvement(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Return the probability that a run of X has a higher score than a run of Y, averaged over tasks [...].
+    """Return the probability that a run of `x` has a higher score than a run of `y`, averaged over tasks.
 
-    X and Y have the same tasks, but may have different numbers of runs. Ties count as one half (Mann-Whitney U).
+    The score matrices `x` and `y` have the same tasks, but may have different numbers of runs. Equal scores count as
+    one half (Mann-Whitney U). The result has the shape [...].
     """
     pairs = x[..., :, None, :], y[..., None, :, :]  # [...,Rx,Ry,K]
     wins = (pairs[0] > pairs[1]).sum(axis=(-3, -2)) + 0.5 * (pairs[0] == pairs[1]).sum(axis=(-3, -2))

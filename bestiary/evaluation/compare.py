@@ -37,11 +37,13 @@ def compare_runs(
 ) -> dict[str, list[CurveGroup]]:
     """Draw the learning curves of runs in the figure `out`, and print a table of their final returns.
 
-    The curves are also written to a CSV file with the same name as the figure. If `smooth` is 0, figure and CSV file
-    contain single games instead of curves. If a run uses PopArt, a second figure shows PopArt's mu and sigma. The
-    figure has one panel for each task if `by_task` is set or a run has several tasks. If there are several groups or
-    tasks, aggregate scores over tasks are printed and written to OUT-scores.csv. If the scores can be normalised,
-    OUT-profiles.png shows performance profiles. `names` are the labels of the groups, in the order of their first run.
+    The curves are also written to a CSV file with the same name as the figure. If `smooth` is 0, the figure and the CSV
+    file contain single games instead of curves. If a run uses PopArt, a second figure shows PopArt's mu and sigma. The
+    figure has one panel for each task if `by_task` is set or a run has several tasks.
+
+    If there are several groups or tasks, aggregate scores over tasks are printed and written to OUT-scores.csv. If the
+    scores can be normalised, OUT-profiles.png shows performance profiles. `names` are the labels of the groups; the
+    groups are sorted by the position of their first run in `runs`.
 
     Return {task: groups of runs in the panel of the task}. If there is one panel for all tasks, its key is "".
     """
@@ -101,7 +103,7 @@ def _check_paths(out: Path, paths: Mapping[str, Path], overwrite: bool) -> None:
 
 
 def _write_csv(panels: Mapping[str, Sequence[CurveGroup]], path: Path, axis: str, raw: bool) -> None:
-    """Write the points of the curves or, with `raw`, the single games."""
+    """Write a CSV file with one row per point of each curve or, if `raw` is True, one row per game."""
     task_column = [] if "" in panels else ["task"]
     has_true = any(map(true_groups, panels.values()))
     make_rows = _game_rows if raw else _curve_rows
@@ -115,7 +117,7 @@ def _write_csv(panels: Mapping[str, Sequence[CurveGroup]], path: Path, axis: str
 
 
 def _curve_rows(groups: Sequence[CurveGroup], axis: str, has_true: bool) -> tuple[list[str], list[list[Any]]]:
-    """Return the header and one row per point of a curve: mean, lowest and highest value over the seeds."""
+    """Return the header and the rows: for each point of each curve, the mean, lowest and highest return over seeds."""
     limits = ("mean", "lowest", "highest")
     header = ["group", axis, *limits, "seeds", "smooth", *(f"true_{name}" for name in limits if has_true)]
     rows = []
@@ -130,7 +132,7 @@ def _curve_rows(groups: Sequence[CurveGroup], axis: str, has_true: bool) -> tupl
 
 
 def _game_rows(groups: Sequence[CurveGroup], axis: str, has_true: bool) -> tuple[list[str], list[list[Any]]]:
-    """Return the header and one row per game."""
+    """Return the header and the rows: one row per game."""
     rows = []
     for group in groups:
         true_games = group.true_group.games if group.true_group is not None else [(None, None)] * len(group.runs)

@@ -26,8 +26,8 @@ def plot_curves(
 
     If runs have a true reward (`--true-reward`), a second panel of the task shows their true returns. A group whose
     label is in `flat` is drawn as a horizontal dashed line at its final return. If `zoom` is given, each panel is
-    followed by an additional panel that shows only this range (low, high) of the x axis. With `raw`, each game is drawn
-    as a point instead of lines and bands.
+    followed by an additional panel that shows only this range (low, high) of the x axis. If `raw` is True, the panels
+    show one point per game instead of lines and bands.
     """
     plt = import_pyplot()
     with_true = [(task, own) for task, groups in panels.items() for own in (groups, true_groups(groups)) if own]
@@ -56,7 +56,10 @@ def plot_curves(
 
 
 def _draw_curve(axes: Any, group: CurveGroup, colour: str, window: tuple[float, float] | None) -> Any:
-    """Draw the mean and the band of a group, and return the line."""
+    """Draw the mean curve of a group and the band from its lowest to its highest run, and return the line.
+
+    Only points whose x is inside `window` are drawn; None: all points.
+    """
     shown = np.isfinite(group.mean)
     if window is not None:
         shown &= (group.x >= window[0]) & (group.x <= window[1])
@@ -67,7 +70,7 @@ def _draw_curve(axes: Any, group: CurveGroup, colour: str, window: tuple[float, 
 
 
 def _draw_games(axes: Any, group: CurveGroup, colour: str, window: tuple[float, float] | None) -> Any:
-    """Draw one point for each game of a group, and return the points."""
+    """Draw one point for each game of a group, and return the points. `window` is as in `_draw_curve`."""
     x, y = (np.concatenate(arrays) for arrays in zip(*group.games, strict=True))
     shown = np.ones(len(x), bool) if window is None else (x >= window[0]) & (x <= window[1])
     (points,) = axes.plot(x[shown], y[shown], ".", color=colour, markersize=3, alpha=0.4, rasterized=True)
@@ -80,14 +83,17 @@ def curve_caption(smooth: int, has_dashed: bool = False, raw: bool = False) -> s
         text = "Each point is one game, at the step at which it ended."
     else:
         text = (
-            f"Lines: mean over seeds. A point of a seed's curve is the mean of its last {smooth} games, or of all "
-            "games since the previous\npoint if these are more. Bands: lowest to highest seed."
+            f"Lines: mean over seeds. At each point, the return of a seed is the mean of its last {smooth} games, or "
+            "of all games since the\nprevious point if these are more. Bands: lowest to highest seed."
         )
-    return f"{text} Dashed: final return." if has_dashed else text
+    return f"{text} Dashed lines: final return." if has_dashed else text
 
 
 def true_groups(groups: Sequence[CurveGroup]) -> list[CurveGroup]:
-    """Return the curves of the first true return of each group. Groups without a true reward are left out."""
+    """Return the curves of the true returns of each group. Groups without a true reward are left out.
+
+    If there are several true rewards, only the first one has curves.
+    """
     return [group.true_group for group in groups if group.true_group is not None]
 
 
@@ -143,7 +149,7 @@ def plot_checkpoint_curves(results: Sequence[TaskResult], path: Path) -> Path:
             if levels is not None:
                 label = f"levels {levels} ({line[0].role})" if line[0].role else f"levels {levels}"
             means = [summary["mean"] for summary in summaries]
-            # A limit that does not exist (n = 1) becomes nan, and the band has a gap there.
+            # If n = 1, there is no interval: its limits become nan, and the band has a gap at this checkpoint.
             low, high = (np.array([summary[key] for summary in summaries], float) for key in ("ci_low", "ci_high"))
             (drawn,) = axes.plot(x, means, marker="o", markersize=3.5, linewidth=1.6, label=label)
             axes.fill_between(x, low, high, color=drawn.get_color(), alpha=0.15, linewidth=0)

@@ -59,13 +59,14 @@ def evaluate(
         every_checkpoint: evaluate all undamaged checkpoints instead of one.
         env: environments to play. The default is all environments of the training.
         levels: ranges of levels to play, for example "0:500". The default is the range of the training.
+        greedy: take the most probable action in each step instead of sampling an action.
         seed: seed of the environments and of action sampling.
         num_envs: number of environments that are played at the same time.
         max_steps: a game that has not ended after this many steps is not included in the results. The number of such
             games is reported.
         reset_state_every: number of steps after which the recurrent state is reset, even in the middle of a game. 0
             means the sequence length of the training. None: reset the state only at the start of each episode.
-        record: also write all actions to the folder recordings/, from which each game can be replayed.
+        record: also write all actions to the folder recordings/, so that each game can be replayed.
     """
     config = run.config
     names = tuple(map(canonical_name, env)) or config.envs
@@ -152,7 +153,7 @@ def evaluate(
                     path = run.new_output_path("evaluations", stem, ".json")
                     if k < len(chosen):
                         note(f"results are saved to {path} after each of the {len(chosen)} checkpoints")
-                # The results are saved after each checkpoint. An interruption then loses only the games of one of them.
+                # The results are saved after each checkpoint, so an interruption loses only the games of one of them.
                 evaluation.save(path)
             except OSError as error:
                 writable, path, evaluation.path = False, None, None
@@ -166,7 +167,7 @@ def evaluate(
 
 @dataclass(frozen=True)
 class _GameSettings:
-    """The settings that all games of an evaluation have in common, for all checkpoints, tasks and ranges of levels."""
+    """The settings that are the same for all checkpoints, tasks and ranges of levels of an evaluation."""
 
     greedy: bool
     seed: int
@@ -264,7 +265,7 @@ def _removed_message(checkpoint: Checkpoint) -> str:
 
 
 def _check_recordable(names: Sequence[str], splits: Sequence[tuple[Any, int]]) -> None:
-    """Raise UserError if there are at least as many games as levels, because such games cannot be recorded.
+    """Raise UserError if there are at least as many games as levels, because these games could not be replayed.
 
     With so many games, an evaluation must play each level equally often. The next level of an environment then depends
     on the levels of the other environments, so a single game could not be replayed. If there are fewer games than
@@ -305,7 +306,7 @@ def level_role(config: Config, task: str, levels: str) -> str:
     for role, range_ in used.items():
         if levels_overlap(levels, range_):
             name = "training" if role == "train" else "validation"
-            warn(f"--levels {levels} overlaps the {name} levels {range_}, so these games are not a fair test")
+            warn(f"--levels {levels} overlaps the {name} levels {range_}, so some levels of the test are not new")
             return ""
     return "test"
 

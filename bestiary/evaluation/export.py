@@ -1,9 +1,9 @@
-"""Export of a trained agent's rollouts as NumPy arrays, for example for anomaly detection or other statistics.
+"""Export the rollouts of a trained agent as NumPy arrays, for example for anomaly detection or other statistics.
 
 The result is one .npz file without pickled objects. Read it with `numpy.load(path)`. All arrays except `protocol` are
 [T,N,...]: T steps of N environments. In entry t, the agent observes `observation`, takes `action` and gets `reward`.
 
-    observation.KIND                              observation of the agent at step t
+    observation.KIND                              observation of the agent at step t; KIND: image or vector
     done                                          whether this observation is the first one of an episode
     action, log_prob, value, logits               action of the agent and outputs of its network; logits are [T,N,A]
     reward, truncated, game_over, measure.NAME    values that the environment returns after the action of step t

@@ -1,4 +1,4 @@
-"""Code that all figures share: import of Matplotlib, panels, axes, and checks of output paths."""
+"""Matplotlib functions that several figures use: import, panels, axes, saving, and the check of the output path."""
 
 from collections.abc import Sequence
 from pathlib import Path

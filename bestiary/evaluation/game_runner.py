@@ -1,7 +1,7 @@
 """Play a fixed number of whole games, without a bias towards short games.
 
 The games that end first are mostly short, so a sample of them would be biased. Therefore each environment plays the
-same number of games (some environments play one more), and exactly these games are the result.
+same number of games (some environments play one more), and the result contains exactly these games.
 
 In ProcGen, the games are divided among levels instead of environments: an environment that starts a game gets a level
 that has not been played often enough. Each level is played equally often (some levels are played once more). If there
@@ -43,7 +43,7 @@ def play_games(
     should_stop: Callable[[], bool] = lambda: False,
     balance_levels: bool = True,
 ) -> tuple[list[Episode], int]:
-    """Play `episodes` whole games of one task with an agent. See `collect_games` for the results and other arguments.
+    """Play `episodes` whole games of one task with an agent. `collect_games` explains the result and other arguments.
 
     `task` is the index of the task among the tasks that the agent was trained on. If `reset_state_every` is given, the
     recurrent state is reset every `reset_state_every` steps, even in the middle of a game.
@@ -62,12 +62,12 @@ def collect_games(
     should_stop: Callable[[], bool] = lambda: False,
     balance_levels: bool = True,
 ) -> tuple[list[Episode], int]:
-    """Collect `episodes` whole games from the steps of a vector environment, and close the environment.
+    """Collect `episodes` whole games from the steps of the vector environment `pool`, and close it.
 
     Return the episodes of these games, sorted by environment, and the number of missing games. A game is missing if it
-    has not ended after `max_steps` steps, or if it could not be started because such a long game occupied the
-    environment. If the games have levels, each level is played equally often; if `balance_levels` is False, levels are
-    chosen at random. Raise EvaluationInterrupted if `should_stop` returns True, and RunError if no game ends.
+    has not ended after `max_steps` steps, or if it was not started because such a long game occupied its environment.
+    If the games have levels, each level is played equally often; if `balance_levels` is False, levels are chosen at
+    random. Raise EvaluationInterrupted if `should_stop` returns True, and RunError if no game ends.
     """
     n = pool.num_envs
     level_pool: Any = pool.unwrapped if isinstance(pool.unwrapped, ProcgenVectorEnv) else None

@@ -1,8 +1,8 @@
 """Learning curves of runs. Runs that differ only in their seed form a group, which is drawn as one curve with a band.
 
-At each point of the x axis, the curve of a run is the mean return of the last games that ended up to this point
+At each point of the x axis, the curve of a run is the mean return of the most recent games that had ended by this point
 (`trailing_means`). The curve of a group is the mean over its runs, and its band reaches from the lowest to the highest
-run. If there is one panel per task, the x axis counts only the steps of this task: an agent with six tasks takes a
+run. If there is one panel per task, the x axis counts only the steps in this task: an agent with six tasks takes a
 sixth of its steps in each task. If runs have a true reward (`--true-reward`), the true return has its own curve. Runs
 with different training rewards can be compared only by their true return.
 """
@@ -23,7 +23,7 @@ from bestiary.utils.errors import UserError
 GAME_RETURN = "game_return"
 GAME_TRUE_RETURN = "game_true_return"
 
-DEFAULT_SMOOTH = 20  # a point of a curve is the mean of at least this number of games, if so many games have ended
+DEFAULT_SMOOTH = 20  # a point of a curve is the mean of at least this number of games, or of all games if fewer ended
 
 
 @dataclass
@@ -34,7 +34,7 @@ class CurveGroup:
     runs: list[Run]
     x: np.ndarray  # [P] steps or minutes
     curves: np.ndarray  # [R,P] mean returns, one row per run; nan before the first and after the last game of the run
-    games: list[tuple[np.ndarray, np.ndarray]]  # for each run: end of each game on the x axis, and its return
+    games: list[tuple[np.ndarray, np.ndarray]]  # for each run: x at which each game ended, and return of each game
     task: str | None = None  # None if the runs have only one task
     column: str = GAME_RETURN  # the column of episodes.csv that contains the returns
     true_group: "CurveGroup | None" = None  # curves of the true returns; None if a run has no true reward
@@ -169,7 +169,10 @@ def make_curve_group(
     task: str | None = None,
     is_named: bool = False,
 ) -> CurveGroup:
-    """Compute the curves of a group of runs at the same points of the x axis. `axis` is "steps" or "minutes"."""
+    """Compute the curves of a group of runs at the same `points` points of the x axis.
+
+    `axis` is "steps" or "minutes". `smooth` is the minimum number of games of a mean, see `trailing_means`.
+    """
 
     def make(column: str, true_group: CurveGroup | None = None) -> CurveGroup:
         games = [_positions_and_returns(run, axis, task, column) for run in runs]
@@ -189,19 +192,20 @@ def _positions_and_returns(run: Run, axis: str, task: str | None, column: str) -
     else:
         metrics = run.metrics
         if "step" not in metrics:
-            raise UserError(f"{run.path}: metrics.csv is empty, so the minutes are unknown; use --axis steps")
+            raise UserError(f"{run.path}: metrics.csv is empty, so the training time is unknown; use --axis steps")
         positions = np.interp(steps, metrics["step"], metrics["seconds"]) / 60
     order = np.argsort(positions, kind="stable")
     return positions[order], returns[order]
 
 
 def trailing_means(positions: np.ndarray, values: np.ndarray, grid: np.ndarray, smooth: int) -> np.ndarray:
-    """Return, for each point of `grid` except the first, the mean of the values of the last games up to this point.
+    """Return, for each point of `grid` except the first, the mean value of the most recent games.
 
-    The mean includes all games that ended since the previous point. If these are fewer than `smooth` games, it includes
-    the last `smooth` games, or all games if there are fewer. `positions` has the position at which each game ended, in
-    ascending order. The last mean belongs to the first point at or after the end of the last game. The result is nan
-    at later points, and at points before the end of the first game.
+    The mean includes all games that ended between the previous point and this point. If these are fewer than `smooth`
+    games, it includes the last `smooth` games that had ended by this point, or all of them if there are fewer.
+    `positions` has the position at which each game ended, in ascending order. The last mean belongs to the first point
+    at or after the end of the last game. The result is nan at later points, and at points before the end of the first
+    game.
     """
     totals = np.concatenate([[0.0], np.cumsum(values)])
     last = np.searchsorted(positions, grid[1:], side="right")

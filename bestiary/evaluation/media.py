@@ -1,4 +1,4 @@
-"""Writing of videos, images and their data, and checks of output paths. Images are uint8 [H,W,3]."""
+"""Write videos, images and the data of their steps, and check output paths. Images are uint8 [H,W,3]."""
 
 import json
 import re
@@ -41,7 +41,7 @@ def check_output(
 
 
 def check_frames_output(out: str | Path | None, overwrite: bool, length: int, fps: float) -> Path | None:
-    """Return the path `out` of a video or of `length` images, or None if `out` is None.
+    """Check the output path `out` of a video or of `length` images, and return it. Return None if `out` is None.
 
     Raise UserError if the frame rate is too high for the format. Also raise it if `overwrite` is False and one of the
     output files exists: the video or image, a numbered image, or the .npz file with the same name.

@@ -1,7 +1,7 @@
 """Scores of groups of runs over several tasks: aggregate scores, probability of improvement, performance profiles.
 
-The command `compare` and studies use this module. aggregates.py computes the statistics. docs/statistics.md explains
-them.
+The command `bestiary compare` and reports of studies use this module. aggregates.py computes the statistics, and
+docs/statistics.md explains them.
 """
 
 import csv
@@ -79,7 +79,7 @@ class ScoreComparison:
 
     @cached_property
     def records(self) -> list[dict[str, Any]]:
-        """All statistics, one record per value, with the columns COLUMNS."""
+        """All statistics. Each record is one row of the CSV file, a dict with the keys COLUMNS."""
         records = []
         for matrix in self.normalised:
             records += [_record(name, function, matrix) for name, function in AGGREGATES.items()]
@@ -107,7 +107,7 @@ def pad_columns(columns: Sequence[Sequence[float] | np.ndarray]) -> np.ndarray:
 def compare_groups(panels: Mapping[str, Sequence[CurveGroup]]) -> ScoreComparison | None:
     """Return the comparison of groups by the final returns of their runs.
 
-    `panels` has the groups of each task. Groups that do not have all tasks are left out. If all runs have one task,
+    `panels` maps each task to its groups. Groups that do not have all tasks are left out. If all runs have one task,
     `panels` may have a single panel with the name "". Return None if the runs have different training rewards, or if a
     panel with the name "" has runs of different environments. Also return None if there is only one group and fewer
     than two tasks have normalised scores.
@@ -294,7 +294,7 @@ def plot_profiles(comparison: ScoreComparison, path: Path) -> None:
     lines = []
     for k, matrix in enumerate(comparison.normalised):
         own = [r for r in comparison.records if r["statistic"] == PROFILE and r["group"] == matrix.label]
-        # A limit that does not exist (one run per task) becomes nan, and there is no band.
+        # With one run per task, there is no interval: its limits become nan, and no band is drawn.
         keys = ("threshold", "value", "ci_low", "ci_high")
         thresholds, values, low, high = (np.array([record[key] for record in own], float) for key in keys)
         seeds = "1 seed" if matrix.seeds == "1" else f"{matrix.seeds} seeds"

@@ -4,9 +4,9 @@
     for frames in Playback([viewer], length=300):  # one frame per viewer
         frames[0].screen, frames[0].record
 
-A viewer is an agent together with an environment in which it plays or watches the game. The same run, checkpoint, seed
-and options give the same game in every tool. Several agents can watch the same game: the agent of the first viewer (or
-a recording) selects the actions, and all viewers take these actions in their own environments.
+A viewer is an agent together with its own environment. The same run, checkpoint, seed and options give the same game in
+every tool. If there are several viewers, the agent of the first viewer (or a recording) selects the actions. The
+environments of all viewers take these actions, so the other agents process the same game without acting in it.
 """
 
 import itertools
@@ -36,7 +36,7 @@ MIN_VIDEO_STEPS = 50  # if a game ends before this many steps are drawn, another
 
 @dataclass
 class Viewer:
-    """An agent of a run, and the environment in which it plays or watches a game."""
+    """An agent of a run, and the environment whose observations it processes. Only the first viewer selects actions."""
 
     run: Run
     agent: Agent
@@ -72,7 +72,7 @@ class Frame:
 
     record: StepRecord
     screen: np.ndarray  # rendered image, uint8 [H,W,3]
-    action: str  # action taken at this step
+    action: str  # name of the action that is taken at this step
     screen_is_observation: bool = True
 
     @property
@@ -120,7 +120,7 @@ def task_index(run: Run, env: str | None) -> int:
 
 
 def open_replay(run: Run, recording: Recording, game: RecordedGame, checkpoint: int | None = None) -> Viewer:
-    """Return a viewer of a recorded game, whose environment is at the start of this game.
+    """Return a viewer whose environment has been advanced to the start of a recorded game.
 
     The environment has the options of the recording, except that the observations, rewards and actions are those with
     which the run's agent was trained. Raise UserError if the agent cannot play in this environment.
@@ -171,7 +171,7 @@ class PlaybackOptions:
 
 
 def open_game(run: Run, options: PlaybackOptions, like: Run | None = None) -> tuple[Viewer, list[str] | None]:
-    """Return a viewer of the game that `options` describe, and the names of the recorded actions.
+    """Return a viewer of the game that `options` describe, and the names of the actions if the game is recorded.
 
     The second value is None if the game is new. If `like` is given, a new game starts exactly as a game of the run
     `like` with the same seed.
@@ -226,7 +226,7 @@ class Playback:
         return 60 / self.frames_per_step if self.frames_per_step > 1 else 10
 
     def protocol(self) -> dict[str, Any]:
-        """Return the settings of the game, which the agent of the first viewer plays, as JSON-compatible values."""
+        """Return the settings of the first viewer's game as JSON-compatible values."""
         viewer = self.viewers[0]
         policy = "greedy" if self.greedy else "sampled"
         return {
@@ -251,7 +251,7 @@ class Playback:
         ]
         steps = [viewer.first_step or viewer.pool.reset() for viewer in self.viewers]
         for t in itertools.count():
-            if t:  # the reward in the first step belongs to the previous game
+            if t:  # the first step has no reward of this game
                 self.returns[-1] += float(steps[0].reward[0])
             if t >= self.start + self.length:
                 return
@@ -318,6 +318,6 @@ def newest_frame(image: np.ndarray) -> np.ndarray:
 
 
 def note_screen_differs(viewers: Sequence[Viewer]) -> None:
-    """Print a note for each task whose saliency or attention is drawn on the observation instead of the screen."""
+    """Print a note for each task whose saliency or attention maps are drawn on the observation, not on the screen."""
     for task in dict.fromkeys(viewer.pool.tasks[0] for viewer in viewers if not viewer.screen_is_observation):
         note(f"note: the screen of {task} may differ from the observation, so maps are drawn on the observation")

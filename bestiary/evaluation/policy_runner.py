@@ -1,4 +1,4 @@
-"""Acting with a trained agent in a vector environment, without learning."""
+"""Act with a trained agent in a vector environment, without learning."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class StepRecord:
 class PolicyRunner:
     """An agent with its recurrent state, its last actions and a random generator for sampling.
 
-    The caller may pass other actions to `act` than `select_actions` returns, for example recorded actions.
+    The caller may pass any actions to `act`: the result of `select_actions` or, for example, recorded actions.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class PolicyRunner:
     def act(self, pool: VectorEnv, actions: np.ndarray) -> Step:
         """Take the actions in the vector environment and return its next step.
 
-        The actions are also remembered, because they are inputs of the agent at the next step.
+        The actions are also stored, because they are inputs of the agent at the next step.
         """
         self.last_actions = actions
         pool.send(actions)

@@ -1,4 +1,4 @@
-"""Console tables of the results of an evaluation."""
+"""Print the results of an evaluation as tables in the terminal."""
 
 from typing import Any
 
@@ -34,7 +34,7 @@ def print_evaluation(evaluation: Evaluation) -> None:
 
 
 def _statistics_table(evaluation: Evaluation, title: str) -> Table:
-    """Return the table of an evaluation with one result. It has one row per statistic."""
+    """Return the table of an evaluation that has only one result: one row per statistic."""
     units = {summary["unit"] for summary in evaluation.statistics.values()}
     table = _make_table(title, "", "n", *SUMMARY_COLUMNS, unit="games or episodes" if len(units) > 1 else "games")
     has_true_rewards = bool(evaluation.results[0].true_rewards)
@@ -58,7 +58,7 @@ def _row_label(name: str, has_true_rewards: bool) -> str:
 
 
 def _results_table(evaluation: Evaluation, title: str) -> Table:
-    """Return the table of an evaluation with several results. It has one row per result."""
+    """Return the table of an evaluation that has several results: one row per result."""
     results = evaluation.results
     label_keys = [key for key in ("checkpoint", "task", "levels", "role") if any(key in r.labels for r in results)]
     has_normalised = any("normalised_return" in result.statistics for result in results)
@@ -81,7 +81,7 @@ def _results_table(evaluation: Evaluation, title: str) -> Table:
 
 
 def _splits_table(evaluation: Evaluation) -> Table:
-    """Return a table with the means and standard deviations over the splits (ranges of levels)."""
+    """Return the table of the means and standard deviations over the splits (a split is a range of levels)."""
     rows = evaluation.split_summary()
     keys = [key for key in ("train", "test", "normalised_train", "normalised_test") if any(key in r for r in rows)]
     label_keys = [key for key in ("checkpoint", "task") if key in rows[0]]

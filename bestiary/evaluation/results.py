@@ -87,7 +87,7 @@ class TaskResult:
 
     @property
     def mean(self) -> float:
-        """The mean return of the games that ended with game over."""
+        """The mean return of the games."""
         return self.statistics["game_return"]["mean"]
 
     @property
@@ -152,7 +152,7 @@ class Evaluation:
 
     @property
     def mean(self) -> float:
-        """The mean return of the games that ended with game over. Raises ValueError if there are several results."""
+        """The mean return of the games of the only result. Raises ValueError if there are several results."""
         return self.statistics["game_return"]["mean"]
 
     @property
@@ -161,7 +161,7 @@ class Evaluation:
         return len(self._split_ranges())
 
     def split_summary(self) -> list[dict[str, Any]]:
-        """Return one row for each checkpoint and task, with statistics over its splits (ranges of levels).
+        """Return one row for each checkpoint and task, with means over the splits (a split is a range of levels).
 
         A row has the mean over the training splits, the mean over the test splits, and the standard deviations between
         splits. Tasks with a score range also have normalised returns. If all tasks have normalised returns, an

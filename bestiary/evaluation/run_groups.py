@@ -21,7 +21,7 @@ def unique_runs(runs: Sequence[Run]) -> list[Run]:
     for run in runs:
         path = run.path.resolve()
         if path in by_path:
-            note(f"note: {run.path} is listed more than once (perhaps by a link such as latest); it is used once")
+            note(f"note: {run.path} is listed more than once (a link such as runs/latest counts); it is used once")
         by_path.setdefault(path, run)
     return list(by_path.values())
 
@@ -108,7 +108,7 @@ def short_label(label: str) -> str:
 
 
 def list_names(runs: Sequence[Run]) -> str:
-    """Return the names of runs, separated by commas. If there are many, only the first and the last are named."""
+    """Return the names of runs, separated by commas; only the first and the last if there are over MAX_RUN_NAMES."""
     names = [_shorten(run.name) for run in runs]
     return ", ".join(names) if len(names) <= MAX_RUN_NAMES else f"{names[0]} ... {names[-1]}"
 

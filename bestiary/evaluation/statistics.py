@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 LEVEL = 0.95  # confidence level of all intervals
-# A percentile bootstrap of few values is too narrow: it contains the mean of normal data in 51 % of cases for n = 2, in
-# 85 % for n = 5 and in 92 % for n = 20 (examples/interval_coverage.py).
+# The percentile bootstrap interval of few values is too narrow. For normally distributed values, it contains the true
+# mean in 51 % of cases for n = 2, in 85 % for n = 5 and in 92 % for n = 20 (examples/interval_coverage.py).
 T_INTERVAL_BELOW = 20
 NUM_RESAMPLES = 2000
 
@@ -78,8 +78,8 @@ def summarise_reward_per_step(returns: np.ndarray, lengths: np.ndarray) -> dict[
     """
     mean = mean_reward_per_step(returns, lengths)
     if len(returns) < T_INTERVAL_BELOW:
-        # Linearisation of the ratio of two means (delta method): these values have the mean `mean`, and their variance
-        # is that of the ratio.
+        # Delta method: the ratio of two means is approximated by the mean of the following values. Their mean is equal
+        # to the ratio, and the variance of their mean is approximately that of the ratio.
         interval = mean_interval(mean + (returns - mean * lengths) / lengths.mean())
     else:
         interval = bootstrap_interval((returns, lengths), lambda r, n, axis=-1: r.sum(axis) / n.sum(axis))
@@ -106,14 +106,14 @@ def describe_interval(unit: str) -> str:
 
 
 def welch_drop_test(before: np.ndarray, after: np.ndarray) -> float:
-    """Return the one-sided p-value of Welch's t test. The null hypothesis is that the mean does not drop.
+    """Return the one-sided p-value of Welch's t test. Null hypothesis: the mean of `after` is not lower than `before`.
 
     The two samples may have different variances and sizes. The result is nan if the test is not defined: a sample has
     fewer than two values, or both samples are constant.
     """
     if len(before) < 2 or len(after) < 2:
         return float("nan")
-    # The variances of the two means.
+    # Estimated variances of the two sample means.
     variances = np.array([before.var(ddof=1) / len(before), after.var(ddof=1) / len(after)])
     if variances.sum() == 0:
         return float("nan")

@@ -1,4 +1,4 @@
-"""Videos (GIF or MP4) of trained agents, made of the images that the environment renders."""
+"""Record videos (GIF or MP4) of trained agents from the images that the environment renders."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -21,9 +21,9 @@ def record_video(
 ) -> Path:
     """Record a video of one game of a run, and return the path. If the game is very short, another game follows.
 
-    Steps at which flicker hides the screen from the agent are drawn dark. `make_overlay(viewer)` returns a function
-    that draws the image of each frame; by default the rendered screen is shown. If `out` is None, the video is written
-    into the run folder.
+    At steps at which flicker hides the screen from the agent, the image is darkened. `make_overlay(viewer)` returns a
+    function that draws the image of each frame; the default draws the rendered screen. If `out` is None, the video is
+    written into the run folder.
     """
     check_fps(options.fps, out)
     path = check_output(out, overwrite) if out is not None else None
@@ -35,7 +35,7 @@ def record_video(
         path = run.new_output_path("videos", f"{viewer.file_stem}-{policy}", ".gif")
     images = [draw(frame) for (frame,) in progress_bar(playback, "recording", options.length)]
     write_video(path, images, options.fps or playback.fps)
-    note(f"the video shows {len(images)} steps, return {', '.join(f'{r:g}' for r in playback.returns)}")
+    note(f"the video shows {len(images)} steps; return of each game: {', '.join(f'{r:g}' for r in playback.returns)}")
     return path
 
 
