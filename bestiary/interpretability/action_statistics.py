@@ -2,8 +2,8 @@
 
 Two policies with similar returns may use different actions, or never use some actions. The share of each action is
 computed for each game, so that the standard deviation over games is known. If an environment has actions that fire
-(their names end with FIRE), the shares of groups of actions are also computed, with two groupings: actions with the
-same movement form a group, or all actions that fire form a group. The second grouping is not computed for Pong.
+(their names end with FIRE), the actions are also grouped in two ways ("groupings"): actions with the same movement form
+a group, or all actions that fire form a group. The second grouping is not computed for Pong.
 """
 
 import csv
@@ -37,12 +37,12 @@ class ActionShares:
     task: str
     checkpoint: int  # step count
     names: tuple[str, ...]  # names of the actions
-    shares: np.ndarray  # [G,A] the number of times that an action was chosen, divided by the steps of the game
+    shares: np.ndarray  # [G,A] how often each action was chosen, divided by the number of steps of the game
 
     def groupings(self) -> dict[str, dict[str, np.ndarray]]:
-        """Return the shares [G] of each group of actions, as {grouping: {group: shares}}.
+        """Return the shares [G] of each group of actions, for each way of grouping: {grouping: {group: shares}}.
 
-        The grouping "actions" has one group for each action. See `group_actions` for the others.
+        The grouping "actions" has one group for each action. See `group_actions` for the other groupings.
         """
         shares = {"actions": {name: self.shares[:, k] for k, name in enumerate(self.names)}}
         for grouping, groups in group_actions(self.names, self.task).items():
@@ -53,8 +53,8 @@ class ActionShares:
 class ActionCountWrapper(VectorEnvWrapper):
     """Wrapper that counts the actions that are taken in a vector environment.
 
-    Each action has a measure, which is 1 in a step after this action and 0 in all other steps. Evaluation sums measures
-    over an episode, so the sums are the counts. The environment's own measures are left out.
+    It reports one measure (a number in each step) per action: 1 if the action led to this step, otherwise 0. Evaluation
+    sums measures over each episode, so the sums are the counts. The environment's own measures are left out.
     """
 
     def __init__(self, pool: VectorEnv):
@@ -149,7 +149,7 @@ def _shares_by_game(episodes: list[Episode], names: Sequence[str]) -> np.ndarray
 
 
 def group_actions(names: Sequence[str], task: str) -> dict[str, dict[str, list[int]]]:
-    """Group actions by their names. Return {grouping: {group: action indices}}.
+    """Group actions by their names in one or two ways ("groupings"). Return {grouping: {group: action indices}}.
 
     The grouping "movement" puts actions with the same movement together. The grouping "fire merged" puts all actions
     that fire together; tasks in MOVEMENTS (Pong) do not have this grouping. If no action fires, the dict is empty.
@@ -170,7 +170,10 @@ def group_actions(names: Sequence[str], task: str) -> dict[str, dict[str, list[i
 
 
 def _draw_figure(plt: Any, results: list[ActionShares]) -> Any:
-    """Draw one row of panels per task and one panel per grouping. A run has the same colour in all panels."""
+    """Draw a grid of panels: one row per task, one column per grouping of the actions.
+
+    A run has the same colour in all panels.
+    """
     runs = list(dict.fromkeys(result.run for result in results))
     tasks = list(dict.fromkeys(result.task for result in results))
     groupings = list(dict.fromkeys(grouping for result in results for grouping in result.groupings()))

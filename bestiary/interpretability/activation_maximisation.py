@@ -35,9 +35,9 @@ TILE_GAP = 4  # pixels between two tiles
 def maximise_activations(
     run: Run, layer: str, *, out: str | Path | None = None, seed: int = 0, overwrite: bool = False
 ) -> Path:
-    """Write one PNG file with an image for each filter of a layer, arranged in rows, and return the path of the file.
+    """Write one PNG file that shows an image for each filter of a layer, and return the path of the file.
 
-    The agent has the weights of the newest checkpoint. If observations are stacks of frames, the frames of an image are
+    The weights are those of the newest checkpoint. If observations are stacks of frames, the frames of an image are
     drawn next to each other, from the oldest to the newest.
     """
     path = check_output(out, overwrite, IMAGE_SUFFIXES, "images") if out is not None else None

@@ -1,4 +1,4 @@
-"""Draw the attention of an agent over a game, in one panel per attention head, and write the weights to a file."""
+"""Draw the attention of an agent on the images of a game, in one panel per attention head, and write the weights."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -74,7 +74,7 @@ def attention_weights(frame: Frame) -> np.ndarray:
 
 
 def attention_overlay(viewer: Viewer) -> Callable[[Frame], np.ndarray]:
-    """Return a function that draws the mean attention of all heads over a frame, for `record_video`.
+    """Return a function for `record_video` that draws the mean attention of all heads on the image of a frame.
 
     Raise UserError if the agent has no attention.
     """
@@ -95,7 +95,9 @@ def _draw_heads(frame: Frame, weights: np.ndarray, viewer: Viewer) -> np.ndarray
 
 
 def attention_map(weights: np.ndarray, agent: Any, pool: VectorEnv) -> tuple[np.ndarray, Box]:
-    """Return the mean attention of all heads as a map [h,w] of values in [0,1], and the part of the screen it covers.
+    """Return the mean attention of all heads as a map [h,w] with values in [0,1], and the box that the map covers.
+
+    The box is a part of the screen.
 
     `weights` [heads,R] are the attention weights over R cells of the torso's feature map, or over R inputs. A value of
     0 in the map means uniform attention or less. A value of 1 means SATURATION times uniform attention or more. This

@@ -1,4 +1,4 @@
-"""Comparison of the convolutions of agents (`bestiary look filters`), written as a figure and a CSV file.
+"""Compare the convolutions of agents (`bestiary look filters`) and write a figure and a CSV file.
 
 Two checkpoints are compared layer by layer, with two measures of similarity:
 
@@ -50,7 +50,7 @@ CheckpointPair = tuple[Checkpoint, Checkpoint]
 class LayerComparison:
     """The comparison of one layer between two checkpoints. Distances are squared differences of the weights."""
 
-    pair: str  # label of the two runs, or of the only run
+    pair: str  # label of the two runs; with `--between time`, label of the only run
     layer: str
     point: int  # index of the pair of checkpoints; 0 is the first pair
     steps: tuple[int, int]  # step counts of the two checkpoints
@@ -137,7 +137,10 @@ def evenly_spaced_checkpoints(run: Run, points: int) -> list[Checkpoint]:
 def _make_pairs(
     runs: Sequence[Run], chosen: list[list[Checkpoint]], between: str
 ) -> list[tuple[str, list[CheckpointPair]]]:
-    """Return the pairs of checkpoints to compare, as (label, pairs) for each run or pair of runs."""
+    """Return the pairs of checkpoints to compare, as a list of (label, pairs).
+
+    The list has one entry per pair of runs or, if `between` is "time", one entry per run.
+    """
     labels = run_labels(runs)
     if between == "time":
         for run, own in zip(runs, chosen, strict=True):
@@ -208,12 +211,12 @@ def _check_comparable(
 
 
 def _warn_about_equal_initial_weights(runs: Sequence[Run]) -> None:
-    """Warn if a run began with convolution weights of the first run, so that their distance starts at 0."""
+    """Warn if a run and the first run had the same initial convolution weights, so their distance starts at 0."""
     first, *others = [_initial_weights(run) for run in runs]
     for run, weights in zip(runs[1:], others, strict=True):
         equal = [name for name, w in weights.items() if name in first and torch.equal(w, first[name])]
         own_source, source = run.config.training.init_from, runs[0].config.training.init_from
-        if own_source or source:  # the initial weights of a warm start are those of its source
+        if own_source or source:  # after a warm start, the initial weights are those of the source run
             equal = [*first] if own_source == source else []
         if equal:
             warn(
@@ -288,7 +291,7 @@ class LayerFeatures:
 
     @torch.no_grad()
     def _features(self, checkpoint: Checkpoint) -> dict[str, Tensor]:
-        """Return the outputs [n,p] of each convolution: p values for each of n frames.
+        """Return the outputs of each convolution by layer name: n frames, flattened to p numbers each [n,p].
 
         The dict is empty if the agent does not have the same observations as the first run.
         """

@@ -7,8 +7,8 @@ image, but for the K other images only to these windows. If the windows cover mo
 applied to whole maps, which is then faster. The steps are:
 
     find_windows     find and cut out the windows [K,h,w,C] in which images [1+K,H,W,C] differ from the first image
-    apply_layer      extend each window by the values of the reference around it that the layer needs, and apply the
-                     layer to it; the result is the window of the next feature map
+    apply_layer      extend each window by the surrounding values of the reference that the layer needs, and apply the
+                     layer to the extended window; the result is the window of the next feature map
     fill_maps        paste the windows into copies of the reference's map; the result is the maps [1+K,H',W',C'] of all
                      images
 
@@ -136,7 +136,8 @@ def apply_layer(layer: nn.Module, reference: Tensor, windows: Windows) -> tuple[
         affected = min(count, (windows.values.shape[1 + axis] + k - 2) // s + 1)
         # The index of the first output that depends on the window: (start - k + 1) / s, rounded up.
         corners.append((-((k - 1 - start) // s)).clamp(0, count - affected))
-        # The number of last rows or columns on which no output depends. A window may contain them.
+        # Trailing rows or columns that no output uses, because the stride does not divide the size. The extended window
+        # includes them, because the old window may contain them.
         unused = (padded.shape[axis] - k) % s
         sizes.append(s * (affected - 1) + k + unused)
     receptive_field = extend_windows(padded, inside, corners[0] * stride[0], corners[1] * stride[1], *sizes)

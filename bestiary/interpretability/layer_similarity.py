@@ -45,11 +45,11 @@ def kernel_distance(first: Tensor, second: Tensor, matching: str = "index") -> f
 
 
 def linear_cka(x: Tensor, y: Tensor) -> float:
-    """Return the linear centred kernel alignment (CKA) of features [n,p] and [n,q] of the same n >= 4 frames.
+    """Return the linear centred kernel alignment (CKA) of features `x` [n,p] and `y` [n,q] of the same n >= 4 frames.
 
     1 means that `x` is a rotated and scaled version of `y`. 0 means no similarity. The result is NaN if `x` or `y` is
-    constant. A layer has far more features than there are frames; plain CKA (Kornblith et al. 2019) is then close to 1
-    for any two layers. Therefore an unbiased estimator is used, which leaves out the products of a frame with itself
+    constant. If a layer has far more features than there are frames, plain CKA (Kornblith et al. 2019) is close to 1
+    for any two layers. Therefore an unbiased estimator is used, which leaves out the product of each frame with itself
     (Szekely & Rizzo 2014). This estimator can be slightly negative.
     """
     first, second = (_centred_gram_matrix(features.double()) for features in (x, y))

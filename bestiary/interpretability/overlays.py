@@ -10,7 +10,7 @@ Box = tuple[float, float, float, float]
 Colour = tuple[int, int, int]
 WHOLE_IMAGE: Box = (0, 0, 1, 1)
 RED: Colour = (255, 40, 0)
-DIMMING = 0.6  # the image is darkened by this fraction if a map is 1, so that colours are visible on white
+DIMMING = 0.6  # the image is darkened by this fraction where a map is 1, so that colours are visible on white
 
 
 def overlay_map(image: np.ndarray, cells: np.ndarray, box: Box = WHOLE_IMAGE, strength: float = 0.6) -> np.ndarray:

@@ -8,7 +8,7 @@ The score of the patch measures how much the output changes. All points of a reg
     I'   = (1 - M) I + M blur(I)     perturbed image; in mode "searchlight", all of I except the patch is blurred
     S    = 1/2 |L(I') - L(I)|^2      score; L is the vector of policy logits, or the value in units of the reward
 
-The size of the patches and their distance are those of one of two published implementations (`PRESETS`).
+The size and the distance of the patches are those of one of two published implementations (`PRESETS`).
 
 Two properties make this fast. A blurred cross is a sum of outer products of blurred points, so the masks are computed
 without filtering images. A mask is zero beyond four standard deviations, so only a small window of each image and of
@@ -44,8 +44,8 @@ class PatchPreset:
     """
 
     image_size: int
-    density: float  # distance of patches
-    radius: float  # standard deviation of the mask
+    density: float  # distance between the centres of neighbouring patches
+    radius: float  # standard deviation of the blur that makes the mask
     blur: float = 3.0  # standard deviation of the filter that makes the blurred image
 
 
@@ -62,7 +62,7 @@ class SaliencyOptions:
     """Options that say how an image is perturbed and how the change of the policy is measured."""
 
     density: int | None = None  # distance of patches in pixels; None: `default_density`, scaled to the image size
-    # Standard deviation of the mask in pixels; None: the preset's value, scaled to the image size.
+    # Standard deviation of the blur that makes the mask, in pixels; None: the value of the preset, scaled to the image.
     radius: float | None = None
     mode: str = "occlude"  # occlude: blur the patch; searchlight: blur all except the patch
     distance: str = "logits"  # logits: half the squared distance of the logits; kl: KL divergence of the policies

@@ -1,4 +1,4 @@
-"""Draw the saliency of an agent over a game (`bestiary look saliency`), and write the scores to an .npz file.
+"""Draw the saliency of an agent on the images of a game (`bestiary look saliency`), and write the scores to a file.
 
 Saliency of the policy is drawn in red and saliency of the value in green. A palette for colour-blind people uses orange
 and blue. The absolute scale (default) is one colour scale for all frames. The quantile scale colours the highest 10 %
@@ -42,7 +42,8 @@ class SaliencyStyle:
     output: str = "both"  # which scores are drawn, a key of OUTPUTS
     scale: str = "absolute"  # absolute or quantile, see the module docstring
     palette: str = "red-green"  # colours, a key of PALETTES
-    full: tuple[float | None, float | None] = (None, None)  # full-colour scores of policy and value; None: automatic
+    # The policy score and the value score that are drawn in full colour; None: `default_full_score`.
+    full: tuple[float | None, float | None] = (None, None)
 
 
 def render_saliency(
@@ -54,7 +55,7 @@ def render_saliency(
     saliency_options: SaliencyOptions = SaliencyOptions(),
     style: SaliencyStyle = SaliencyStyle(),
 ) -> list[Path]:
-    """Play a game, draw the saliency over it, and write the scores to an .npz file.
+    """Play a game, draw the saliency on its images, and write the scores to an .npz file.
 
     Return the path of the video or, if `out` is a .png file, the paths of the images. If `out` is None, the files are
     written into the run folder.
@@ -125,7 +126,7 @@ def full_colour_scores(maps: Sequence[SaliencyMaps], style: SaliencyStyle) -> di
 def draw_saliency(
     image: np.ndarray, maps: SaliencyMaps, saliency: Saliency, style: SaliencyStyle, full: dict[str, float]
 ) -> np.ndarray:
-    """Draw the scores of one step over an image and return the result.
+    """Draw the scores of one step on an image and return the result.
 
     The image must show the same area as the agent's observation, but may have another size. `full` has the scores that
     are drawn in full colour.

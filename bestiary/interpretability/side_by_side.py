@@ -1,4 +1,4 @@
-"""Videos that show several agents side by side, optionally with their saliency maps."""
+"""Record videos that show several agents side by side, optionally with their saliency maps."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -45,18 +45,18 @@ def record_side_by_side(
 ) -> Path:
     """Record a video with one panel for the agent of each run, and return the path of the video.
 
-    By default, each agent plays its own game. If a game ends early, its panel keeps showing the last image. With
-    `same_actions`, all agents watch one game, in which the agent of the first run chooses the actions. If `options`
-    contain a recorded game, all agents watch this game.
+    By default, each agent plays its own game. If a game ends early, its panel keeps showing the last image. If
+    `same_actions` is True, only the agent of the first run plays; the other agents process the same observations. If
+    `options` contain a recorded game, all agents process the observations of this game.
 
-    With `saliency`, the saliency map of each agent is drawn over its panel. If there is only one game or one run, an
+    If `saliency` is True, each panel shows the saliency map of its agent. If there is only one game or one run, an
     additional first panel shows the game without saliency.
 
     Args:
         options: which games are played, and which steps are drawn. The field `checkpoint` is ignored. By default there
             are 2,000 steps, or 200 steps with `saliency`.
-        density: distance of two saliency patches in pixels. The default is 4 in an image of 84x84, and is scaled to the
-            size of the image.
+        density: distance of two saliency patches in pixels. The default is 4 for images of 84x84 pixels, and is scaled
+            for images of other sizes.
         checkpoints: for each run, the step count of its checkpoint, or None for the newest. If the sequence is empty,
             the newest checkpoint of each run is used.
     """
@@ -88,14 +88,15 @@ def record_side_by_side(
     captions = [panel.caption for panel in panels]
     rows = [join_panels(images, captions) for images in zip(*(panel.images for panel in panels), strict=True)]
     write_video(path, rows, options.fps or playbacks[0].fps)
-    note(f"the video shows {longest} steps, return {', '.join(f'{sum(playback.returns):g}' for playback in playbacks)}")
+    returns = ", ".join(f"{sum(playback.returns):g}" for playback in playbacks)
+    note(f"the video shows {longest} steps; return of each agent that plays: {returns}")
     return path
 
 
 def _open_playbacks(
     runs: Sequence[Run], options: PlaybackOptions, checkpoints: Sequence[int | None], same_game: bool
 ) -> list[Playback]:
-    """Return one playback for each run. If all agents watch the same game, return one playback for all runs."""
+    """Return one playback for each run or, if `same_game` is True, one playback with the agents of all runs."""
     playbacks: list[Playback] = []
     for run, checkpoint in zip(runs, checkpoints, strict=True):
         own_options = replace(options, checkpoint=checkpoint)
@@ -117,9 +118,10 @@ def _plain_panel(playback: Playback, label: str) -> Panel:
 def _saliency_panels(
     playback: Playback, labels: list[str], saliencies: list[Saliency], show_plain_game: bool
 ) -> list[Panel]:
-    """Play one game and return its panels: for each agent that plays or watches it, one panel with its saliency.
+    """Play one game and return its panels: one panel per agent, with the agent's saliency.
 
-    With `show_plain_game`, an additional first panel shows the game without saliency.
+    One agent plays; the others only process the same observations. If `show_plain_game` is True, an additional first
+    panel shows the game without saliency.
     """
     style = SaliencyStyle()
     steps = []  # for each step, a list with the frame of each agent
