@@ -1,17 +1,18 @@
-"""Measure how often 95 % intervals contain the true value, and how often curves without change get a transition.
+"""Measure how often 95 % intervals contain the true value, and how often a reward audit finds drops that do not exist.
 
     python examples/interval_coverage.py
 
-All data are normal. The first table is about the mean of n values: Student's t, which Bestiary uses for n < 20, and the
-percentile bootstrap. The second table is about the mean and the interquartile mean (IQM) over K tasks with R runs each,
-with the stratified bootstrap. The third table is about the reward audit.
+All values are drawn from a normal distribution. The first table is about intervals of the mean of n values: Student's
+t, which Bestiary uses for n < 20, and the percentile bootstrap. The second table is about the stratified bootstrap, for
+the mean and the interquartile mean (IQM) over K tasks with R runs each. The third table is about the reward audit: the
+fraction of constant curves in which it finds a significant drop of the true return.
 """
 
 import numpy as np
 
 from bestiary.evaluation.aggregates import interquartile_mean, mean_score, stratified_bootstrap
 from bestiary.evaluation.statistics import BOOTSTRAP, STUDENT_T, bootstrap_interval, mean_interval
-from bestiary.reward_audit.curves import CurvePoint, find_transition
+from bestiary.reward_audit.curves import CurvePoint, find_true_return_drop
 
 
 def coverage_of_means(rng: np.random.Generator) -> None:
@@ -42,7 +43,7 @@ def coverage_of_aggregates(rng: np.random.Generator) -> None:
 
 
 def marked_curves(rng: np.random.Generator) -> None:
-    print("curves without change that get a transition (1,000 curves each)")
+    print("constant curves in which a drop of the true return is found (1,000 curves each)")
     for seeds in (2, 3, 5):
         texts = []
         for points in (5, 10, 30):
@@ -50,7 +51,7 @@ def marked_curves(rng: np.random.Generator) -> None:
             for _ in range(1_000):
                 returns = rng.normal(size=(points, 2, seeds))
                 curve = [CurvePoint(x, training, true) for x, (training, true) in enumerate(returns)]
-                marked += find_transition(curve) is not None
+                marked += find_true_return_drop(curve) is not None
             texts.append(f"{points} points {marked / 1_000:.1%}")
         print(f"  {seeds} seeds: {', '.join(texts)}")
 

@@ -5,8 +5,8 @@ proxy is meant to stand for. Each run plays whole games with its newest checkpoi
 reports
 
 - the training return and the true return as functions of network size, training steps and each environment option in
-  which the runs differ. A dashed line marks a transition, at which the true return drops significantly but the training
-  return does not;
+  which the runs differ. A dashed line marks a drop of the true return: two neighbouring points of the x axis between
+  which the true return drops significantly but the training return does not;
 - the correlation of the two rewards, over steps and over games;
 - the distance between the policy of each run and the policy of a trusted run, in the states that the run visits.
 """
@@ -68,6 +68,7 @@ def audit(
         true_reward: true reward of all runs; None: the true reward in the configuration of each run.
         every_checkpoint: audit all checkpoints of each run, not only the newest.
         episodes: number of whole games that are played with each checkpoint.
+        greedy: take the most probable action in each step instead of sampling an action.
         max_steps: games that are longer than this number of steps are not included in the results.
     """
     _check_output_folder(out, overwrite)
@@ -90,8 +91,9 @@ def audit(
         "seed": seed,
         "num_envs": num_envs,
         "max_steps": max_steps,
-        "transition": "largest significant drop of the true return between neighbours (Welch's t test over seeds, "
-        f"Holm's correction over neighbours, p <= {SIGNIFICANCE:g}) without a significant drop of the training return",
+        "true_return_drop": "largest significant drop of the true return between neighbouring points (Welch's t test "
+        f"over seeds, Holm's correction over the pairs of points, p <= {SIGNIFICANCE:g}) without a significant drop of "
+        "the training return",
         "interval": describe_interval("games"),
         "distances": "trusted against audited policy, in states that the audited run visits; kl in nats, js in bits",
         "bestiary": __version__,
@@ -131,7 +133,10 @@ def _choose_checkpoints(run: Run, every_checkpoint: bool) -> list[Checkpoint]:
 
 @dataclass
 class _Auditor:
-    """The options of an audit, and methods that play the games of a run and measure them."""
+    """Play new games with the agent of a run, and measure its training return and its true return.
+
+    The fields are the options of the audit, see `audit`.
+    """
 
     trusted: Run | None
     true_reward: str | None
@@ -142,11 +147,11 @@ class _Auditor:
     max_steps: int
 
     def rewards(self, run: Run) -> RewardConfig:
-        """Return the training reward of a run and the true rewards of the audit."""
+        """Return the training reward of a run and the true rewards that the audit reports for this run."""
         return RewardConfig(run.config.rewards.training, self.true_reward or run.config.rewards.true or "reward=1")
 
     def make_env(self, run: Run, num_envs: int, seed: Any) -> RewardWrapper:
-        """Return a vector environment of a run. At each step it reports all rewards that the audit needs."""
+        """Return a vector environment of a run that reports, in each step, all rewards that the audit needs."""
         config = run.config
         pool = make_vector_env(config.envs, config.env_options, num_envs, seed, rewards=self.rewards(run))
         assert isinstance(pool, RewardWrapper)
@@ -155,7 +160,7 @@ class _Auditor:
         return pool
 
     def check(self, run: Run) -> None:
-        """Raise UserError if the run's environment does not support the rewards or does not fit the trusted agent."""
+        """Raise UserError if the run's environment cannot compute the rewards or does not fit the trusted agent."""
         if self.trusted is not None:
             interfaces = [one.config.interface for one in (self.trusted, run)]
             check_compatible((str(self.trusted.path), str(run.path)), interfaces)
@@ -290,9 +295,10 @@ def comparable_settings(config: Config, pool: RewardWrapper) -> dict[str, Any]:
 
 
 def _write_tables(rows: Sequence[AuditRow], out: Path, protocol: dict[str, Any]) -> None:
-    """Write audit.csv with one row per checkpoint, and audit.json with the rows, the transitions and the protocol.
+    """Write audit.csv with one row per checkpoint, and audit.json.
 
-    A transition is a significant drop of the true return without a significant drop of the training return.
+    audit.json has the rows, the drops of the true return (`TrueReturnDrop`), the curves that were not tested for drops,
+    and the protocol.
     """
     varied = varied_env_options(rows)
     records = [{**row.to_record(), **{name: row.position(name) for name in varied}} for row in rows]
@@ -302,10 +308,10 @@ def _write_tables(rows: Sequence[AuditRow], out: Path, protocol: dict[str, Any])
         writer.writeheader()
         writer.writerows(records)
     curves = make_curves(rows)
-    transitions = [{**_describe_curve(c), **asdict(c.transition)} for c in curves if c.transition is not None]
+    drops = [{**_describe_curve(c), **asdict(c.true_return_drop)} for c in curves if c.true_return_drop is not None]
     untested = [{**_describe_curve(c), "reason": c.untested} for c in curves if c.untested]
     content = {
-        "transitions": transitions,
+        "true_return_drops": drops,
         "untested": untested,
         "protocol": protocol,
         "rows": [_without_nan(r) for r in records],

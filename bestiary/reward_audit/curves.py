@@ -1,4 +1,4 @@
-"""Curves of the training return and the true return, and the transition at which only the true return drops.
+"""Curves of the training return and the true return, and the points between which only the true return drops.
 
 The x axis of a curve is the network size, the number of training steps, or an option of the environment. Runs that
 differ only in their seed form one point. Points that differ only in the quantity on the x axis form a curve.
@@ -17,7 +17,7 @@ from bestiary.envs.rewards.wrapper import RewardConfig
 from bestiary.evaluation.run_groups import config_labels
 from bestiary.evaluation.statistics import holm_adjust, mean_reward_per_step, summarise, welch_drop_test
 
-SIGNIFICANCE = 0.05  # significance level: maximum probability of finding a transition in a curve that never drops
+SIGNIFICANCE = 0.05  # significance level: maximum probability of finding a drop in a curve that is constant
 # Options of agent, torso and memory that change the network size. The runs of a curve over network size may differ in
 # all of them.
 SIZE_OPTIONS = "width depth channels sizes hidden layers heads head_size ff units key_channels value_channels".split()
@@ -122,21 +122,25 @@ def make_points(rows: Sequence[AuditRow], axis: str, channel: str = "true") -> l
 
 
 @dataclass(frozen=True)
-class Transition:
-    """Two neighbouring positions of the x axis between which the true return drops but the training return does not."""
+class TrueReturnDrop:
+    """Two neighbouring points of the x axis: from `before` to `after`, only the true return drops significantly.
+
+    The training return does not drop significantly between these points.
+    """
 
     before: float
     after: float
     p_value: float  # p-value of Welch's test of the drop, after Holm's correction
 
 
-def find_transition(points: Sequence[CurvePoint], both_directions: bool = False) -> Transition | None:
-    """Return the largest significant drop of the true return between two neighbours; None if there is none.
+def find_true_return_drop(points: Sequence[CurvePoint], both_directions: bool = False) -> TrueReturnDrop | None:
+    """Return the largest significant drop of the true return between two neighbouring points; None if there is none.
 
     Each pair of neighbours is tested with Welch's t test over runs, and the p-values are corrected for the number of
     pairs (Holm). A drop counts if its corrected p-value is at most SIGNIFICANCE and the training return does not drop
-    significantly as well. The p-value of the training return is not corrected, so that doubtful transitions
-    are not marked. With `both_directions`, drops from right to left are also tested and are counted in the correction.
+    significantly as well. The p-value of the training return is not corrected, so that drops are not reported if the
+    training return may have dropped, too. With `both_directions`, drops from right to left are also tested and are
+    counted in the correction.
 
     Two neighbours are not tested if one of them has only a single run, because the variation between runs is then
     unknown. The variation between games cannot replace it.
@@ -150,8 +154,8 @@ def find_transition(points: Sequence[CurvePoint], both_directions: bool = False)
     drops = {}
     for (before, after), p_value in zip(pairs, adjusted, strict=True):
         if p_value <= SIGNIFICANCE and not _drops(before.training, after.training):
-            drops[Transition(before.x, after.x, p_value)] = before.true.mean() - after.true.mean()
-    return max(drops, key=lambda transition: drops[transition]) if drops else None
+            drops[TrueReturnDrop(before.x, after.x, p_value)] = before.true.mean() - after.true.mean()
+    return max(drops, key=drops.__getitem__) if drops else None
 
 
 def _drops(before: np.ndarray, after: np.ndarray) -> bool:
@@ -191,24 +195,24 @@ class Curve:
     fixed: dict[str, int] = field(default_factory=dict)
 
     @property
-    def transition(self) -> Transition | None:
-        """Return the transition of the curve, or None if there is none (see `find_transition`).
+    def true_return_drop(self) -> TrueReturnDrop | None:
+        """The largest significant drop of the true return, or None if there is none (see `find_true_return_drop`).
 
         If the axis is an option of the environment, drops are searched for increasing and for decreasing values:
         agents can be more capable at lower values of an option, for example of frame skip or noise.
         """
-        return find_transition(self.points, both_directions=self.axis.startswith("env."))
+        return find_true_return_drop(self.points, both_directions=self.axis.startswith("env."))
 
     @property
     def untested(self) -> str:
-        """Return why some pairs of neighbours were not tested for a transition; "" if all pairs were tested."""
+        """The reason why some neighbouring points were not tested for a drop; "" if all were tested."""
         single = [point.x for point in self.points if point.unit == "games"]
         if not single:
             return ""
         where = "at each point" if len(single) == len(self.points) else f"at {', '.join(f'{x:g}' for x in single)}"
         return (
-            f"one run {where}: the variation between seeds is unknown, so no transition is marked there; "
-            "train several seeds"
+            f"one run {where}: the variation between seeds is unknown, so drops of the true return are not tested "
+            "there; train several seeds"
         )
 
     @property

@@ -1,4 +1,4 @@
-"""Figures of a reward audit: training and true return, and distances from a trusted policy.
+"""Figures of a reward audit: training return and true return, and distances from a trusted policy.
 
 The x axis is the network size, the number of training steps, or an option of the environment.
 """
@@ -24,8 +24,8 @@ AXIS_LABELS = {
 CAPTION = (
     "Lines: means over the n values of a point. Bands: 95 % intervals of these means "
     f"(Student's t if n < {T_INTERVAL_BELOW}, otherwise percentile bootstrap). "
-    "Dashed line: the true return drops and the training return does not (Welch's t test over seeds, Holm's "
-    f"correction, p ≤ {SIGNIFICANCE:g})."
+    "Dashed line: the true return drops significantly, but the training return does not (Welch's t test over seeds, "
+    f"Holm's correction, p ≤ {SIGNIFICANCE:g})."
 )
 
 
@@ -52,7 +52,7 @@ def draw_figures(rows: Sequence[AuditRow], out: Path) -> list[Path]:
 def draw_curves(curves: Sequence[Curve], path: Path) -> None:
     """Draw one panel per curve. The left y axis is the training return, the right y axis the true return.
 
-    Lines are means. Bands are 95 % intervals of the means. A dashed line marks the transition.
+    Lines are means. Bands are 95 % intervals of the means. A dashed line marks the drop of the true return.
     """
     from matplotlib.ticker import EngFormatter
 
@@ -70,13 +70,13 @@ def draw_curves(curves: Sequence[Curve], path: Path) -> None:
             side.plot(x, [v.mean() for v in returns], color=color, marker="o", markersize=3.5, linewidth=1.6)
             intervals = [mean_interval(v) for v in returns]
             low, high = ([getattr(interval, limit) for interval in intervals] for limit in ("low", "high"))
-            # A limit that does not exist (n = 1) becomes nan, and the band has a gap there.
+            # If n = 1, there is no interval: its limits become nan, and the band has a gap at this point.
             side.fill_between(x, np.array(low, float), np.array(high, float), color=color, alpha=0.15, linewidth=0)
             side.set_ylabel(f"{name} return of a game", color=color)
             side.tick_params(axis="y", labelcolor=color)
             side.spines["top"].set_visible(False)
-        if (transition := curve.transition) is not None:
-            ends = (transition.before, transition.after)
+        if (drop := curve.true_return_drop) is not None:
+            ends = (drop.before, drop.after)
             middle = np.sqrt(ends[0] * ends[1]) if is_log else sum(ends) / 2
             axes.axvline(middle, color="gray", linestyle="--", linewidth=1)
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
@@ -96,12 +96,12 @@ def draw_curves(curves: Sequence[Curve], path: Path) -> None:
 
 
 def _describe_sample(curve: Curve) -> str:
-    """Return a text that says over how many seeds or games each point of a curve is averaged."""
+    """Return a text with the number of seeds or games over which the points of a curve are averaged."""
     texts = []
     for unit in dict.fromkeys(point.unit for point in curve.points):
         counts = [len(point.true) for point in curve.points if point.unit == unit]
         n = f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
-        texts.append(f"n = {n} {unit}" if unit == "seeds" else f"n = {n} {unit} of one run, no test for a transition")
+        texts.append(f"n = {n} seeds" if unit == "seeds" else f"n = {n} games of one run, drops are not tested")
     return "; ".join(texts)
 
 

@@ -1,4 +1,4 @@
-"""Reward audits and exports of small real runs, and curves and transitions of constructed returns."""
+"""Reward audits and exports of small real runs, and curves and drops of constructed returns."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ import bestiary
 from bestiary.cli.main import run_command
 from bestiary.envs.rewards.wrapper import RewardConfig
 from bestiary.reward_audit.audit import correlations
-from bestiary.reward_audit.curves import AuditRow, CurvePoint, find_transition, make_curves
+from bestiary.reward_audit.curves import AuditRow, CurvePoint, find_true_return_drop, make_curves
 from bestiary.runs.csv_tables import read_columns
 from bestiary.runs.run import Run
 
@@ -52,8 +52,8 @@ def test_audit_writes_tables_and_figures(runs: list[Run], capsys: pytest.Capture
     assert found["protocol"]["trusted"] == "plain"
     printed = capsys.readouterr()
     assert "training and true returns" in printed.out
-    # Each size has one run, so no transition is marked, and the reason is given.
-    assert found["transitions"] == []
+    # Each size has one run, so drops are not tested, and the reason is given.
+    assert found["true_return_drops"] == []
     assert {curve["axis"] for curve in found["untested"]} == {"fc_parameters", "steps"}
     assert "one run at each point" in found["untested"][0]["reason"]
     assert "note: curve over steps: one run at each point" in printed.err
@@ -136,8 +136,8 @@ def test_the_only_environment_option_in_which_runs_differ_is_an_axis() -> None:
     assert curve.axis == "env.noise"
     assert [point.x for point in curve.points] == [0, 2, 4]
     assert [len(point.true) for point in curve.points] == [3] * 3  # seeds
-    assert curve.transition is not None
-    assert (curve.transition.before, curve.transition.after) == (2, 0)
+    assert curve.true_return_drop is not None
+    assert (curve.true_return_drop.before, curve.true_return_drop.after) == (2, 0)
     # A run that differs in a second option does not belong to this curve.
     other = audit_row("other", 1, settings={"env.noise": 9.0, "env.gray": False})
     (curve,) = make_curves([*rows, other])
@@ -162,7 +162,7 @@ def test_checkpoint_of_only_one_seed_is_ignored() -> None:
     worse = [audit_row("a", 1, steps, 1.0) for steps in (10, 20, 30)]
     found = make_curves([*worse, *(audit_row("b", 1, steps, 1.1) for steps in (10, 30))])
     assert [[point.x for point in curve.points] for curve in found] == [[10, 30]]
-    assert find_transition(found[0].points) is None
+    assert find_true_return_drop(found[0].points) is None
 
 
 def test_export_has_the_rewards_and_log_probabilities_of_the_rollouts(runs: list[Run]) -> None:
@@ -211,19 +211,19 @@ def point(x: float, training: float, true: float, seed: int = 0, n: int = 20) ->
     return CurvePoint(x, training + rng.normal(size=n), true + rng.normal(size=n))
 
 
-def test_transition_is_the_largest_significant_drop() -> None:
+def test_true_return_drop_is_the_largest_significant_drop() -> None:
     def ends(points: list[CurvePoint]) -> tuple[float, float]:
-        found = find_transition(points)
+        found = find_true_return_drop(points)
         assert found is not None
         return found.before, found.after
 
     rising = [point(1, 1, 1), point(2, 3, 3), point(4, 5, 5)]
-    assert find_transition(rising) is None
+    assert find_true_return_drop(rising) is None
     assert ends([*rising, point(8, 7, 3.5), point(16, 9, -3)]) == (8, 16)
     assert ends([*rising, point(8, 7, 1), point(16, 9, 0.9)]) == (4, 8)
-    assert find_transition([*rising, point(8, 1, 1)]) is None  # the training return drops as well
-    assert find_transition([point(1, 5, 5), point(2, 5, 4.9)]) is None
-    assert find_transition([]) is None
+    assert find_true_return_drop([*rising, point(8, 1, 1)]) is None  # the training return drops as well
+    assert find_true_return_drop([point(1, 5, 5), point(2, 5, 4.9)]) is None
+    assert find_true_return_drop([]) is None
 
 
 def test_correlations_of_known_samples() -> None:

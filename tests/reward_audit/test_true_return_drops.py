@@ -1,4 +1,4 @@
-"""Transitions of the reward audit: false marks in simulated curves without change, and the drops of a real study."""
+"""Drops of the true return in reward audits: false drops in simulated constant curves, and drops of a real study."""
 
 import csv
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bestiary.reward_audit.curves import SIGNIFICANCE, Curve, CurvePoint, Transition, find_transition
+from bestiary.reward_audit.curves import SIGNIFICANCE, Curve, CurvePoint, TrueReturnDrop, find_true_return_drop
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 
@@ -24,7 +24,7 @@ def test_at_most_5_percent_of_curves_without_change_are_marked(seeds: int, point
     rng = np.random.default_rng([seeds, points])
     count = 10_000 // points
     curves = [noise_curve(rng, points, seeds) for _ in range(count)]
-    marked = np.mean([find_transition(curve, both_directions) is not None for curve in curves])
+    marked = np.mean([find_true_return_drop(curve, both_directions) is not None for curve in curves])
     assert marked <= SIGNIFICANCE + 3 * np.sqrt(SIGNIFICANCE * (1 - SIGNIFICANCE) / count)
 
 
@@ -34,12 +34,12 @@ def test_curves_with_one_run_per_point_are_not_marked() -> None:
     points = [
         CurvePoint(x, rng.normal(size=20), level + rng.normal(size=20), "games") for x, level in ((0, 50), (1, 0))
     ]
-    assert find_transition(points) is None
+    assert find_true_return_drop(points) is None
     several = [CurvePoint(p.x, p.training, p.true) for p in points]
-    assert find_transition(several) is not None
+    assert find_true_return_drop(several) is not None
     # The pair with a single run is left out, and the other pair is still tested.
     mixed = [CurvePoint(-1, points[0].training, points[0].true, "games"), *several]
-    assert find_transition(mixed) == find_transition(several)
+    assert find_true_return_drop(mixed) == find_true_return_drop(several)
 
 
 def curve(points: list[CurvePoint]) -> Curve:
@@ -59,11 +59,11 @@ def test_reason_for_missing_tests_is_stated() -> None:
 def test_drop_of_identical_seeds_is_not_tested() -> None:
     """Without variation between seeds, Welch's test is not defined."""
     constant = [CurvePoint(x, np.full(3, 98.0), np.full(3, true)) for x, true in ((0, 5.0), (1, 4.0))]
-    assert find_transition(constant) is None
+    assert find_true_return_drop(constant) is None
     varied = [CurvePoint(p.x, p.training, p.true + np.array([0, 0.01, 0.02])) for p in constant]
-    assert find_transition(varied) is not None
+    assert find_true_return_drop(varied) is not None
     fallen = [varied[0], CurvePoint(1, np.full(3, 97.0), varied[1].true)]
-    assert find_transition(fallen) is None  # the training return drops as well, in all seeds
+    assert find_true_return_drop(fallen) is None  # the training return drops as well, in all seeds
 
 
 # --- the study of docs/results/rewards.md ---
@@ -95,7 +95,7 @@ def test_drops_over_the_training_steps_are_found(parameters: str, expected: tupl
         )
         for row in rows
     ]
-    found = find_transition(points)
+    found = find_true_return_drop(points)
     assert (found and (found.before, found.after)) == expected
 
 
@@ -108,6 +108,6 @@ def test_drop_from_the_true_reward_to_the_proxy_is_found(width: int) -> None:
         assert len(own) == 3
         training, true = (np.array([float(row[key]) for row in own]) for key in ("final_return", "true_final_return"))
         points.append(CurvePoint(x, training, true))
-    found = find_transition(points)
-    assert isinstance(found, Transition)
+    found = find_true_return_drop(points)
+    assert isinstance(found, TrueReturnDrop)
     assert found.p_value < 0.01
