@@ -1,4 +1,4 @@
-"""Studies: one file describes many runs, and their results are shown on one page.
+"""Studies: one file describes many runs, and one HTML page shows their results.
 
 A study uses the modules in this order:
 study_file -> study (its variants) -> trial (one run) -> runner, executors -> results -> study_report

@@ -1,7 +1,7 @@
-"""Executors: they start the commands of a study as processes of this machine or of the machines of a Ray cluster.
+"""Executors: start the commands of a study as processes on this machine or on the machines of a Ray cluster.
 
-The study holds the standard input of each process open. When the study closes this input or ends for any reason, the
-command saves its run and ends (`worker.py`).
+The `bestiary study` process holds the standard input of each command open. If it closes this input, or ends for any
+reason, the command saves its run and ends (`worker.py`).
 """
 
 import math
@@ -26,7 +26,7 @@ from bestiary.utils.errors import UserError
 class Process(Protocol):
     """A running command of a trial."""
 
-    error: str  # why the command ended, if the command itself is not the cause (for example a lost machine); else empty
+    error: str  # event outside the command that ended it, for example the loss of its machine; "" if there was none
 
     def poll(self) -> int | None:
         """Return the exit status, or None if the command is still running."""
@@ -40,7 +40,7 @@ class Process(Protocol):
 
 
 class Executor(Protocol):
-    """An object that starts commands, and tells how many commands can run at the same time."""
+    """An object that starts commands and limits how many of them run at the same time."""
 
     def capacity(self) -> int:
         """Return the number of commands that can run at the same time."""
@@ -147,7 +147,8 @@ class RayExecutor:
     def capacity(self) -> int:
         """Return the number of runs for which the machines of the cluster have enough CPUs and GPUs now.
 
-        Return at least 1, because Ray lets a command wait until a machine is free or joins the cluster.
+        Return at least 1: if no machine is free, a run can be started anyway, and Ray makes it wait until a machine is
+        free or joins the cluster.
         """
         wanted = [(name, n) for name, n in (("CPU", self.cpus_per_run), ("GPU", self.gpus_per_run)) if n]
         nodes = [n["Resources"] for n in self.ray.nodes() if n["Alive"] and n["NodeID"] not in self.unsuitable_nodes]
@@ -162,7 +163,7 @@ class RayExecutor:
 
 
 def check_machine(marker: str, working_dir: str, versions: dict[str, str]) -> list[str]:
-    """Return the reasons why this machine cannot run commands of the study; an empty list if it can.
+    """Return the reasons why this machine cannot run commands of the study; [] if there are none.
 
     `marker` is a file in the folder of the study. `versions` are the package versions of the machine that started the
     study.
@@ -219,9 +220,9 @@ class RemoteJob:
 
 
 class RemoteProcess:
-    """Represents, on the machine of the study, a command that a RemoteJob runs on another machine.
+    """A command that a RemoteJob runs on another machine. This object is used in the `bestiary study` process.
 
-    If that machine cannot run the command, its node is added to `unsuitable_nodes`, which all objects of this class
+    If the machine cannot run the command, its node is added to `unsuitable_nodes`, a set that all objects of this class
     share.
     """
 

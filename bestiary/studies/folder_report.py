@@ -1,4 +1,4 @@
-"""Report about all runs below a folder (`bestiary report FOLDER`).
+"""Write a report about all runs below a folder (`bestiary report FOLDER`).
 
 The report is one HTML file that contains a table, learning curves, videos, saliency images and evaluations. If a run
 has no video or no saliency image of a task, the missing file is created first, unless `draw_missing` is False.
@@ -88,7 +88,7 @@ def render_missing(run: Run) -> None:
 
 @contextmanager
 def _print_errors(subject: str) -> Iterator[None]:
-    """Print errors, for example of a plug-in, instead of raising them. The report is written without the drawing."""
+    """Context manager: if the drawing of `subject` fails, print the error and continue without this drawing."""
     try:
         yield
     except (Exception, SystemExit) as error:
@@ -130,7 +130,7 @@ def _render_report(folder: Path, runs: list[Run]) -> str:
         sections.append(f'<h2 id="{anchor}">{html.escape(name)}</h2>')
         try:
             sections += _render_run(run)
-        except Exception as error:  # a damaged run must not prevent the report about the others
+        except Exception as error:  # a damaged run must not prevent the report about the other runs
             sections.append(f'<p class="small">unreadable: {html.escape(str(error))}</p>')
     return render_page(f"{title}: {len(runs)} runs", sections)
 

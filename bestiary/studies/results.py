@@ -1,4 +1,4 @@
-"""Results of a study: statistics of each variant over its seeds, and learning curves.
+"""Compute the results of a study: statistics of each variant over its seeds, and learning curves.
 
 The final return of a run is the mean return of the games that ended in the last tenth of the training. Runs that are
 not trained to the end have no final return.
@@ -155,7 +155,7 @@ def score_ranges(study: Study) -> dict[str, tuple[float, float]]:
 
 
 def _variants_across_envs(summaries: list[VariantResult]) -> dict[str, list[VariantResult]]:
-    """Return {name without environment: results in each environment} of the variants that have all environments."""
+    """Return {name without environment: results in each environment} of the variants with results in all of them."""
     envs = {summary.environments for summary in summaries}
     by_name: dict[str, list[VariantResult]] = {}
     for summary in summaries:
@@ -214,7 +214,7 @@ def _final_returns(results: Iterable[TrialResult]) -> np.ndarray:
 
 
 def learning_curves(study: Study, trials: list[Trial]) -> dict[str, dict[str, list[CurveGroup]]]:
-    """Return {environment: {title of a panel: curves}}, with one curve per variant and a band over its seeds.
+    """Return {environment: {title of a panel: curves}}. A curve is the mean of a variant with a band over its seeds.
 
     Unfinished runs are included. Usually there is one panel without a title. If the study has named variants and a
     grid, there is one panel for each combination of grid values.

@@ -1,11 +1,11 @@
-"""Log file of a trial: the output of its commands. The study adds a line before and after each command.
+"""Log file of a trial (a run of a study): the output of its commands, with an added line before and after each command.
 
     study: 2031-05-04 10:12:00 bestiary train --config ...
     recall-lstm  64k of 100k steps · ...
     study: exit status 1
 
-The line before a command is its header, the line after it its footer. If the last command has no footer, it is still
-running, or it was killed together with the study.
+The line before the output of a command is called the header, the line after it the footer. If the last command has no
+footer, it is still running, or it was killed together with the `bestiary study` process.
 """
 
 import re

@@ -35,7 +35,7 @@ from bestiary.utils.errors import RunError, UserError
 POLL_SECONDS = 0.2
 MAX_RETRIES = 3  # maximum number of times that a trial is restarted after its machine was lost
 LOG_TAIL_LINES = 5  # number of lines at the end of a failed run's log that are printed
-ABANDONED_PREFIX = "abandoned-"  # start of the new folder name of a run that --if-changed new replaces
+ABANDONED_PREFIX = "abandoned-"  # prefix of the new folder name if --if-changed new replaces a run
 
 
 @dataclass(frozen=True)
@@ -222,7 +222,7 @@ def prepare_folder(study: Study, trials: list[Trial], folder: Path, if_changed: 
 
 @dataclass(frozen=True)
 class Job:
-    """A trial, the command of the trial that is running, and the process of this command."""
+    """A running command of a trial, and its process."""
 
     trial: Trial
     command: list[str]
@@ -276,7 +276,7 @@ def run_trials(trials: list[Trial], executor: Executor) -> int | None:
 def _next_trial(waiting: list[Trial], progress: StudyProgress) -> Trial | None:
     """Return the first waiting trial whose run folder is not locked by another process; None if there is none.
 
-    A run folder can be locked because the study was killed and restarted while its commands still save their runs.
+    A run folder can be locked if the study was killed and started again while the old commands still save their runs.
     """
     for trial in waiting:
         if not trial.exists or not trial.run.is_locked:
@@ -318,7 +318,7 @@ def _finish_command(job: Job, stopping: bool, executor: Executor, progress: Stud
 
 
 def _raise_if_unfinished(trials: list[Trial]) -> None:
-    """Raise RunError if there are unfinished trials. First print why each of them failed, and the end of its log."""
+    """Raise RunError if there are unfinished trials. First print the reasons and the ends of their logs."""
     unfinished = [trial for trial in trials if trial.next_command() is not None]
     for trial in unfinished:
         warn(f"{trial.name} failed: {failure_reason(trial.log)} ({trial.log})")

@@ -1,4 +1,4 @@
-"""A study: one TOML file that describes many runs.
+"""Read a study: one TOML file that describes many runs.
 
     name = "recall-memories"
     seeds = [1, 2, 3]
@@ -209,7 +209,7 @@ def _resolve_variants(file: StudyFile, drafts: list[VariantDraft], seed: int) ->
 
 
 def _resolve_variant(draft: VariantDraft, seed: int) -> Variant:
-    """Check the configuration of a draft. Also build the agent, to find all errors before training."""
+    """Return the variant of a draft. Check its configuration and build its agent, so that errors are found early."""
     options, origin = merge_sources({**draft.options, "seed": seed})
     config = resolve(options, origin)
     if len(config.envs) > 1:
@@ -225,8 +225,8 @@ def _resolve_variant(draft: VariantDraft, seed: int) -> Variant:
 def _locate_problem(file: StudyFile, problem: str, draft: VariantDraft) -> str:
     """Return the location, in the study file, of the option that an error message is about.
 
-    The option is the first flag in the message that the draft sets. If there is none, it is an option of the draft
-    whose value the message quotes. If there is none, either, return the path of the file.
+    The option is the first flag in the message that the draft also sets. If there is no such flag, it is an option of
+    the draft whose value the message quotes. If there is no such option, either, return the path of the file.
     """
     message = re.split("; did you mean|: it is an option of", problem)[0]
     flags = [flag.replace("-", "_") for flag in re.findall(r"--([\w.-]*\w)", message)]

@@ -1,4 +1,4 @@
-"""Content of a study file: its tables, the line of each key (for error messages), and its variants as drafts.
+"""Read a study file: its tables, the line number of each key (for error messages), and its variants as drafts.
 
 A draft is a variant whose options are not checked yet.
 """
@@ -59,9 +59,9 @@ def read_study_file(path: Path) -> StudyFile:
 
 
 def key_lines(text: str) -> dict[tuple[str, str], int]:
-    """Return {(table, key): line number} of all keys. Keys are spelled as in the result of `flatten`.
+    """Return {(table, key): line number} of all keys and table headers. Keys are spelled as in the result of `flatten`.
 
-    An empty key stands for the header of the table, and the table "variant 1" is the second [[variant]].
+    The key "" stands for the header of the table, and the table "variant 1" is the second [[variant]].
 
     The TOML parser of the standard library reports no line numbers. Therefore the first line of the text is parsed,
     then the first two lines, and so on. If a key is new in the result, it was defined by the lines that were added
@@ -81,7 +81,7 @@ def key_lines(text: str) -> dict[tuple[str, str], int]:
 
 
 def _table_keys(tables: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield (table, key) of all keys and table headers of a parsed file."""
+    """Yield (table, key) for each key, and (table, "") for each table header, of a parsed file."""
     for name, value in tables.items():
         yield "", name
         inner = {f"{name} {n}": item for n, item in enumerate(value)} if isinstance(value, list) else {name: value}

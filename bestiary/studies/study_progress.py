@@ -1,4 +1,4 @@
-"""Progress display of a study: bars for the study and each running trial, or plain lines if the output is a file."""
+"""Display the progress of a study: bars for the study and each running trial, or lines if the output is a file."""
 
 import time
 

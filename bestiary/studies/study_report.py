@@ -1,4 +1,4 @@
-"""Report of a study: results.csv, runs.csv, learning curves, an HTML page, and a table that is printed."""
+"""Write the report of a study: results.csv, runs.csv, learning curves and an HTML page. Also print a table."""
 
 import csv
 import html

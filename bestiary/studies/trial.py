@@ -143,7 +143,7 @@ class Trial:
         return f"{format_count(steps)} of {format_count(self.total_steps)} steps"
 
     def changed_settings(self) -> list[str]:
-        """Return a text for each setting that differs between the run folder and the study file. It has both values."""
+        """Return, for each setting that differs between the run folder and the study file, a text with both values."""
         expected = _compared_settings(self.config)
         try:
             found = _compared_settings(self.run.config)

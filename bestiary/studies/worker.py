@@ -1,8 +1,8 @@
-"""Process that runs one command of a study. When the study ends, the command saves its run and ends, too.
+"""Run one command of a study. If the `bestiary study` process ends first, the command saves its run and ends.
 
-The standard input of this process is a pipe that the study holds open. If the study ends for any reason, including
-kill -9, the operating system closes the pipe. This process then sends itself SIGTERM, which makes the command save its
-run.
+The standard input of this process is a pipe that the `bestiary study` process holds open. If that process ends for any
+reason, including kill -9, the operating system closes the pipe. This process then sends itself SIGTERM, which makes the
+command save its run.
 """
 
 import os
@@ -12,7 +12,7 @@ import threading
 
 
 def _terminate_with_study() -> None:
-    """Wait until standard input is closed, then terminate this process."""
+    """Wait until the standard input is closed, then send SIGTERM to this process."""
     while os.read(0, 1):
         pass
     os.kill(os.getpid(), signal.SIGTERM)
