@@ -1,8 +1,7 @@
 """End-to-end benchmark: the throughput of complete training runs.
 
-The speed of a machine varies over time. Therefore the configurations are measured in turn, and each is measured several
-times for a short time. A new run is slow at first. So each run is started only once and is paused between its
-measurements.
+The speed of a machine varies over time. Therefore the configurations are measured in turn, each several times for a
+short time. A new run is slow at first, so each run is started only once and is paused between its measurements.
 """
 
 import os
@@ -35,7 +34,7 @@ class EndToEndRun:
     """A training run of the local runtime, including all logging, in its own thread.
 
     The constructor starts the run and pauses it at the first update. Each call of `measure` continues the run for some
-    time. When the exit stack is closed, the run stops and its folder is deleted.
+    time. When the ExitStack `stack` is closed, the run stops and its folder is deleted.
     """
 
     def __init__(self, config: Config, stack: ExitStack):
@@ -190,9 +189,9 @@ def measure_on_local_cluster(config: Config, seconds: float) -> dict[str, float]
 def _sample_updates(session: Session, learner: Learner, seconds: float) -> list[UpdateSample]:
     """Start a thread that appends a sample to a list after each update. Return this list.
 
-    The warm-up begins at the first update, because it takes a while to start all processes. The thread stops the
-    session after a warm-up of `seconds` / 3 and a measurement of `seconds`, or later, when the measurement contains at
-    least two updates.
+    The warm-up begins at the first update, because starting all processes takes a while. The thread stops the session
+    after a warm-up of `seconds` / 3 and a measurement of `seconds`. The measurement takes longer if it otherwise would
+    contain fewer than two updates.
     """
     samples: list[UpdateSample] = []
 

@@ -1,4 +1,4 @@
-"""Benchmark of the kernels of fast-weight memories: Numba compared with the PyTorch reference implementation.
+"""Measure the kernels of fast-weight memories: the Numba and the PyTorch (reference) implementation.
 
 One thread is used. The implementations are measured in turn, because the speed of a machine varies over time.
 """

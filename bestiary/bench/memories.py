@@ -1,7 +1,7 @@
-"""Benchmark of the recurrent memory modules (`bestiary bench --config kernels`).
+"""Measure the speed of the recurrent memory modules (`bestiary bench --config kernels`).
 
-    operations    The time of the recurrences of fast-weight memories, with the Numba and with the reference
-                  implementation, in one thread.
+    operations    The time of the delta rule and of the self-referential weight matrix (the recurrences of fast-weight
+                  memories), with the Numba and with the reference implementation, in one thread.
     memories      The time of each complete memory module in one thread: forward pass, forward and backward pass, and
                   acting (one step). If the module uses a kernel, both implementations are measured. The time of acting
                   is also compared with the inference time of a ResNet torso.
@@ -163,10 +163,10 @@ def print_memories(result: dict[str, Any]) -> None:
         )
     stdout.print(table)
     note(
-        "speedup: speed relative to the reference implementation; state: size of the recurrent state of one "
-        "environment, in numbers; saved bytes: memory that the forward pass saves for the backward pass, per step, "
-        "batch entry and head; act/ResNet: time of act relative to the ResNet torso; update/LSTM: time of an update "
-        "relative to an update with an LSTM"
+        "speedup: speed relative to the reference implementation; state: number of elements of the recurrent state of "
+        "one environment; saved bytes: memory that the forward pass saves for the backward pass, per step, batch entry "
+        "and head; act/ResNet: time of act divided by the time of the ResNet torso; update/LSTM: time of an update "
+        "divided by that of an update with an LSTM"
     )
 
 

@@ -1,4 +1,4 @@
-"""Benchmarks of the three phases of training: environment stepping, inference and learning.
+"""Measure the speed of the three phases of training: environment stepping, inference and learning.
 
 Each phase is measured alone, on all cores, with the same code that training uses. `make_env_phase`,
 `make_inference_phase` and `make_learning_phase` build a phase, and `measure_rate` measures it.
@@ -37,7 +37,7 @@ PhaseFactory = Callable[[ExitStack], Phase]
 
 
 def make_env_phase(config: Config, num_envs: int, num_pools: int, stack: ExitStack) -> Phase:
-    """Return the phase environment stepping: it steps vector environments with random actions.
+    """Return a Phase that only steps vector environments, with random actions.
 
     Args:
         config: configuration of the training run.
@@ -63,7 +63,7 @@ def make_env_phase(config: Config, num_envs: int, num_pools: int, stack: ExitSta
 
 
 class _FrozenEnv:
-    """Vector environment that ignores actions. With it, the time of an actor is the time of inference alone."""
+    """Vector environment that ignores actions and does not step, so that an actor spends its time only on inference."""
 
     def __init__(self, pool: Any):
         self.num_envs = pool.num_envs
@@ -81,7 +81,7 @@ class _FrozenEnv:
 
 
 def make_inference_phase(config: Config, batch_size: int, stack: ExitStack) -> Phase:
-    """Return the phase inference: each core runs an actor in its own thread, with environments that do not step."""
+    """Return a Phase that only performs inference: one actor thread per core, with environments that do not step."""
     pool = config.make_vector_env(batch_size, 0)
     frozen_env = _FrozenEnv(pool)
     pool.close()
@@ -101,7 +101,7 @@ def make_inference_phase(config: Config, batch_size: int, stack: ExitStack) -> P
 
 
 def make_learning_phase(config: Config, micro_batch_size: int, stack: ExitStack) -> Phase:
-    """Return the phase learning: a learner with one thread per core is trained repeatedly on the same rollouts."""
+    """Return a Phase that only learns: a learner with one thread per core learns repeatedly from the same rollouts."""
     actors, learner = make_actors_and_learner(config)
     actor = actors[0]
     actor.start()

@@ -1,4 +1,4 @@
-"""Benchmark of saliency maps (`bestiary bench --config saliency`): batched computation and a sequential procedure.
+"""Measure saliency maps (`bestiary bench --config saliency`): batched computation against a sequential procedure.
 
 A saliency map shows how much the agent's output changes if a small patch of the frame is blurred. Bestiary evaluates
 the patches in batches. The sequential procedure is that of the published multi-task fork of TorchBeast. It evaluates

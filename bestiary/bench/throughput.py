@@ -1,4 +1,4 @@
-"""Throughput benchmark (`bestiary bench`): the speed of training, compared with an upper bound.
+"""Measure the throughput of training and compare it with an upper bound (`bestiary bench`).
 
 Everything is measured with the same code that training uses, on all cores. Each of the three phases of training
 (environment stepping, inference and learning) is measured alone, with several layouts. A layout is a batch size and a
