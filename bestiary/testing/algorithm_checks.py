@@ -156,7 +156,7 @@ class AlgorithmChecks:
         self.check_parts(learner, batch, name, loss, gradient)
 
     def check_parts(self, learner: Learner, batch: Batch, name: str, loss: Loss, gradient: Sequence[Tensor]) -> None:
-        """Check that the gradient and the sums of a batch are the totals over its two halves.
+        """Check that the gradient and the summed loss terms of a batch equal those of its two halves added together.
 
         `loss` and `gradient` are the loss and the gradient of the whole batch.
         """
@@ -267,11 +267,12 @@ def _difference(expected: Sequence[Tensor], found: Sequence[Tensor]) -> float:
 
 
 def _same(first: Tensor, second: Tensor) -> bool:
+    """Return whether two tensors are equal. NaN equals NaN."""
     return first.shape == second.shape and bool(((first == second) | ((first != first) & (second != second))).all())
 
 
 def _advice(gradient: Sequence[Tensor], total: Sequence[Tensor], num_parts: int) -> str:
-    """Return advice for the user if the gradient of a batch is not the sum (`total`) of the gradients of its parts."""
+    """Return advice for a user whose algorithm has another gradient for a batch than its parts together (`total`)."""
     products = sum(float((x * y).sum()) for x, y in zip(gradient, total, strict=True))
     squares = sum(float(x.square().sum()) for x in gradient)
     if abs(products / max(squares, 1e-12) - num_parts) < 0.1:

@@ -1,4 +1,4 @@
-"""Code that all checkers share: find a component, collect its problems, and describe exceptions that it raises."""
+"""Functions that all checkers use: find a component, collect its problems, and describe exceptions that it raises."""
 
 import inspect
 import types
@@ -24,12 +24,12 @@ class ComponentError(UserError):
 
 
 class StageFailed(Exception):
-    """Raised if a part of a check cannot continue. The report already contains the problem."""
+    """Raised if a part of a check cannot continue. The problem has already been added to the Report."""
 
 
 @dataclass
 class Report:
-    """The problems of one component."""
+    """The problems that the checks of one component found."""
 
     name: str  # name of the component in messages
     files: set[str]  # source files of the component
@@ -55,7 +55,10 @@ class Report:
 
     @contextmanager
     def errors_of(self, what: str) -> Iterator[None]:
-        """Turn an exception of the component into a problem that begins with `what`, and end this part of the check."""
+        """Context manager: if the component raises an exception, add a problem that begins with `what`.
+
+        Then end this part of the check by raising StageFailed.
+        """
         try:
             yield
         except StageFailed:
@@ -91,7 +94,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Component:
-    """A class, its options object, and the report of its problems."""
+    """A class, its options object, and the problems of the class."""
 
     cls: Any
     options: Any

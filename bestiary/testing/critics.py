@@ -20,7 +20,9 @@ STATISTICS_METHODS = ("target_moments", "update_statistics")
 
 
 def check_critic(component: Any, input_size: int = 16, /, **options: Any) -> None:
-    """Check a critic: shapes of its estimates, independence of steps and rows, gradients, and running statistics.
+    """Check a critic: shapes of its estimates, gradients, and running statistics.
+
+    Also check that no estimate depends on other time steps or other rows of the batch.
 
     Args:
         component: class, `path/to/file.py:Name`, or name of a built-in critic.

@@ -24,10 +24,11 @@ from bestiary.utils.errors import UserError
 def check_env(component: Any, /, **options: Any) -> None:
     """Check an environment by playing random actions.
 
-    Checked for Gymnasium environments: spaces, return values of `reset` and `step`, observations within their space,
-    finite rewards, equal results for equal seeds, rendered images. Checked for vector environments: attributes, shapes
-    and types of all fields of `Step`, independence of rows, ends of episodes, equal results for equal seeds, exact
-    `save` and `load`, rendered images.
+    For a Gymnasium environment, check its spaces, the return values of `reset` and `step`, that observations are within
+    their space, that rewards are finite, that equal seeds give equal results, and the rendered images. For a vector
+    environment, check its attributes, shapes and types of all fields of `Step`, that an action affects only its own
+    row, ends of episodes, that equal seeds give equal results, that `load` restores what `save` returned, and the
+    rendered images.
 
     Args:
         component: class, `path/to/file.py:Name`, or name of a built-in environment.
@@ -51,7 +52,7 @@ def check_env(component: Any, /, **options: Any) -> None:
 
 
 def find_env(component: Any) -> tuple[envs.EnvSpec, Report]:
-    """Return the spec of an environment and a report for its problems. Raise ComponentError if it cannot be found."""
+    """Return the spec of an environment, and an empty Report. Raise ComponentError if there is no such environment."""
     cls = env_class(component)
     if cls is None:
         try:

@@ -1,4 +1,4 @@
-"""Checks of Gymnasium environments from users' files."""
+"""Check Gymnasium environments from users' files."""
 
 import inspect
 from typing import Any

@@ -1,4 +1,4 @@
-"""Checks for memories, torsos and agents. A torso is treated as a memory with an empty state."""
+"""Check memories, torsos and agents. A torso is treated as a memory with an empty state."""
 
 import copy
 from collections.abc import Callable
@@ -30,7 +30,7 @@ from bestiary.rollout import Inputs, Tensors
 from bestiary.testing.components import Report
 
 T, B = 5, 3  # length and batch size of the inputs
-# (entry, row) of each `done`. Row 0 has no reset, row 1 has one, and row 2 has two, of which one is at entry 0.
+# (entry, row) of each `done`. Row 0 has no reset, row 1 has one reset, and row 2 has two, the first one at entry 0.
 RESETS = ((0, 2), (2, 1), (3, 2))
 
 
@@ -194,7 +194,7 @@ def _floats(tensors: Tensors) -> Tensors:
 
 
 def check_inputs_unchanged(subject: Subject, state: State) -> None:
-    """Check that `forward` does not write into its inputs and state, which a rollout stores."""
+    """Check that `forward` does not change its inputs and its state in place, because a rollout stores them."""
     inputs = with_resets(subject.inputs(seed=4), *RESETS)
     saved_inputs, saved_state = copy.deepcopy((inputs, state))
     with subject.report.errors_of("forward"), unchanged(subject.module):

@@ -1,4 +1,4 @@
-"""Checks for vector environments, including Gymnasium environments inside `GymnasiumVectorEnv`."""
+"""Check vector environments, including Gymnasium environments inside `GymnasiumVectorEnv`."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -166,7 +166,7 @@ class VectorEnvChecks:
         Args:
             pool: vector environment whose state is saved.
             restored: new vector environment, into which the state is loaded.
-            twin: vector environment in the same state as `pool`, which is not saved.
+            twin: vector environment in the same state as `pool`, whose method `save` is not called.
         """
         with self.report.errors_of("save"):
             state = pool.save()
