@@ -92,7 +92,7 @@ def start(config: Config, location: RunLocation = RunLocation()) -> Run:
     if config.training.init_from is not None:
         note(describe_warm_start(config))
     if "critic" in config.components and config.components["critic"].name == "popart" and len(config.envs) == 1:
-        note("note: there is only one task, so PopArt normalises its returns but has no tasks to balance")
+        note("note: there is only one task: PopArt normalises its returns, but has no other tasks to balance")
     with connect_cluster(config) as ray:
         run, exists = create_run(config, location)
         if exists:

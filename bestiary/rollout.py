@@ -145,7 +145,7 @@ class Rollout:
     last_action: Tensor  # [T+1,N] int64
     measures: Tensors  # [T+1,N,...]
     log_prob: Tensor  # [T,N] log-probability of the chosen action under the policy that chose it
-    value: Tensor  # [T,N] value that the actor estimated
+    value: Tensor  # [T,N] value that the actor's agent estimated
     bootstrap: Tensor  # [T,N] if the action led to a time limit, value of the final observation; else 0
     version: Tensor  # [T,N] int64: version of the weights that chose the action
     state: tuple[Tensor, ...]  # [N,...] recurrent state before entry 0
@@ -294,7 +294,7 @@ def concatenate(rollouts: Sequence[Rollout]) -> Rollout:
 
 
 class HasEpisodes(Protocol):
-    """Interface of objects with finished episodes: a rollout, or a report about a rollout in another process."""
+    """Interface of objects that contain finished episodes: a rollout, or a summary of a rollout."""
 
     episodes: list[Episode]
 

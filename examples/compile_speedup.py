@@ -2,8 +2,8 @@
 
     python examples/compile_speedup.py [shallow|resnet] [wrapper]
 
-The variants are measured in turn, three times, on micro-batches like those of the learner. `wrapper` calls the compiled
-kernels from C++. Results on two cores are in docs/performance.md.
+Both torsos are measured in turn, three times, on micro-batches like those of the learner. With the argument `wrapper`,
+the compiled kernels are called from C++. Results on two cores are in docs/performance.md.
 """
 
 import os

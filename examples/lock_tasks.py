@@ -23,7 +23,7 @@ class Lock(VectorEnv):
     task_index: ClassVar[int]
     reward_per_digit: ClassVar[float] = 0.0
     reward_at_end: ClassVar[float] = 0.0
-    first_rewarded_step: ClassVar[int] = 0  # number of steps of an environment before its first reward
+    first_rewarded_step: ClassVar[int] = 0  # in earlier steps of the training, the reward is 0
 
     saveable = True
     has_lives = False

@@ -10,7 +10,10 @@ from bestiary.rollout import ActionSpec, Arrays, ArraySpec, Step
 
 
 class Signal(VectorEnv):
-    """In each step one of two lamps is on. The reward is 1 if the action names it; an episode has `length` steps."""
+    """In each step, the left or the right lamp is on. The reward is 1 if the action is the side of this lamp.
+
+    An episode has `length` steps.
+    """
 
     default_steps = 50_000
     has_lives = False
