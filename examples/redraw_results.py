@@ -24,7 +24,7 @@ from bestiary.runs.csv_tables import read_rows
 LEARNING_CURVES = ("breakout", "pong-aaa", "pong-minutes", "pong-steps", "popart", "procgen", "transfer")
 CAPTION = (
     "Lines: mean over seeds. Bands: lowest to highest seed. Curves of version 0.1: windows are centred, so a point\n"
-    "also contains games that ended later, by up to 10 times the steps per finished game."
+    "also contains games that ended later, by up to about 10 times the mean number of steps per finished game."
 )
 
 
