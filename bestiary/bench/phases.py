@@ -27,7 +27,7 @@ STEPS_PER_CALL = 10  # number of steps of each environment in one call of `Phase
 
 @dataclass(frozen=True)
 class Phase:
-    """A phase of training with a certain layout. A layout is a batch size and a number of threads."""
+    """A phase of training (stepping, inference or learning) with a layout: a batch size and a number of threads."""
 
     layout: str  # text of the layout; for example "2 x 32 environments": each of 2 threads steps 32 environments
     run: Callable[[], int]  # function that performs some steps of the phase and returns the number of steps

@@ -216,7 +216,7 @@ def _check_unique(flag: str, values: Sequence[str]) -> None:
 
 
 def _describe_run(run: Run, agent: Agent, names: Sequence[str], levels: Sequence[str]) -> dict[str, Any]:
-    """Return the part of the protocol that describes the agent and its environments."""
+    """Return the entries of `Evaluation.protocol` that describe the agent and its environments."""
     config = run.config
     sizes = {"parameters": count_parameters(agent), "fc_parameters": count_fc_parameters(agent)}
     return {
@@ -230,7 +230,7 @@ def _describe_run(run: Run, agent: Agent, names: Sequence[str], levels: Sequence
 
 
 def _describe_games(num_envs: int, games: int, unfinished: int, max_steps: int, seed: int) -> dict[str, Any]:
-    """Return the part of the protocol that describes how the games were played."""
+    """Return the entries of `Evaluation.protocol` that describe how the games were played."""
     return {
         "games": games,
         "unfinished_games": unfinished,

@@ -165,7 +165,7 @@ def make_comparison(
 
 
 def _record(name: str, function: Callable[..., np.ndarray], *matrices: ScoreMatrix) -> dict[str, Any]:
-    """Return the record of a statistic of one group, or of a statistic that compares two groups."""
+    """Return one row of the CSV file: a statistic of one group, or a statistic that compares two groups."""
     x = matrices[0]
     scores = [matrix.scores for matrix in matrices]
     interval = stratified_bootstrap(function, *scores, whole_runs=[matrix.whole_runs for matrix in matrices])
@@ -184,7 +184,7 @@ def _record(name: str, function: Callable[..., np.ndarray], *matrices: ScoreMatr
 
 
 def _profile_records(matrix: ScoreMatrix, thresholds: np.ndarray) -> list[dict[str, Any]]:
-    """Return one record for each threshold of the performance profile of a group."""
+    """Return the rows of the CSV file for the performance profile of a group: one row per threshold."""
     function = partial(performance_profile, thresholds=thresholds)
     interval = stratified_bootstrap(function, matrix.scores, whole_runs=[matrix.whole_runs])
     low, high = (itertools.repeat(None),) * 2 if interval is None else (interval[0].tolist(), interval[1].tolist())

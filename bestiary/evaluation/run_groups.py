@@ -31,8 +31,9 @@ def group_by_config(
 ) -> dict[str, list[Run]]:
     """Return {label: runs whose configs differ only in the seed}.
 
-    The labels are `names`, in the order of the first run of each group. If no names are given, the labels are the
-    differences between the configs of the groups. Raise UserError if the number of names is wrong.
+    The groups are sorted by the position of their first run in `runs`, and `names` are their labels in this order. If
+    no names are given, the labels are the differences between the configs of the groups. Raise UserError if the number
+    of names is wrong.
     """
     by_config: dict[str, list[Run]] = {}
     for run in runs:

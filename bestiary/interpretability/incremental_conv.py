@@ -70,8 +70,8 @@ class IncrementalConvolutions(nn.Sequential):
 def with_incremental_convolutions(agent: Any) -> Any:
     """Return a copy of the agent whose torso has incremental convolutions.
 
-    Return the agent itself if this is not possible: its torso has no plain sequence of convolutions, the sequence has
-    hooks, or the agent is not on the CPU.
+    This is not possible if the torso has no plain sequence of convolutions, if the sequence has hooks, or if the agent
+    is not on the CPU. Then return the agent itself.
     """
     torso = find_child(agent, "torso")
     if (

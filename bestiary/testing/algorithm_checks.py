@@ -272,7 +272,7 @@ def _same(first: Tensor, second: Tensor) -> bool:
 
 
 def _advice(gradient: Sequence[Tensor], total: Sequence[Tensor], num_parts: int) -> str:
-    """Return advice for a user whose algorithm has another gradient for a batch than its parts together (`total`)."""
+    """Return a hint for the message that `gradient` (of a batch) differs from `total` (the sum over its parts)."""
     products = sum(float((x * y).sum()) for x, y in zip(gradient, total, strict=True))
     squares = sum(float(x.square().sum()) for x in gradient)
     if abs(products / max(squares, 1e-12) - num_parts) < 0.1:
