@@ -1,9 +1,10 @@
-"""Kernels of the fast-weight memories. A kernel computes the recurrence over a whole sequence, and its gradients.
+"""Kernels of the fast-weight memories.
 
-The recurrent state of a fast-weight memory is a weight matrix, which is updated at each step.
+The recurrent state of a fast-weight memory is a weight matrix, which is updated at each step. A kernel is a function
+that computes the updates and the outputs of all steps of a sequence, and their gradients.
 
 Operations:
-    delta_seq   delta rule: each step reads the value that the matrix stores for a key, and writes a corrected value
+    delta_seq   delta rule: each step reads the value that the matrix stores for a key, and corrects this value
     srwm_seq    self-referential weight matrix (SRWM): a matrix that also computes its own updates
 
 Implementations:
@@ -19,8 +20,8 @@ All implementations compute the gradients of all inputs except `done`. Gradients
 to the inputs. Inputs are never modified, and results never share memory with inputs. Half-precision inputs (autocast)
 are converted to float32, and the results are then float32.
 
-With `truncate=True`, no gradient flows from a step to the previous step, as in the first code of Irie et al. (2022):
-the gradient of an output reaches only the inputs of the same step.
+With `truncate=True`, no gradient flows from a step to the previous step: the gradient of an output reaches only the
+inputs of the same step. The code of Irie et al. (2022) does the same.
 """
 
 import os
@@ -47,9 +48,10 @@ def delta_seq(
     truncate: bool = False,
     implementation: str = "auto",
 ) -> tuple[Tensor, Tensor]:
-    """Compute the delta rule. Return the outputs o [B,H,T,M] and the final fast weights W [B,H,E,M].
+    """Compute the delta rule over T steps. Return the outputs o [B,H,T,M] and the final fast weights W [B,H,E,M].
 
-    Each step computes W <- W + k ⊗ beta (v - k W) and then o = q W. Raise ValueError if a shape does not fit.
+    Each step computes W <- W + k ⊗ beta (v - k W) and then o = q W. Raise ValueError if the shapes of the arguments
+    are inconsistent.
     """
     batch, heads, steps, rows = k.shape
     columns = v.shape[-1]
@@ -68,22 +70,22 @@ def srwm_seq(
     x: Tensor,  # inputs [B,H,T,E]
     done: Tensor,  # bool [T,B]: if True, an episode starts and the shift is set to zero before the step
     base: tuple[Tensor, ...],  # trained weights: Wy [H,E,M], Wq [H,E,E], Wk [H,E,E], Wb [H,E,4]
-    shift: tuple[Tensor, ...],  # initial state: current minus trained weights, for each matrix; shapes [B,H,E,...]
+    shift: tuple[Tensor, ...],  # initial state [B,H,E,...]: for each of the four matrices, current - trained weights
     *,
     truncate: bool = False,
     implementation: str = "auto",
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Compute the self-referential weight matrix. Return the outputs y [B,H,T,M] and the four final shifts.
+    """Compute the self-referential weight matrix over T steps. Return the outputs y [B,H,T,M] and the final shifts.
 
-    Each step multiplies the input x by the four matrices W = base + shift,
+    Each step multiplies the input x by the four matrices W_i = base_i + shift_i (Wy, Wq, Wk, Wb),
 
         y = x Wy,  q = softmax(x Wq),  k = softmax(x Wk),  b = sigmoid(x Wb)
 
     and then updates the four shifts. The learning rate of the i-th matrix is element i of b:
 
-        shift <- shift + k ⊗ b_i (q - k) W
+        shift_i <- shift_i + k ⊗ b_i (q - k) W_i
 
-    Raise ValueError if a shape does not fit.
+    Raise ValueError if the shapes of the arguments are inconsistent.
     """
     batch, heads, steps, rows = x.shape
     columns = base[0].shape[-1]
@@ -112,18 +114,23 @@ def _to_common_dtype(*tensors: Tensor) -> list[Tensor]:
 
 
 def _without_autocast(device: str) -> AbstractContextManager[Any]:
-    """Return a context in which autocast is off. In half precision, rounding errors would accumulate in the state."""
+    """Return a context in which autocast is off on a device type.
+
+    In half precision, the rounding errors of all steps would accumulate in the recurrent state.
+    """
     if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
         return torch.autocast(device, enabled=False)
     return nullcontext()
 
 
 def load_implementation(name: str, device: str, dtype: torch.dtype = torch.float32) -> Any:
-    """Return the module that contains the implementation `name`. `device` is a device type, for example "cpu".
+    """Return the module that contains the implementation `name`, one of IMPLEMENTATIONS.
+
+    `device` is a device type, for example "cpu".
 
     Raises:
         UserError: the name is unknown, the implementation does not support the device type or the dtype, or a package
-            is not installed.
+            that the implementation needs is not installed.
     """
     if name == "auto":
         name = _default_implementation(device, dtype)
@@ -151,7 +158,10 @@ def _default_implementation(device: str, dtype: torch.dtype) -> str:
 
 
 def _import(module: str, *packages: str) -> Any:
-    """Import a module and return it. If one of `packages` is missing, raise UserError: packages[0] is not installed."""
+    """Import a module and return it.
+
+    If the import fails because one of `packages` is missing, raise UserError with the advice to install packages[0].
+    """
     try:
         return import_module(module)
     except ModuleNotFoundError as error:

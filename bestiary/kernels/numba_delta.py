@@ -2,12 +2,13 @@
 
 In this module, a sequence is the computation for one head of one batch entry. One thread computes one sequence after
 the other, so that the state matrix stays in the L1 cache. The backward pass needs the state before each step. To save
-memory, the forward pass saves only the state at every CHUNK-th step and the error v - kW of each step. From these, the
-backward pass recomputes the states of a chunk (CHUNK steps). The recomputation is exact, even if an episode starts
+memory, the forward pass saves only the state at every CHUNK-th step and the error v - kW of each step. From these data,
+the backward pass recomputes the states of a chunk (CHUNK steps). The recomputation is exact, even if an episode starts
 within the chunk. Results are deterministic.
 
-Shapes: N = B * H sequences, B batch entries, H heads, T steps, E rows, M columns. The columns are padded with zeros to
-a multiple of the vector length. Names that end in `_at` are offsets in flat arrays.
+Shapes: N = B * H sequences, B batch entries, H heads, T steps, E rows and M columns of the state matrix W. The columns
+are padded with zeros to a multiple of the SIMD vector length (`vector_length`). Names that end in `_at` are offsets in
+flat arrays.
 """
 
 from functools import partial
@@ -43,7 +44,7 @@ compile_kernel = partial(cached_njit, depends_on=(numba_simd.__file__,))
 
 @compile_kernel
 def delta_forward(q, k, v, beta, done, state, out, errors, saved):
-    """Run the forward pass of the delta rule. The last four arguments are overwritten with results.
+    """Run the forward pass of the delta rule. Overwrite the last four arguments with the results.
 
     Args:
         q, k, v, beta: inputs [N,T,E], [N,T,E], [N,T,M], [N,T].
@@ -88,9 +89,9 @@ def delta_forward(q, k, v, beta, done, state, out, errors, saved):
 def delta_backward(q, k, beta, done, errors, saved, d_out, d_state, truncate, d_q, d_k, d_v, d_beta):
     """Run the backward pass of the delta rule. Overwrite d_q, d_k, d_v and d_beta with the gradients of the inputs.
 
-    `errors` and `saved` are results of the forward pass. `d_out` [N,T,M] is the gradient of the outputs. `d_state`
-    [N,E,M] contains the gradient of the final state and is overwritten with the gradient of the initial state. If
-    `truncate` is True, no gradient flows from a step to the previous step.
+    `errors` and `saved` are results of the forward pass. `d_out` [N,T,M] is the gradient of the outputs. Before the
+    call, `d_state` [N,E,M] must contain the gradient of the final state; it is overwritten with the gradient of the
+    initial state. If `truncate` is True, no gradient flows from a step to the previous step.
     """
     num_sequences, num_steps, rows = k.shape
     columns = d_out.shape[2]
@@ -138,8 +139,8 @@ def delta_backward(q, k, beta, done, errors, saved, d_out, d_state, truncate, d_
                     store(d_v, at, d_update)
                     store(minus_d_error, c, sub(zeros(beta), d_update))
                 d_beta[n, t] = horizontal_sum(d_beta_sum)
-                # q reads W after the update of the same step, but `states` contains W before the update. This term of
-                # d_q adds the part of the update.
+                # q reads W after the update of the same step, but `states` contains W before the update. Therefore d_q
+                # also gets the contribution of the update k ⊗ beta (v - kW).
                 own_update = horizontal_sum(update_dot_d_out)
                 for e in range(rows):
                     d_q_sum, d_k_sum = zeros(beta), zeros(beta)
@@ -158,10 +159,10 @@ def delta_backward(q, k, beta, done, errors, saved, d_out, d_state, truncate, d_
 
 
 class DeltaFunction(torch.autograd.Function):
-    """Autograd function of `delta_seq` for contiguous tensors [N,T,...].
+    """Autograd function of `delta_seq`. All tensors are contiguous; batch and heads are one axis of N sequences.
 
-    The columns of v and state must be padded to a multiple of the vector length. If `save` is False, the forward pass
-    saves nothing, and no backward pass is possible.
+    The columns of v and state must be padded to a multiple of the SIMD vector length. If `save` is False, the forward
+    pass saves nothing, and no backward pass is possible.
     """
 
     @staticmethod
@@ -194,7 +195,7 @@ class DeltaFunction(torch.autograd.Function):
 def delta_seq(
     q: Tensor, k: Tensor, v: Tensor, beta: Tensor, done: Tensor, state: Tensor, truncate: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Compute the delta rule. Arguments and results are those of `reference.delta_seq`."""
+    """Compute the delta rule over T steps. Arguments and results are those of `reference.delta_seq`."""
     batch, heads, steps, rows = k.shape
     columns = v.shape[-1]
     save = needs_backward(q, k, v, beta, state)

@@ -1,4 +1,4 @@
-"""Numba implementation of both recurrences, for CPUs."""
+"""Numba implementation of the delta rule and of the self-referential weight matrix, for CPUs."""
 
 from bestiary.kernels.numba_delta import delta_seq
 from bestiary.kernels.numba_srwm import srwm_seq

@@ -1,9 +1,10 @@
-"""SIMD vectors for code that Numba compiles, and functions that all Numba kernels use.
+"""SIMD vectors for code that Numba compiles, and functions that both Numba modules (delta rule, SRWM) use.
 
 The innermost loops of the kernels are short, for example 16 columns, and the compiler does not vectorise them well.
-Therefore the kernels use explicit vectors: a `SimdVector` contains neighbouring columns of a matrix row. Rows are
-padded with zeros to a multiple of the vector length. Functions with the decorator `intrinsic` can be called only in
-compiled code. Numba passes their first parameter, so the caller leaves it out.
+Therefore the kernels use explicit SIMD vectors of 64 bytes (`SimdVector`). A vector contains neighbouring columns of a
+matrix row. The vector length is its number of elements: 16 for float32, 8 for float64. Rows are padded with zeros to a
+multiple of the vector length. Functions with the decorator `intrinsic` can be called only in compiled code. Numba
+passes their first parameter, so the caller leaves it out.
 """
 
 import math
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from bestiary.utils.numba_jit import cached_njit
 
-VECTOR_BYTES = 64  # size of a vector: one cache line; depending on the CPU, it needs one, two or four registers
+VECTOR_BYTES = 64  # size of a SIMD vector: one cache line; depending on the CPU, it needs one, two or four registers
 CHUNK = 16  # number of steps in a chunk; the forward pass saves the state at the start of each chunk
 ALLOW_FMA = ("contract",)  # LLVM flag: a product and a sum may become one multiply-add instruction
 
@@ -32,7 +33,7 @@ intrinsic: Any = numba.extending.intrinsic
 
 
 class SimdVector(types.Type):
-    """Numba type of a vector with float32 or float64 elements and a size of VECTOR_BYTES."""
+    """Numba type of a SIMD vector of VECTOR_BYTES bytes, with float32 or float64 elements."""
 
     def __init__(self, dtype: types.Float):
         super().__init__(name=f"SimdVector({dtype})")
@@ -53,7 +54,7 @@ def _element_pointer(context: Any, builder: Any, array_type: Any, array: Any, i:
 
 
 def _splat(builder: Any, vector_type: ir.VectorType, number: Any) -> Any:
-    """Emit code for a vector whose elements all equal `number`."""
+    """Emit code for a SIMD vector whose elements all equal `number`."""
     first = builder.insert_element(ir.Constant(vector_type, ir.Undefined), number, ir.IntType(32)(0))
     indices = ir.Constant(ir.VectorType(ir.IntType(32), vector_type.count), [0] * vector_type.count)
     return builder.shuffle_vector(first, first, indices)
@@ -69,12 +70,12 @@ def _multiply_add(builder: Any, a: Any, b: Any, c: Any) -> Any:
 
 
 def _larger(builder: Any, a: Any, b: Any) -> Any:
-    """Emit code for the elementwise maximum of two vectors."""
+    """Emit code for the elementwise maximum of two SIMD vectors."""
     return builder.select(builder.fcmp_ordered(">", a, b), a, b)
 
 
 def _reduce(builder: Any, vector: Any, combine: Any) -> Any:
-    """Emit code that combines the two halves of a vector, then the halves of the result, until one number is left.
+    """Emit code that combines the two halves of a SIMD vector, then the halves of the result, until one number is left.
 
     `combine(a, b)` emits the code that combines two vectors.
     """
@@ -94,7 +95,7 @@ def _reduce(builder: Any, vector: Any, combine: Any) -> Any:
 
 @intrinsic
 def vector_length(typing_context, array):
-    """Return the vector length: the number of elements of the array's type that fit into one vector."""
+    """Return the SIMD vector length for the type of `array`: the number of its elements that fit into one vector."""
 
     def build(context, builder, signature, arguments):
         return context.get_constant(types.intp, VECTOR_BYTES * 8 // signature.args[0].dtype.bitwidth)
@@ -104,7 +105,7 @@ def vector_length(typing_context, array):
 
 @intrinsic
 def load(typing_context, array, i):
-    """Return the vector that starts at element i of a contiguous array of any shape."""
+    """Return the SIMD vector whose first element is element i of a contiguous array, counted in memory order."""
 
     def build(context, builder, signature, arguments):
         vector_type = context.get_value_type(signature.return_type)
@@ -117,7 +118,7 @@ def load(typing_context, array, i):
 
 @intrinsic
 def store(typing_context, array, i, vector):
-    """Write a vector to a contiguous array, starting at element i."""
+    """Write a SIMD vector to a contiguous array. Its first element becomes element i, counted in memory order."""
 
     def build(context, builder, signature, arguments):
         address = _element_pointer(context, builder, signature.args[0], *arguments[:2])
@@ -130,7 +131,7 @@ def store(typing_context, array, i, vector):
 
 @intrinsic
 def broadcast(typing_context, array, i):
-    """Return a vector whose elements all equal element i of a contiguous array."""
+    """Return a SIMD vector whose elements all equal element i of a contiguous array, counted in memory order."""
 
     def build(context, builder, signature, arguments):
         number = builder.load(_element_pointer(context, builder, signature.args[0], *arguments))
@@ -141,7 +142,7 @@ def broadcast(typing_context, array, i):
 
 @intrinsic
 def splat(typing_context, number):
-    """Return a vector whose elements all equal `number`."""
+    """Return a SIMD vector whose elements all equal `number`."""
 
     def build(context, builder, signature, arguments):
         return _splat(builder, context.get_value_type(signature.return_type), arguments[0])
@@ -160,14 +161,14 @@ def _constant_vector(number: float) -> Any:
     return constant
 
 
-# zeros(array) and ones(array) return constant vectors with the element type of the array.
+# zeros(array) and ones(array) return constant SIMD vectors with the element type of the array.
 zeros = _constant_vector(0.0)
 ones = _constant_vector(1.0)
 
 
 @intrinsic
 def fma(typing_context, a, b, c):
-    """Return a * b + c for three vectors."""
+    """Return a * b + c for three SIMD vectors, element by element."""
 
     def build(context, builder, signature, arguments):
         return _multiply_add(builder, *arguments)
@@ -191,7 +192,7 @@ add, sub, mul, div = (_elementwise(name) for name in ("fadd", "fsub", "fmul", "f
 
 @intrinsic
 def maximum(typing_context, a, b):
-    """Return the elementwise maximum of two vectors."""
+    """Return the elementwise maximum of two SIMD vectors."""
 
     def build(context, builder, signature, arguments):
         return _larger(builder, *arguments)
@@ -201,7 +202,7 @@ def maximum(typing_context, a, b):
 
 @intrinsic
 def horizontal_sum(typing_context, vector):
-    """Return the sum of all elements of a vector."""
+    """Return the sum of all elements of a SIMD vector."""
 
     def build(context, builder, signature, arguments):
         return _reduce(builder, arguments[0], builder.fadd)
@@ -211,7 +212,7 @@ def horizontal_sum(typing_context, vector):
 
 @intrinsic
 def horizontal_max(typing_context, vector):
-    """Return the largest element of a vector."""
+    """Return the largest element of a SIMD vector."""
 
     def build(context, builder, signature, arguments):
         return _reduce(builder, arguments[0], lambda a, b: _larger(builder, a, b))
@@ -221,10 +222,11 @@ def horizontal_max(typing_context, vector):
 
 @intrinsic
 def exp(typing_context, vector):
-    """Return e^x for each element x of a vector.
+    """Return e^x for each element x of a SIMD vector.
 
-    e^x is computed as 2^n e^r with an integer n and |r| <= ln(2)/2. The exponent bits of the result are set to n, and
-    e^r is computed by a Taylor polynomial. First, x is clamped to [-limit, limit] to avoid overflow. NaN stays NaN.
+    First, x is clamped to avoid overflow: to [-87, 87] for float32, to [-708, 708] for float64. Then e^x is computed as
+    2^n e^r with an integer n and |r| <= ln(2)/2: a Taylor polynomial computes e^r, and the factor 2^n is formed from
+    exponent bits. NaN stays NaN.
     """
     single = vector.dtype == types.float32
     bits, mantissa, degree, limit = (32, 23, 7, 87.0) if single else (64, 52, 13, 708.0)
@@ -260,14 +262,14 @@ def exp(typing_context, vector):
 
 # --- operations on arrays ---------------------------------------------------------------------------------------------
 # A matrix is given by a contiguous array and the offset of its first element in this array. It is stored row by row.
-# The arguments `columns` and `count` must be multiples of the vector length.
+# The arguments `columns` and `count` must be multiples of the SIMD vector length.
 
 
 @cached_njit
 def vector_matrix_product(row, i, matrix, j, rows, columns, out, o):
     """Write the product of a row vector [rows] and a matrix [rows,columns] to out[o:].
 
-    The vector starts at row[i], the matrix starts at matrix[j].
+    The row vector starts at row[i], the matrix starts at matrix[j]. `columns` is a multiple of the SIMD vector length.
     """
     for c in range(0, columns, vector_length(out)):
         sums = zeros(out)
@@ -278,7 +280,10 @@ def vector_matrix_product(row, i, matrix, j, rows, columns, out, o):
 
 @cached_njit
 def matrix_vector_product(matrix, j, rows, columns, row, out, o):
-    """Write the product of a matrix [rows,columns], which starts at matrix[j], and a vector `row` to out[o:]."""
+    """Write the product of a matrix [rows,columns] and a vector `row` [columns] to out[o:].
+
+    The matrix starts at matrix[j]. `columns` is a multiple of the SIMD vector length.
+    """
     for e in range(0, rows - 3, 4):
         a, b, c, d = zeros(out), zeros(out), zeros(out), zeros(out)
         for i in range(0, columns, vector_length(out)):
@@ -300,21 +305,21 @@ def matrix_vector_product(matrix, j, rows, columns, row, out, o):
 
 @cached_njit
 def copy(source, i, target, j, count):
-    """Copy the first `count` elements of source[i:] to target[j:]."""
+    """Copy the first `count` elements of source[i:] to target[j:]. `count` is a multiple of the SIMD vector length."""
     for c in range(0, count, vector_length(target)):
         store(target, j + c, load(source, i + c))
 
 
 @cached_njit
 def fill_zero(array, i, count):
-    """Set the first `count` elements of array[i:] to zero."""
+    """Set the first `count` elements of array[i:] to zero. `count` is a multiple of the SIMD vector length."""
     for c in range(0, count, vector_length(array)):
         store(array, i + c, zeros(array))
 
 
 @cached_njit
 def add_to(target, i, source, j, count):
-    """Add the first `count` elements of source[j:] to target[i:]."""
+    """Add the first `count` elements of source[j:] to target[i:]. `count` is a multiple of the SIMD vector length."""
     for c in range(0, count, vector_length(target)):
         store(target, i + c, add(load(target, i + c), load(source, j + c)))
 
@@ -323,7 +328,7 @@ def add_to(target, i, source, j, count):
 
 
 def pad_columns(x: Tensor) -> Tensor:
-    """Return x as a contiguous tensor whose last axis is padded with zeros to a multiple of the vector length."""
+    """Return x as a contiguous tensor whose last axis is padded with zeros to a multiple of the SIMD vector length."""
     missing = -x.shape[-1] % (VECTOR_BYTES // x.element_size())
     return F.pad(x, (0, missing)) if missing else x.contiguous()
 

@@ -2,14 +2,14 @@
 
 The weights are W = base + shift: `base` is trained, `shift` is the recurrent state (see `reference.srwm_seq`). In this
 module, a sequence is the computation for one head of one batch entry, and one thread computes one sequence after the
-other. The forward pass saves the shift at every CHUNK-th step, and a record of each step. The backward pass recomputes
-the weights of a chunk (CHUNK steps) from the saved shift and the records. The recomputation is exact, even if an
-episode starts within the chunk. Results are deterministic.
+other. The forward pass saves the shift at every CHUNK-th step, and a record of each step. The record contains q [E], k
+[E], the four learning rates b, and error = (q - k) W [D]. The backward pass recomputes the weights of a chunk (CHUNK
+steps) from the saved shift and the records. The recomputation is exact, even if an episode starts within the chunk.
+Results are deterministic.
 
-The four submatrices are stored as one matrix [Wy|Wq|Wk|Wb] of shape [E,D]. The columns of each submatrix are padded to
-a multiple of the vector length. `offsets` contains the index of the first column of each submatrix, followed by D. The
-record of a step contains q [E], k [E], the four learning rates b, and error = (q - k) W [D]. Each of these four parts
-is padded to a multiple of the vector length.
+The four submatrices are stored as one matrix W = [Wy|Wq|Wk|Wb] of shape [E,D]. `offsets` contains the index of the
+first column of each submatrix, followed by D. The columns of each submatrix and the four parts of a record are padded
+to multiples of the SIMD vector length (`vector_length`).
 
 Shapes: N = B * H sequences, B batch entries, H heads, T steps, E rows, D columns, My columns of Wy, R numbers in a
 record. Names that end in `_at` are offsets in flat arrays.
@@ -60,9 +60,10 @@ compile_kernel = partial(cached_njit, depends_on=(numba_simd.__file__,))
 
 @compile_kernel
 def softmax(scores, i, count, out, j):
-    """Write the softmax of `count` scores, which start at scores[i], to out[j:]. Set the padding of `out` to zero.
+    """Write the softmax of `count` scores, which start at scores[i], to out[j:].
 
-    The padding of `scores` is overwritten with minus infinity.
+    Scores and results are padded to a multiple of the SIMD vector length: the padding of `scores` is overwritten with
+    minus infinity, that of `out` with zero.
     """
     padded = (count + vector_length(out) - 1) // vector_length(out) * vector_length(out)
     for c in range(count, padded):
@@ -85,9 +86,10 @@ def softmax(scores, i, count, out, j):
 
 @compile_kernel
 def softmax_backward(probs, i, d_probs, count, out, j):
-    """Write the gradient of the inputs of a softmax to out[j:]: probs (d_probs - probs · d_probs).
+    """Write the gradient of the inputs of a softmax to out[j:]: probs * (d_probs - probs · d_probs).
 
-    The result of the softmax, `count` probabilities, starts at probs[i]. `d_probs` is its gradient.
+    The `count` probabilities that the softmax returned start at probs[i]. `d_probs` is the gradient of the loss with
+    respect to these probabilities.
     """
     sums = zeros(out)
     for c in range(0, count, vector_length(out)):
@@ -99,15 +101,15 @@ def softmax_backward(probs, i, d_probs, count, out, j):
 
 @compile_kernel
 def sigmoid(scores, i, out, j):
-    """Write the sigmoid of the vector that starts at scores[i] to out[j:]."""
+    """Write the sigmoid of the SIMD vector that starts at scores[i] to out[j:]."""
     store(out, j, div(ones(out), add(ones(out), exp(sub(zeros(out), load(scores, i))))))
 
 
 @compile_kernel
 def scale(row, i, b, j, offsets, out):
-    """Multiply each of four parts of row[i:] by its own factor, and write the result to `out` [D].
+    """Multiply each of the four parts of row[i:] by its own factor, and write the result to `out` [D].
 
-    Part z, from 0 to 3, consists of the columns offsets[z] to offsets[z + 1] - 1 (submatrix z). Its factor is b[j + z].
+    Part z, from 0 to 3, consists of the columns offsets[z] to offsets[z + 1] - 1. The factor of part z is b[j + z].
     """
     for z in range(4):
         factor = broadcast(b, j + z)
@@ -117,7 +119,9 @@ def scale(row, i, b, j, offsets, out):
 
 @compile_kernel
 def srwm_forward(x, done, base, shift, offsets, y, records, saved):
-    """Run the forward pass of the SRWM. All arrays except x and done are flat; the given shapes describe their layout.
+    """Run the forward pass of the SRWM. Overwrite `shift`, `y`, `records` and `saved` with the results.
+
+    All arrays except x and done are flat; the given shapes describe their layout.
 
     Args:
         x: inputs [N,T,E].
@@ -126,8 +130,8 @@ def srwm_forward(x, done, base, shift, offsets, y, records, saved):
         shift: initial shift [N,E,D]; overwritten with the final shift.
         offsets: index of the first column of each submatrix, followed by D.
         y: overwritten with the outputs x Wy [N,T,My].
-        records: overwritten with q, k, b and (q - k) W of all steps, [N,T,R]. If no backward pass follows, it has space
-            for only one step.
+        records: overwritten with q, k, b and (q - k) W of all steps, [N,T,R]. If no backward pass follows, the array
+            has space for only one step.
         saved: overwritten with the shift at the start of each chunk of CHUNK steps, [N,chunks,E,D]. Empty if no
             backward pass follows.
     """
@@ -182,12 +186,13 @@ def srwm_forward(x, done, base, shift, offsets, y, records, saved):
 
 @compile_kernel
 def srwm_backward(x, done, base, offsets, records, saved, d_y, d_shift, has_final_grad, truncate, d_x, d_base):
-    """Run the backward pass of the SRWM. Overwrite d_x with the gradient of x, add that of base to d_base [H,E,D].
+    """Run the backward pass of the SRWM.
 
-    All arrays except x and done are flat; the given shapes describe their layout. `records` and `saved` are results of
-    the forward pass. `d_y` [N,T,My] is the gradient of the outputs. `d_shift` [N,E,D] contains the gradient of the
-    final shift and is overwritten with the gradient of the initial shift. `has_final_grad` is False if the gradient of
-    the final shift is zero. If `truncate` is True, no gradient flows from a step to the previous step.
+    Overwrite `d_x` with the gradient of x, and add the gradient of `base` to `d_base` [H,E,D]. All arrays except x and
+    done are flat; the given shapes describe their layout. `records` and `saved` are results of the forward pass. `d_y`
+    [N,T,My] is the gradient of the outputs. Before the call, `d_shift` [N,E,D] must contain the gradient of the final
+    shift; it is overwritten with the gradient of the initial shift. `has_final_grad` is False if the gradient of the
+    final shift is zero. If `truncate` is True, no gradient flows from a step to the previous step.
     """
     num_sequences, num_steps, rows = x.shape
     columns = offsets[4]
@@ -208,11 +213,11 @@ def srwm_backward(x, done, base, offsets, records, saved, d_y, d_shift, has_fina
     q_minus_k = np.empty(padded, x.dtype)
     for n in range(num_sequences):
         base_at, grad_at = n % num_heads * matrix_size, n * matrix_size
-        # The gradient of base is the sum of the gradients of W at all steps. The loop goes backwards in time, and
-        # d_shift is the same sum over the steps so far, plus the gradient of the final shift. If the gradient of the
-        # final shift is zero, d_shift is added to d_base at the end, and each time before d_shift is set to zero (at an
-        # episode start or, with `truncate`, after each step). Otherwise the sum for d_base is computed separately until
-        # d_shift is set to zero for the first time.
+        # The gradient of base is the sum of the gradients of W at all steps. The loop goes backwards in time. At any
+        # time, d_shift is the sum of the gradients of W at the steps processed so far, plus the gradient of the final
+        # shift. If the gradient of the final shift is zero, d_shift is therefore added to d_base at the end, and each
+        # time before d_shift is set to zero (at an episode start or, with `truncate`, after each step). Otherwise the
+        # sum for d_base is computed separately until d_shift is set to zero for the first time.
         sum_separately = has_final_grad
         last_k_at = (n * num_steps + num_steps - 1) * record_size + padded
         vector_matrix_product(records, last_k_at, d_shift, grad_at, rows, columns, d_update, 0)
@@ -289,7 +294,7 @@ def srwm_backward(x, done, base, offsets, records, saved, d_y, d_shift, has_fina
 
 @compile_kernel
 def copy_columns(source, i, target, j, width):
-    """Copy `width` columns of all rows from `source`, starting at column i, to `target`, starting at column j."""
+    """Copy the columns i to i + width - 1 of `source` to the columns from j on of `target`, in all rows."""
     whole_vectors = width // vector_length(target) * vector_length(target)
     for r in range(len(source)):
         source_at = r * source.shape[1] + i
@@ -356,7 +361,7 @@ class SRWMFunction(torch.autograd.Function):
 def srwm_seq(
     x: Tensor, done: Tensor, base: tuple[Tensor, ...], shift: tuple[Tensor, ...], truncate: bool = False
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Compute the self-referential weight matrix. Arguments and results are those of `reference.srwm_seq`."""
+    """Compute the recurrence of the SRWM over T steps. Arguments and results are those of `reference.srwm_seq`."""
     batch, heads, steps, rows = x.shape
     y, *final_shift = SRWMFunction.apply(
         x.reshape(-1, steps, rows).contiguous(),
@@ -378,7 +383,7 @@ def _column_offsets(matrices: Sequence[Tensor]) -> tuple[int, ...]:
 def _concat_padded(matrices: Sequence[Tensor]) -> Tensor:
     """Return the columns of four matrices [N,E,...], concatenated to one tensor [N,E,D].
 
-    The columns of each matrix are padded with zeros to a multiple of the vector length.
+    The columns of each matrix are padded with zeros to a multiple of the SIMD vector length.
     """
     offsets = _column_offsets(matrices)
     fused = matrices[0].new_zeros(*matrices[0].shape[:2], offsets[4])

@@ -1,4 +1,6 @@
-"""Reference implementation of the recurrences: loops of PyTorch operations. Autograd computes the gradients.
+"""Reference implementation of the delta rule and of the self-referential weight matrix, as loops of PyTorch operations.
+
+Autograd computes the gradients.
 
 The other implementations must give the same results, except for rounding. The reference implementation supports all
 floating-point types and devices. Vectors are rows, a matrix has the shape [in, out], and (a ⊗ b)_ij = a_i b_j.
@@ -19,7 +21,7 @@ def delta_seq(
     state: Tensor,  # [B,H,E,M]
     truncate: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Compute the delta rule. Return the outputs o [B,H,T,M] and the final fast weights W [B,H,E,M].
+    """Compute the delta rule over T steps. Return the outputs o [B,H,T,M] and the final fast weights W [B,H,E,M].
 
     Each step computes W <- W + k ⊗ beta (v - k W) and then o = q W. If `done` is True, W is set to zero before the
     step. If `truncate` is True, no gradient flows from a step to the previous step.
@@ -39,16 +41,16 @@ def srwm_seq(
     x: Tensor,  # [B,H,T,E]
     done: Tensor,  # [T,B]
     base: tuple[Tensor, ...],  # trained weights: Wy [H,E,M], Wq [H,E,E], Wk [H,E,E], Wb [H,E,4]
-    shift: tuple[Tensor, ...],  # initial state: current minus trained weights, for each matrix; shapes [B,H,E,...]
+    shift: tuple[Tensor, ...],  # initial state [B,H,E,...]: for each of the four matrices, current - trained weights
     truncate: bool = False,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Compute the self-referential weight matrix. Return the outputs y [B,H,T,M] and the four final shifts.
+    """Compute the self-referential weight matrix over T steps. Return the outputs y [B,H,T,M] and the final shifts.
 
-    Each step multiplies the input x by the four matrices W = base + shift, and then updates the four shifts. The
-    learning rate of the i-th matrix is element i of b:
+    Each step multiplies the input x by the four matrices W_i = base_i + shift_i (Wy, Wq, Wk, Wb), and then updates the
+    four shifts. The learning rate of the i-th matrix is element i of b:
 
         y = x Wy,  q = softmax(x Wq),  k = softmax(x Wk),  b = sigmoid(x Wb)
-        shift <- shift + k ⊗ b_i (q - k) W
+        shift_i <- shift_i + k ⊗ b_i (q - k) W_i
 
     If `done` is True, the shifts are set to zero before the step. If `truncate` is True, no gradient flows from a step
     to the previous step.
@@ -73,9 +75,9 @@ def _read(row: Tensor, matrix: Tensor) -> Tensor:
 
 
 def _reset(state: Tensor, done: Tensor, truncate: bool) -> Tensor:
-    """Return the state [B,H,E,M], set to zero for batch entries that start an episode (`done`, bool [B]).
+    """Return a copy of the state [B,H,E,M] that is zero for the batch entries in which `done`, bool [B], is True.
 
-    If `truncate` is True, the result is detached.
+    If `truncate` is True, the result has no gradient.
     """
     state = state.detach() if truncate else state
     return state.masked_fill(done[:, None, None, None], 0)

@@ -1,4 +1,4 @@
-"""The recurrences on GPUs: forward and backward kernels in Triton, float32.
+"""Delta rule and self-referential weight matrix (SRWM) on GPUs: forward and backward kernels in Triton, float32.
 
 In this module, a sequence is the computation for one head of one batch entry. One Triton program computes one sequence
 and keeps its weight matrices in registers, padded to powers of two. The backward pass needs the weights before each
@@ -6,8 +6,8 @@ step. To save memory, the forward pass saves only the weights at every CHUNK-th 
 also q, k and b of each step). The backward pass recomputes the weights of a chunk (CHUNK steps) and writes them to a
 buffer. Programs write to disjoint memory, so results are deterministic.
 
-Sizes in the kernels: T steps, B batch entries, H heads, E rows, M columns of v or y. EP and MP are E and M, padded to
-powers of two. D is the number of columns of the four SRWM matrices together.
+Sizes in the kernels: T steps, B batch entries, H heads, E rows, M columns of v (delta rule) or y (SRWM). EP and MP are
+E and M, padded to powers of two. D is the number of columns of the four SRWM matrices together.
 """
 
 from typing import Any
@@ -321,7 +321,7 @@ def srwm_backward(
 
 
 def specialisation(kernel: Any, rows: int, columns: int, save: bool = True) -> dict[str, Any]:
-    """Return the compile-time constants and launch options of a kernel by name.
+    """Return a dict with the compile-time constants and the launch options of a kernel.
 
     `rows` is E, `columns` is M (the size of v or y). If `save` is False, the forward pass saves nothing for a backward
     pass.
@@ -338,13 +338,13 @@ def specialisation(kernel: Any, rows: int, columns: int, save: bool = True) -> d
 
 
 def _launch(kernel: Any, num_sequences: int, *arguments: Any, rows: int, columns: int, save: bool = True) -> None:
-    """Run a kernel with one program per sequence, on the device of the tensors and in its current CUDA stream."""
+    """Run a kernel with one program per sequence, on the device of the first argument, in the current CUDA stream."""
     with torch.cuda.device_of(arguments[0]):
         kernel[(num_sequences,)](*arguments, **specialisation(kernel, rows, columns, save))
 
 
 class DeltaFunction(torch.autograd.Function):
-    """Autograd function of `delta_seq` for contiguous tensors [B,H,...].
+    """Autograd function of `delta_seq`. All tensors are contiguous.
 
     If `save` is False, the forward pass saves nothing, and no backward pass is possible.
     """
@@ -385,7 +385,7 @@ class DeltaFunction(torch.autograd.Function):
 def delta_seq(
     q: Tensor, k: Tensor, v: Tensor, beta: Tensor, done: Tensor, state: Tensor, truncate: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Compute the delta rule. Arguments and results are those of `reference.delta_seq`."""
+    """Compute the delta rule over T steps. Arguments and results are those of `reference.delta_seq`."""
     save = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, beta, state))
     q, k, v, beta, state = (x.contiguous() for x in (q, k, v, beta, state))
     return DeltaFunction.apply(q, k, v, beta, done.contiguous().view(torch.uint8), state, truncate, save)
@@ -435,7 +435,7 @@ class SRWMFunction(torch.autograd.Function):
 def srwm_seq(
     x: Tensor, done: Tensor, base: tuple[Tensor, ...], shift: tuple[Tensor, ...], truncate: bool = False
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Compute the self-referential weight matrix. Arguments and results are those of `reference.srwm_seq`."""
+    """Compute the recurrence of the SRWM over T steps. Arguments and results are those of `reference.srwm_seq`."""
     save = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, *base, *shift))
     all_base, all_shift = torch.cat(base, dim=-1), torch.cat(shift, dim=-1)
     resets = done.contiguous().view(torch.uint8)
