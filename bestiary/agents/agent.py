@@ -36,7 +36,7 @@ class Output:
     value: Tensor  # [T,B], the values in units of the rewards
     extras: dict[str, Tensor] = field(default_factory=dict)  # outputs for interpretability tools, for example attention
     estimate: ValueEstimate | None = None  # the output of the critic; None: the values are not normalised
-    metrics: dict[str, Tensor] = field(default_factory=dict)  # scalars for metrics.csv: means over the batch
+    metrics: dict[str, Tensor] = field(default_factory=dict)  # scalars for metrics.csv; each is a mean over the batch
 
     @property
     def value_estimate(self) -> ValueEstimate:
@@ -129,10 +129,10 @@ class BasicAgent(nn.Module, AgentDefaults):
 
 
 def last_step_features(inputs: Inputs, use_reward: bool, num_actions: int) -> list[Tensor]:
-    """Return the last reward [T,B,1], clamped to [-1,1], and the one-hot last action [T,B,A] as a list of features.
+    """Return a list of features: the last reward [T,B,1], clamped to [-1,1], and the one-hot last action [T,B,A].
 
-    Both are zero at the first entry of an episode. The list contains the reward only if `use_reward` is True, and the
-    action only if `num_actions` is not 0.
+    Both features are zero at the first entry of an episode. The list contains the reward only if `use_reward` is True,
+    and the action only if `num_actions` (A) is not 0.
     """
     same_episode = (~inputs.done).unsqueeze(-1)  # [T,B,1]
     features = []
@@ -144,9 +144,10 @@ def last_step_features(inputs: Inputs, use_reward: bool, num_actions: int) -> li
 
 
 def run_memory(memory: Any, x: Tensor, done: Tensor, state: State) -> tuple[Tensor, State, dict[str, Tensor]]:
-    """Run a memory over its inputs x [T,B,D]. Return its outputs, its new state and its metrics.
+    """Run a memory over its inputs x [T,B,D]; D is the number of inputs per step.
 
-    If gradients are disabled (`torch.no_grad`), metrics are not computed, and the dict of metrics is empty.
+    Return the outputs of the memory, its new state and its metrics by name. If gradients are disabled
+    (`torch.no_grad`), metrics are not computed, and the dict of metrics is empty.
     """
     if torch.is_grad_enabled():
         return memory.forward_with_metrics(x, done, state)
@@ -164,9 +165,10 @@ def apply_heads(policy: nn.Module, critic: nn.Module, x: Tensor, task: Tensor, *
 
 
 def init_orthogonal(module: nn.Module, gain: float) -> None:
-    """Initialise all linear and convolutional layers with orthogonal weights and zero biases.
+    """Initialise all linear and convolutional layers of a module with orthogonal weights and zero biases.
 
-    Orthogonal weights preserve the scale of activations. A gain of sqrt(2) compensates for a ReLU after the layer.
+    Orthogonal weights, which are multiplied by `gain`, preserve the scale of activations. A gain of sqrt(2) compensates
+    for a ReLU after the layer.
     """
     for layer in module.modules():
         if isinstance(layer, nn.Linear | nn.Conv2d):
@@ -195,9 +197,10 @@ def count_parameters(module: nn.Module | Agent) -> int:
 
 
 def count_fc_parameters(agent: Agent) -> int:
-    """Return the number of parameters in the torso's fully connected layers. Pan et al. (2022) report this number.
+    """Return the number of parameters in the fully connected layers of an agent's torso.
 
-    Return 0 if the agent has no torso, or if the torso has no fully connected layers.
+    Return 0 if the agent has no torso, or if the torso has no fully connected layers. Pan et al. (2022) report this
+    number as the size of an agent.
     """
     torso = find_child(agent, "torso")
     layers = find_child(torso, "layers") if torso is not None else None

@@ -7,21 +7,22 @@
     answers   for each query, the weighted sum of the values                                         [B,Q,V+S]
     policy    an LSTM over answers, queries, last reward and last action; then policy and value heads
 
-To compute the weights of a query, the query is multiplied by the key of each cell, and a softmax over all cells is
-applied. The spatial basis consists of fixed functions of the location, so that a query can select a location and not
-only an object. These functions are all products f(y) g(x) of a function of the row and a function of the column, where
-y and x go from 0 to pi across the map. With the option `basis` = "fourier", the functions of one axis are cos(u y) and
-sin(u y) for u from 1 to U, so S = (2U)^2. With "cosine", they are only cos(u y), so S = U^2.
+The weights of a query are a softmax, over all cells, of the scalar products of the query and the keys. The spatial
+basis consists of fixed functions of the location, so that a query can select a location and not only an object. These
+functions are all products f(y) g(x) of a function of the row and a function of the column, where y and x go from 0 to
+pi across the map. With the option `basis` = "fourier", the functions of the row are cos(u y) and sin(u y) for u from 1
+to U, and those of the column are the same functions of x, so S = (2U)^2. With "cosine", there are no sines, so S = U^2.
 
-According to the paper, the basis has 64 channels, is an outer product over the two axes, and has 4 frequencies per axis
-(U = V = 4 in the notation of the paper). These three statements agree only if the basis has sines and cosines. A public
-re-implementation has a cosine basis with 8 frequencies, which also gives 64 channels; its author notes that 4
-frequencies did not seem to fit (docs/interpretability.md).
+According to the paper, the basis has 64 channels, is an outer product over the two axes, and has 4 frequencies per
+axis. These three statements agree only if the basis has sines and cosines. A public re-implementation of this agent has
+a cosine basis with 8 frequencies, which also gives 64 channels; its author notes that 4 frequencies did not seem to fit
+(docs/interpretability.md).
 
-An earlier port of this agent did not learn. This implementation differs from that port as follows: a ReLU follows each
-convolution; the peephole weights are parameters; the forget gate has a positive initial bias; rewards are clamped;
-actions are one-hot; the attention logits of each query are multiplied by a learned scale; and layer norm is applied to
-the cells of the map, because the outputs of an LSTM are small compared with the spatial basis and the queries.
+The port of this agent in a fork of TorchBeast did not learn. This implementation differs from that port as follows: a
+ReLU follows each convolution; the peephole weights are parameters; the forget gate has a positive initial bias; rewards
+are clamped; actions are one-hot; the attention logits of each query are multiplied by a learned scale; and layer norm
+is applied to the cells of the map, because the outputs of an LSTM are small compared with the spatial basis and the
+queries.
 """
 
 import math
@@ -56,7 +57,7 @@ class AttentionAgent(nn.Module, AgentDefaults):
 
     components: ClassVar[tuple[str, ...]] = ("critic",)
     # The first updates adapt all weights to the scale of the returns. With the full learning rate, these updates would
-    # saturate the policy LSTM permanently. The schedule `warmup` therefore increases the learning rate slowly.
+    # saturate the policy LSTM for the rest of the run. The schedule `warmup` therefore starts with a low learning rate.
     config_defaults: ClassVar[dict[str, Any]] = {"algo.lr": 3e-4, "algo.lr_schedule": "warmup"}
     has_attention = True
 
@@ -133,9 +134,10 @@ class AttentionAgent(nn.Module, AgentDefaults):
         nn.init.normal_(self.query[-1].bias, std=0.5)  # type: ignore[arg-type]
 
     def initial_state(self, batch_size: int) -> State:
-        """Return four tensors of zeros: the output and the cell of both LSTMs.
+        """Return four tensors of zeros.
 
-        The tensors of the convolutional LSTM are [B,K+V,h,w]. Those of the policy LSTM, which follow, are [B,hidden].
+        They are the output and the cell of the convolutional LSTM, [B,channels,h,w], and then the output and the cell
+        of the policy LSTM, [B,hidden].
         """
         zeros = self.policy.weight.new_zeros
         map_shape = (batch_size, self.core.channels, *self.torso.map_shape[1:])
@@ -171,9 +173,10 @@ class AttentionAgent(nn.Module, AgentDefaults):
     def _attend(self, vision: Tensor, policy_h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the answers [B,Q,V+S], the queries [B,Q,K+S] and the attention weights [B,Q,h*w].
 
-        The answer to a query is the sum of the values of all cells, weighted by the attention weights. `vision` is the
-        map [B,K+V,h,w] of the convolutional LSTM, `policy_h` the previous output of the policy LSTM. The docstring of
-        this module explains the letters.
+        Q is the number of queries, K and V are the options `key_channels` and `value_channels`, S is the size of the
+        spatial basis. The answer to a query is the sum of the values of all cells, weighted by the attention weights.
+        `vision` is the map [B,K+V,h,w] of the convolutional LSTM, `policy_h` [B,hidden] is the output of the policy
+        LSTM at the previous step.
         """
         cells = self.norm(vision.flatten(2).transpose(1, 2))  # [B,h*w,K+V]
         basis = self.basis.expand(len(cells), -1, -1)
@@ -186,7 +189,10 @@ class AttentionAgent(nn.Module, AgentDefaults):
 
 
 def make_encoder(spec: ObservationSpec, subtract_mean: bool) -> ImageEncoder:
-    """Return an encoder of two convolutions. It turns 84x84 pixels into 11x11 cells, and 210x160 pixels into 27x20."""
+    """Return an encoder of two convolutions. It maps 84x84 pixels to 11x11 cells, and 210x160 pixels to 27x20 cells.
+
+    Raise UserError if the environment has no image or the image is too small.
+    """
     require_image(spec, "agent aaa", min_size=16, flag="--agent")
     convolutions = nn.Sequential(
         nn.Conv2d(spec["image"].shape[0], 32, 8, stride=4, padding=1),
@@ -200,7 +206,8 @@ def make_encoder(spec: ObservationSpec, subtract_mean: bool) -> ImageEncoder:
 class ConvLSTM(nn.Module):
     """Convolutional LSTM with peepholes (Shi et al. 2015).
 
-    Each gate has its own weights W, U, b and p; x is the input, * a convolution:
+    Each gate has its own weights W, U, b and p. x is the input, h the previous output, c the previous cell, and * a
+    convolution:
 
         input and forget gate   i, f = sigmoid(W * x + U * h + b + p c)
         cell                    c' = f c + i tanh(W * x + U * h + b)
@@ -221,11 +228,11 @@ class ConvLSTM(nn.Module):
             self.input.bias[channels : 2 * channels] = 1  # the forget gate is open initially
 
     def input_gates(self, x: Tensor) -> Tensor:
-        """Return W * x + b for inputs x [B,C,h,w]: their contribution to the four gates, [B,4*channels,h,w]."""
+        """Return W * x + b, the contribution of the inputs x [B,C,h,w] to the four gates, [B,4*channels,h,w]."""
         return self.input(x)
 
     def forward(self, gates: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute one step. Return the new output and the new cell, both [B,channels,rows,columns].
+        """Compute one step. Return the new output and the new cell, both [B,channels,h,w].
 
         `gates` is the result of `input_gates` for this step, `h` the previous output and `c` the previous cell.
         """
@@ -237,11 +244,11 @@ class ConvLSTM(nn.Module):
 
 
 def spatial_basis(height: int, width: int, frequencies: int, kind: str) -> Tensor:
-    """Return the S channels of the spatial basis at each cell of a map, [h*w,S].
+    """Return the S channels of the spatial basis at each cell of a map with h rows and w columns, [h*w,S].
 
-    The channels are all products of a function of y and a function of x. The functions of an axis are cos(u y) for all
-    integers u from 1 to `frequencies`, and for the kind "fourier" also sin(u y). y and x go from 0 (exclusive) to pi
-    across the map.
+    The channels are all products of a function of y and a function of x. The functions of y are cos(u y) for all
+    integers u from 1 to `frequencies` and, for the kind "fourier", also sin(u y); those of x are the same. y and x go
+    from 0 (exclusive) to pi across the map.
     """
     waves = []
     for size in (height, width):

@@ -7,7 +7,7 @@
 PopArt (van Hasselt et al. 2016, Hessel et al. 2019). If the returns of tasks differ in scale, the gradients of one task
 dominate the gradients of the other tasks. With PopArt, the network therefore outputs a normalised value n for each
 task. The value is sigma n + mu, where mu and sigma are the running mean and standard deviation of the task's value
-targets v. Each update changes these statistics with the step size beta,
+targets v. Each update changes these statistics with the step size beta, where E is the mean over the batch,
 
     mu' = (1 - beta) mu + beta E[v]      nu' = (1 - beta) nu + beta E[v^2]      sigma' = sqrt(nu' - mu'^2)
 
@@ -43,8 +43,10 @@ from torch import Tensor
 from bestiary.agents.defaults import CriticDefaults
 from bestiary.utils.options import option
 
-MAX_SIGMA_GROWTH = 1.25  # largest accepted factor by which one update increases the sigma of a task (docstring, item 3)
-WARMUP_UPDATES = 100  # after so many updates with a nonzero reward of a task, its sigma and mu may change freely
+# Item 3 of the module docstring: one update may increase the sigma of a task at most by this factor ...
+MAX_SIGMA_GROWTH = 1.25
+# ... until the task has had this number of updates with a nonzero reward.
+WARMUP_UPDATES = 100
 MAX_ERROR = 10.0  # maximum absolute value of normalised errors and advantages
 
 
@@ -52,12 +54,12 @@ MAX_ERROR = 10.0  # maximum absolute value of normalised errors and advantages
 class ValueEstimate:
     """The normalised values that a critic outputs, and the statistics that convert them to units of the rewards.
 
-    If the critic does not normalise, `mu` and `sigma` are floats, and the normalised values are the values.
+    If the critic does not normalise, `mu` and `sigma` are floats, and `normalised` contains the unnormalised values.
     """
 
     normalised: Tensor  # [T,B], with gradient
-    mu: Tensor | float = 0.0  # [T,B], mean of the value targets of the entry's task
-    sigma: Tensor | float = 1.0  # [T,B], standard deviation of the value targets of the entry's task
+    mu: Tensor | float = 0.0  # [T,B]: for each entry, the mean of the value targets of the entry's task
+    sigma: Tensor | float = 1.0  # [T,B]: for each entry, the standard deviation of the value targets of its task
     max_error: float = math.inf  # maximum absolute value of normalised errors and advantages
 
     @property
@@ -87,7 +89,7 @@ class ValueEstimate:
         return (differences / self.sigma).clamp(-self.max_error, self.max_error)
 
     def __getitem__(self, entries: slice | int) -> "ValueEstimate":
-        """Return the estimates at an index or slice of the time axis."""
+        """Return the estimates that an index or a slice of the time axis selects."""
 
         def select(x: Tensor | float) -> Tensor | float:
             return x[entries] if isinstance(x, Tensor) else x
@@ -137,8 +139,9 @@ class PopArt(nn.Linear, CriticDefaults):
         )
         debias: bool = option(
             True,
-            "start the statistics of a task at its first nonzero reward, as arithmetic means; update them before the "
-            "network if they do not fit the value targets yet; clip normalised errors (off: as in the papers)",
+            "correct the running statistics at the start: those of a task start at its first nonzero reward and are "
+            "arithmetic means at first; while they do not fit the value targets, they are updated before the network; "
+            "normalised errors are clipped (off: as in the papers)",
         )
         min_sigma: float = option(1e-4, "lower bound of the standard deviation", above=0)
         max_sigma: float = option(1e6, "upper bound of the standard deviation", above=0)
@@ -165,11 +168,11 @@ class PopArt(nn.Linear, CriticDefaults):
         return ValueEstimate(normalised, self.mu[task].float(), self.sigma[task].float(), max_error)
 
     def target_moments(self, targets: Tensor, task: Tensor, rewards: Tensor | None = None) -> Tensor:
-        """Return four numbers about the value targets of each task, float64 [K,4].
+        """Return four numbers for each task, float64 [K,4], from which the statistics are updated.
 
-        The four numbers are the number of targets, their sum, the sum of their squares, and the number of nonzero
-        rewards. If `rewards` is None, the fourth number is the number of nonzero targets. All arguments are [T,B]. The
-        result for a batch is the sum of the results for its micro-batches.
+        They are the number of value targets of the task, their sum, the sum of their squares, and the number of nonzero
+        rewards of the task. If `rewards` is None, nonzero targets are counted instead of nonzero rewards. All arguments
+        are [T,B]. The result for a batch is the sum of the results for its micro-batches.
         """
         flat = targets.detach().double().flatten()
         nonzero = (targets if rewards is None else rewards).detach().flatten() != 0
@@ -177,9 +180,9 @@ class PopArt(nn.Linear, CriticDefaults):
         return columns.new_zeros(self.out_features, 4).index_add_(0, task.flatten(), columns)
 
     def accepts(self, moments: Tensor) -> bool:
-        """Return False if the update with these targets would change mu or sigma of some task too much.
+        """Return False if an update with these moments would change mu or sigma of a task too much.
 
-        `moments` is the result of `target_moments`. `_wrong_scale` defines what "too much" means.
+        `moments` is the result of `target_moments` for the batch. `_wrong_scale` defines what "too much" means.
         """
         mu, _, sigma, _ = self._next_statistics(moments)
         return not bool((self._wrong_scale(mu, sigma) & (moments[:, 0] > 0)).any())
@@ -188,8 +191,9 @@ class PopArt(nn.Linear, CriticDefaults):
     def update_statistics(self, moments: Tensor) -> None:
         """Update the statistics with `moments`, the result of `target_moments`, and rescale the last layer.
 
-        The rescaling preserves the unnormalised values, with one exception: if the statistics of a task change too much
-        (`_wrong_scale`), its normalised values stay the same instead. A task without targets does not change.
+        The rescaling preserves the unnormalised values of each task. There is one exception: if the statistics of a
+        task change too much (`_wrong_scale`), the layer is not rescaled, and the normalised values of the task stay the
+        same instead. A task without value targets in the batch does not change.
         """
         mu, nu, sigma, updates = self._next_statistics(moments)
         has_targets = moments[:, 0] > 0
@@ -210,15 +214,15 @@ class PopArt(nn.Linear, CriticDefaults):
     def _wrong_scale(self, next_mu: Tensor, next_sigma: Tensor) -> Tensor:
         """Return a bool [K]: True for each task whose mu or sigma an update would change too much.
 
-        "Too much" means that sigma grows by more than the factor MAX_SIGMA_GROWTH, or that mu moves by more than sigma.
-        The result is always False if the option `debias` is off, and for tasks that have had WARMUP_UPDATES updates
-        with a nonzero reward.
+        `next_mu` and `next_sigma` are the statistics after the update. "Too much" means that sigma grows by more than
+        the factor MAX_SIGMA_GROWTH, or that mu moves by more than sigma. The result is always False if the option
+        `debias` is off, and for tasks that have had WARMUP_UPDATES updates with a nonzero reward.
         """
         jumps = (next_sigma > MAX_SIGMA_GROWTH * self.sigma) | ((next_mu - self.mu).abs() > self.sigma)
         return jumps & (self.updates < WARMUP_UPDATES) & self.options.debias
 
     def _next_statistics(self, moments: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return mu, nu, sigma and updates [K] as they would be after an update.
+        """Return the values that mu, nu, sigma and `updates` would have after an update, each [K].
 
         `moments` is the result of `target_moments`. For a task without value targets in the batch, the returned numbers
         are meaningless, and the caller must not use them.
@@ -246,7 +250,10 @@ def _standard_deviation(mean: Tensor, second_moment: Tensor) -> Tensor:
 
 
 def _select_task(values: Tensor, task: Tensor) -> Tensor:
-    """Return the value of each entry's task, [T,B], from the values of all tasks [T,B,K] and the task indices [T,B]."""
+    """Select the value of each entry's own task, [T,B], from the values of all K tasks [T,B,K].
+
+    `task` contains the task index of each entry, [T,B].
+    """
     return values.gather(-1, task.unsqueeze(-1)).squeeze(-1)
 
 

@@ -16,11 +16,11 @@ from bestiary.agents.run_context import RunContext
 
 
 class ComponentDefaults:
-    """Default of the optional method that all components have."""
+    """Default of `derive_options`, the optional method of all kinds of components."""
 
     @classmethod
     def derive_options(cls, options: Any, context: RunContext) -> Any:
-        """Return the options, after setting those that the user did not set. By default, return them unchanged."""
+        """Return the options, with values for those that the user did not set. By default, return them unchanged."""
         return options
 
 
@@ -58,9 +58,9 @@ class CriticDefaults(ComponentDefaults):
     keeps_statistics: bool = False  # True if the critic normalises value targets with running statistics, like PopArt
 
     def accepts(self, moments: Tensor) -> bool:
-        """Return False if the learner must update the statistics before it can use the gradient of a batch.
+        """Return False if the learner must update the running statistics before it can use the gradient of a batch.
 
-        `moments` is the result of `target_moments` for the batch. By default, return True.
+        `moments` is the result of the critic's method `target_moments` for the batch. By default, return True.
         """
         return True
 

@@ -47,5 +47,5 @@ class Categorical:
         return (log_probs.exp() * (log_probs - other.log_probs)).sum(dim=-1)
 
     def __getitem__(self, index: slice) -> "Categorical":
-        """Return the distributions in a slice of the first axis."""
+        """Return the distributions that a slice of the first axis selects."""
         return Categorical(self.logits[index])

@@ -1,16 +1,16 @@
 """Influence-aware memory (IAM, Suau et al. 2022): a memory that receives only a subset of the observation, the d-set.
 
-    x_t = FNN(o_t)                     torso: the whole current observation
-    d_t = RNN(d_{t-1}, D(o_t))         memory: only the inputs selected by D
-    policy and value are linear in [x_t, d_t]
+    x_t = torso(o_t)                   features of the whole current observation o_t
+    m_t = memory(m_{t-1}, dset(o_t))   output of the memory, which receives only the d-set of the observation
+    policy and value are linear in [x_t, m_t]
 
-Information that matters only at the current step bypasses the memory, so the memory does not have to store it. D is
-one of
+Information that matters only at the current step bypasses the memory, so the memory does not have to store it. The
+option `dset` selects how the d-set is computed:
 
     an index list   the inputs with these indices: `49:73`, `0,49:73`, or the name of an index list that the environment
-                    defines (`items`)
+                    defines (`items` in the warehouse)
     static          a learned linear layer over all inputs; for an image, over each cell of the feature map
-    all             all inputs
+    all             all inputs; for an image, the whole feature map
     attention       softmax attention over the inputs, or over the cells of the feature map; the queries are computed
                     from the memory's output at the previous step
 
@@ -18,8 +18,8 @@ The attention at step t needs the memory's output at step t-1. With attention, t
 step by step, and gradients pass through both attention and memory. At the start of an episode, the agent sets the
 memory's previous output to zero.
 
-Letters of shapes: D inputs of a vector; C channels, h rows and w columns of a feature map, R = h*w cells; U units of an
-attention head; H outputs of the memory.
+Letters of shapes: D inputs of a vector; C channels, h rows and w columns of a feature map, which has R = h*w cells; U
+units of an attention head; H outputs of the memory.
 """
 
 from collections.abc import Callable
@@ -99,7 +99,11 @@ class IAMAgent(nn.Module, AgentDefaults):
         return isinstance(self.dset, Attention)
 
     def initial_state(self, batch_size: int) -> State:
-        """Return the initial state of the memory. With attention, append zeros [B,H] as its previous output."""
+        """Return the initial state of the memory.
+
+        With attention, the state has one more tensor: the output of the memory at the previous step, which is zero at
+        first, [B,H].
+        """
         state = self.memory.initial_state(batch_size)
         if not self.has_attention:
             return state
@@ -127,10 +131,10 @@ class IAMAgent(nn.Module, AgentDefaults):
         return output, tuple(map(to_float32, state))
 
     def _attend(self, encoded: Tensor, done: Tensor, state: State) -> tuple[Tensor, State, Tensor]:
-        """Run attention and memory step by step.
+        """Run attention and memory step by step over `encoded`, feature maps [T*B,C,h,w] or inputs [T*B,D].
 
-        Return the memory's outputs [T,B,H], the new state, and the attention weights [T,B,heads,R] over cells or
-        [T,B,heads,D] over inputs.
+        Return the memory's outputs [T,B,H], the new state, and the attention weights. The weights are [T,B,heads,R] for
+        feature maps with R = h*w cells, and [T,B,heads,D] for D inputs.
         """
         assert isinstance(self.dset, Attention)
         T, B = done.shape
@@ -201,7 +205,7 @@ class Attention(nn.Module):
         """Build the layer.
 
         For a feature map, `inputs` is the number of channels and `cells` the number of cells. For a vector, `inputs` is
-        its size and `cells` is 0.
+        the size of the vector and `cells` is 0.
         """
         super().__init__()
         self.heads = heads
@@ -215,23 +219,26 @@ class Attention(nn.Module):
     def make_query_layer(self, memory_size: int) -> None:
         """Create the linear layer from the memory's output to the queries.
 
-        The constructor cannot create this layer, because the memory does not exist at that time: the memory is created
-        after this module, with the output size of this module as its input size.
+        The constructor cannot create this layer, because it does not know `memory_size`: the memory is created after
+        this module, because its input size is the output size of this module.
         """
         self.query = nn.Linear(memory_size, self.heads * self.units, bias=False)
 
     def values_and_keys(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the values and the keys of the attention over x, a feature map [B,C,h,w] or a vector [B,D].
 
-        For a feature map, they are [B,R,C] and [B,R,heads,units]. For a vector, they are [B,D] and [B,heads,units].
+        For a feature map with R = h*w cells, the values are [B,R,C] and the keys [B,R,heads,units]. For a vector, the
+        values are [B,D] and the keys [B,heads,units].
         """
         values = x.flatten(2).transpose(1, 2) if self.spatial else x
         return values, self.key(values).unflatten(-1, (self.heads, self.units))
 
     def forward(self, values: Tensor, keys: Tensor, last_output: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the input of the memory [B,output_size] and the attention weights, [B,heads,R] or [B,heads,D].
+        """Return the input of the memory, [B,output_size], and the attention weights.
 
-        `last_output` is the memory's output at the previous step, from which the queries are computed.
+        The weights are [B,heads,R] for a feature map with R cells, and [B,heads,D] for a vector of D inputs. `values`
+        and `keys` are the results of `values_and_keys`. `last_output` is the memory's output at the previous step, from
+        which the queries are computed.
         """
         query = self.query(last_output).unflatten(-1, (self.heads, self.units))  # [B,heads,U]
         if self.spatial:
@@ -245,7 +252,10 @@ class Attention(nn.Module):
 
 
 def make_dset(observation: ObservationSpec, torso: Any, options: IAMAgent.Options) -> Any:
-    """Return the module that computes the d-set. Raise UserError if the options do not fit the observation."""
+    """Return the module that computes the d-set, the input of the memory.
+
+    Raise UserError if the options do not fit the observation.
+    """
     map_shape = torso.map_shape  # (C, h, w) of a convolutional torso
     dset = _default_dset(observation, map_shape is not None) if options.dset == "auto" else options.dset
     for name, kind in (("predictors", "static"), ("heads", "attention"), ("units", "attention")):
@@ -267,7 +277,7 @@ def make_dset(observation: ObservationSpec, torso: Any, options: IAMAgent.Option
 
 
 def _default_dset(observation: ObservationSpec, has_map: bool) -> str:
-    """Return the d-set that `--agent.dset auto` means. `has_map` is True if the torso is convolutional."""
+    """Return the value of `--agent.dset` that `auto` stands for. `has_map` is True if the torso is convolutional."""
     if has_map:
         return "attention"
     names = [name for spec in observation.values() for name, _ in spec.sets]
@@ -294,7 +304,7 @@ def _parse_indices(text: str, observation: ObservationSpec, size: int) -> tuple[
         if not start.isdecimal() or (colon and not stop.isdecimal()):
             known = [*DSET_KINDS, *named]
             raise UserError(
-                f"--agent.dset {text}: expected {', '.join(known)}, or indices such as 0,49:73 (49:73 is 49 to 72)"
+                f"--agent.dset {text}: expected {', '.join(known)}, or indices such as 0,49:73 (49:73: inputs 49 to 72)"
                 f"{suggest(text, known)}"
             )
         first = int(start)

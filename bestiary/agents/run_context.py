@@ -5,7 +5,8 @@ A component class may define
     @classmethod
     def derive_options(cls, options, context: RunContext) -> options
 
-This method returns the options, after replacing values that the user did not set (None or "auto") by suitable values.
+This method returns the options in which each value that the user did not set (None or "auto") is replaced by a value
+that suits the run.
 """
 
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from bestiary.envs.vector_env import EnvInterface
 
 @dataclass(frozen=True)
 class RunContext:
-    """The environments and sizes of a run, before its components are built."""
+    """The properties of a run that are known before its components (agent, algorithm, ...) are built."""
 
     interface: EnvInterface  # observations, actions and tasks of the environments
     critic: str | None = None  # name of the critic; None: the agent has no exchangeable critic

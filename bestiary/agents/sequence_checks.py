@@ -1,9 +1,9 @@
 """Check that a memory or agent computes the same results in one call with T steps and in T calls with one step.
 
-The actor calls an agent with T = 1, the learner calls it with a whole rollout. If the results differ, the learner
-computes other action probabilities than the actor that chose the actions. If a run has plug-ins, `Config.make_agent`
-compares both kinds of calls before training starts. `bestiary.testing` makes further checks with the functions of this
-module.
+The actor calls an agent with T = 1, the learner calls it with a whole rollout. If the results of the two kinds of calls
+differ, the learner computes other action probabilities than the actor that chose the actions. If a run has components
+from users' files, `Config.make_agent` compares the two kinds of calls before training starts. `bestiary.testing` makes
+further checks with the functions of this module.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,7 +24,7 @@ from bestiary.rollout import ArraySpec, Inputs, ObservationSpec, Tensors
 RELATIVE_TOLERANCE = 1e-4
 ABSOLUTE_TOLERANCE = 1e-6
 
-# Calls a memory or agent: (inputs [T,B], state) -> (outputs [T,B,...] by name, new state)
+# A function that calls a memory or an agent: (inputs [T,B], state) -> (outputs [T,B,...] by name, new state)
 Call = Callable[[Inputs, State], tuple[Tensors, State]]
 
 
@@ -60,7 +60,7 @@ def _pair(result: Any, expected: str) -> Any:
 def random_inputs(
     observation: ObservationSpec, num_actions: int, num_tasks: int, length: int, batch: int, seed: int = 0
 ) -> Inputs:
-    """Return random inputs [T,B]. They contain no resets: `done` is False everywhere."""
+    """Return random inputs [T,B] without starts of episodes: `done` is False everywhere."""
     generator = torch.Generator().manual_seed(seed)
 
     def draw(spec: ArraySpec) -> Tensor:
@@ -79,7 +79,7 @@ def random_inputs(
 
 
 def with_resets(inputs: Inputs, *resets: tuple[int, int]) -> Inputs:
-    """Return a copy of the inputs [T,B] in which `done` is True at each pair (time index, row of the batch)."""
+    """Return a copy of the inputs [T,B] with `done` True at each of the pairs `resets`: (time index, batch row)."""
     done = inputs.done.clone()
     for entry, row in resets:
         done[entry, row] = True
@@ -95,7 +95,10 @@ def select_rows(inputs: Inputs, rows: Sequence[int]) -> Inputs:
 
 @dataclass(frozen=True)
 class Difference:
-    """The difference between two tensors that should be equal. As text, it completes a message: "... differ by ..."."""
+    """The difference between two tensors that should be equal.
+
+    `str` of the object completes a message that ends with "differ" or "differs".
+    """
 
     name: str  # name of the output or of the state tensor
     size: float  # largest absolute difference; infinite if the shapes differ
@@ -109,10 +112,10 @@ class Difference:
 
 
 def find_difference(expected: Tensors, found: Tensors) -> Difference | None:
-    """Return the largest difference between tensors of the same name, or None if all are equal except for rounding.
+    """Compare tensors of the same name. Return the largest difference, or None if all are equal except for rounding.
 
-    The difference between tensors of different shapes is infinite. If an entry is not finite (infinite or NaN) in both
-    tensors, the two entries count as equal.
+    The difference between tensors of different shapes is infinite. An entry that is infinite or NaN in both tensors
+    counts as equal.
     """
     differences = []
     for name, tensor in expected.items():
@@ -142,9 +145,9 @@ def named_state(state: State, floating_only: bool = False) -> Tensors:
 def state_problems(state: Any, batch: int, what: str, like: State | None = None) -> list[str]:
     """Return a message for each problem of a recurrent state.
 
-    The state must be a flat tuple of tensors with `batch` rows. If `like` is given, the shapes and types of its tensors
-    must be those of `like`. Otherwise the tensors must not require a gradient. `what` is the name of the state in the
-    messages.
+    The state must be a flat tuple of tensors with `batch` rows. If `like`, another state, is given, the tensors of both
+    states must have the same shapes and types. Otherwise the tensors must not require a gradient. `what` is the name of
+    the state in the messages.
     """
     if not isinstance(state, tuple):
         return [f"{what} is a {type(state).__name__}; expected a flat tuple of tensors, which may be empty"]
@@ -198,7 +201,7 @@ class SequenceMismatch:
 
 
 def compare_repeated_calls(module: nn.Module, call: Call, inputs: Inputs, state: State) -> SequenceMismatch | None:
-    """Compare two calls with the same inputs. Return None if their results are equal.
+    """Compare two calls of a module with the same inputs. Return None if the results are equal.
 
     The states of torch's random generator and of the module's buffers are restored afterwards.
     """
@@ -219,10 +222,11 @@ def compare_repeated_calls(module: nn.Module, call: Call, inputs: Inputs, state:
 
 
 def compare_single_steps(module: nn.Module, call: Call, inputs: Inputs, state: State) -> SequenceMismatch | None:
-    """Compare one call with T steps and T calls with one step each. Return None if their results are equal.
+    """Compare one call of a module with T steps and T calls with one step each. Return None if the results are equal.
 
-    `inputs` should contain resets in the middle, and `state` should not be the initial state, because otherwise some
-    mistakes are not found. The states of torch's random generator and of the module's buffers are restored afterwards.
+    `inputs` should contain starts of episodes in the middle, and `state` should not be the initial state, because
+    otherwise some mistakes are not found. The states of torch's random generator and of the module's buffers are
+    restored afterwards.
     """
     length = len(inputs.done)
     with unchanged(module):
@@ -278,9 +282,9 @@ def _first_different_layer(
 ) -> str | None:
     """Return the path of the first layer that has different outputs for equal inputs, or None if none is found.
 
-    `first` and `second` are lists of consecutive pieces of the same inputs; the module is called once for each piece.
-    The first axis of a layer's outputs is time, or time merged with the batch, so the outputs of all calls,
-    concatenated along this axis, must be the same for both lists.
+    `first` and `second` divide the same inputs [T,B] into pieces along the time axis, in two ways. The module is called
+    once for each piece. The first axis of a layer's outputs is time, or time merged with the batch, so the outputs of
+    all calls, concatenated along this axis, must be the same for both lists of pieces.
     """
     with unchanged(module), _recorded_layers(module) as expected:
         _run_calls(call, first, state)

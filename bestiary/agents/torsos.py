@@ -38,8 +38,8 @@ def mlp_layers(inputs: int, widths: Sequence[int]) -> nn.Sequential:
 def scale_image(image: Tensor, mean: Tensor | None = None) -> Tensor:
     """Return images [B,C,H,W] divided by 255, as float32 in channels-last memory format.
 
-    If an image `mean` [1,C,H,W] is given, it is subtracted before the division. `image` has values from 0 to 255. Its
-    type is uint8, or float if an interpretability tool has changed the image.
+    `image` contains values from 0 to 255. Its type is uint8, or float if an interpretability tool has changed the
+    images. If `mean` [1,C,H,W] is given, it is subtracted from each image before the division.
     """
     x = image.contiguous(memory_format=torch.channels_last).to(torch.float32, copy=True)
     return (x if mean is None else x.sub_(mean)).mul_(1 / 255)
@@ -201,7 +201,10 @@ class MLP(nn.Module, TorsoDefaults):
         return self.project(self.encode(observation), observation)
 
     def encode(self, observation: Tensors) -> Tensor:
-        """Return all D inputs, [B,D]. If `normalise_inputs` is on, they are normalised and clamped to [-10,10]."""
+        """Return all observations as vectors of D numbers, [B,D].
+
+        If the option `normalise_inputs` is on, the numbers are normalised and clamped to [-10,10].
+        """
         x = flatten_observation(observation)
         if self.mean is None or self.deviation is None:
             return x
@@ -212,7 +215,7 @@ class MLP(nn.Module, TorsoDefaults):
         return self.layers(x)
 
     def calibrate(self, observation: Tensors) -> None:
-        """Store the mean and standard deviation of each input. For a constant input, the deviation is stored as 1."""
+        """Store the mean and the standard deviation of each input; of a constant input, the deviation 1."""
         assert self.mean is not None
         assert self.deviation is not None
         x = flatten_observation(observation)
@@ -222,7 +225,7 @@ class MLP(nn.Module, TorsoDefaults):
 
 
 def flatten_observation(observation: Tensors) -> Tensor:
-    """Return all observations as vectors [B,D], concatenated in the order of their names.
+    """Return all observations, flattened and concatenated in the order of their names, [B,D].
 
     Images and other uint8 observations are divided by 255.
     """
@@ -255,7 +258,7 @@ def require_image(spec: ObservationSpec, component: str, min_size: int = 1, flag
 
 
 def default_torso(spec: ObservationSpec) -> str:
-    """Return the name of the torso that `--torso auto` means: `shallow` for images of at least 36x36, else `mlp`."""
+    """Return the torso of `--torso auto`: `shallow` if there is an image of at least 36x36 pixels, else `mlp`."""
     return "shallow" if "image" in spec and min(spec["image"].shape[1:]) >= 36 else "mlp"
 
 

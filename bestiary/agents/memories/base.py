@@ -29,7 +29,7 @@ class Memory(Protocol):
         """
 
     def forward_with_metrics(self, x: Tensor, done: Tensor, state: State) -> tuple[Tensor, State, dict[str, Tensor]]:
-        """Return the results of `__call__` and scalar metrics by name. The default of the metrics is an empty dict.
+        """Return the results of `__call__`, and scalar metrics by name (by default none).
 
         Agents call this method instead of `__call__` if gradients are enabled.
         """

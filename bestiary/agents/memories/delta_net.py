@@ -24,13 +24,13 @@ from bestiary.utils.options import option
 
 
 def elu_features(x: Tensor) -> Tensor:
-    """Return elu(x) + 1, divided by its sum, so that the features add up to nearly 1."""
+    """Return elu(x) + 1, divided by its sum over the last axis, so that the features add up to nearly 1."""
     x = F.elu(x) + 1
     return x / (x.sum(-1, keepdim=True) + 1e-5)
 
 
 def silu_features(x: Tensor) -> Tensor:
-    """Return silu(x), scaled to unit length."""
+    """Return silu(x), divided by its Euclidean norm over the last axis."""
     return F.normalize(F.silu(x), dim=-1, eps=1e-5)
 
 
@@ -44,7 +44,8 @@ FEATURE_MAPS: dict[str, Callable[[Tensor], Tensor]] = {
 class DeltaNet(FastWeightMemory):
     """Fast-weight memory in which each head has one matrix that maps keys to values.
 
-    Writing a value moves the value that is stored for the same key towards the new value, by the learning rate beta.
+    To write a value under a key means: the value that the matrix stores for this key moves towards the new value by the
+    fraction beta (the learning rate) of their difference.
     """
 
     @dataclass(frozen=True)

@@ -19,10 +19,11 @@ them after each step, as in the code of Irie et al. (2022).
 
 A matrix that updates itself can grow without limit. An update multiplies the matrix by I + b k (q - k)^T, for key k,
 query q and learning rate b. One eigenvalue of this factor is 1 + b (q.k - |k|^2), which is at most 1.25, so repeated
-equal updates can enlarge the matrix by 25 % per step. In a single step the norm can grow more, because the factor is
-not a normal matrix: if k and q select different rows and b = 1, the norm grows by a factor of up to sqrt(2). The
-learner therefore logs the norms and the learning rates of the matrices, and skips an update if one of these metrics is
-not finite. The metrics stay on the device until the learner reads all metrics of an update at once.
+equal updates can enlarge the matrix by 25 % per step. In a single step, its Euclidean norm can grow by a larger factor
+than this eigenvalue, because I + b k (q - k)^T is not symmetric: if k and q select different rows and b = 1, the norm
+grows by a factor of up to sqrt(2). The learner therefore logs the norms and the learning rates of the matrices, and
+skips an update if one of these metrics is not finite. The metrics stay on the device until the learner reads all
+metrics of an update at once.
 """
 
 from collections.abc import Sequence
@@ -153,11 +154,11 @@ class FeedForward(nn.Module):
 
 @torch.no_grad()
 def record_metrics(metrics: LayerMetrics | None, name: str, matrices: State, betas: Tensor) -> None:
-    """Append the norm of one layer's fast weights and their mean learning rate to `metrics`.
+    """Append two metrics of one layer to `metrics`: the norm of its fast weights and its mean learning rate.
 
     The names of the metrics are `{name}_norm` and `{name}_beta`. `matrices` are one or more tensors [B,H,E,columns],
-    `betas` are the learning rates. The norm of a head is the square root of the sum of all squared entries of its
-    matrices; the metric is the mean of this norm over heads and batch. If `metrics` is None, do nothing.
+    `betas` are the learning rates. The norm of a head is the square root of the sum of all squared entries of the
+    head's matrices; the metric is the mean of this norm over heads and batch. If `metrics` is None, do nothing.
     """
     if metrics is not None:
         squares = torch.stack([matrix.square().sum((-2, -1)) for matrix in matrices])  # [len(matrices),B,H]

@@ -19,7 +19,7 @@ from bestiary.utils.options import option
 
 
 class Recurrent(nn.Module, MemoryDefaults):
-    """Common code of LSTM and GRU. The state consists of `num_state_tensors` tensors [B,layers,hidden]."""
+    """Base class of LSTM and GRU. The state consists of `num_state_tensors` tensors [B,layers,hidden]."""
 
     num_state_tensors: int
 
@@ -50,7 +50,7 @@ class Recurrent(nn.Module, MemoryDefaults):
         return torch.cat(outputs) if len(outputs) > 1 else outputs[0], state
 
     def _run(self, x: Tensor, state: State) -> tuple[Tensor, State]:
-        """Run the PyTorch layer over x [T,B,D] without resets. Return the outputs [T,B,hidden] and the new state."""
+        """Run PyTorch's layer over x [T,B,D] without resets. Return the outputs [T,B,hidden] and the new state."""
         layers_first = tuple(s.transpose(0, 1).contiguous() for s in state)  # [B,L,H] -> [L,B,H]
         if self.num_state_tensors == 1:
             output, after = self.core(x, layers_first[0])

@@ -2,8 +2,7 @@
 
 A self-referential matrix is a weight matrix that computes its own updates. Its columns form four blocks. The input is
 multiplied by each block: the first product is the output of the layer, and the query, the key and the four learning
-rates (betas) are computed from the other three products. Each of the four learning rates is used to update one of the
-four blocks.
+rates (betas) are computed from the other three products. Each block is updated with its own learning rate.
 
 Letters of shapes: H heads, E features per head.
 """
@@ -160,7 +159,7 @@ class FakeSR(FastWeightMemory):
 
 
 class FakeSRMixer(nn.Module):
-    """The part of a layer of FakeSR that replaces the recurrent part of SRWM. It has no state."""
+    """The part of a FakeSR layer that stands in place of the recurrent part of an SRWM layer. It has no state."""
 
     state_shapes: tuple[tuple[int, ...], ...] = ()
 
@@ -182,9 +181,9 @@ class FakeSRMixer(nn.Module):
 class SRWMNoCarry(nn.Module, MemoryDefaults):
     """SRWM whose state is reset every `reset_interval` steps, by default at the start of each rollout.
 
-    The state is the state of the SRWM, followed by the number of steps since the last reset of this kind, int64 [B]. If
+    The state is the state of the SRWM, followed by the number of steps since the last of these resets, int64 [B]. If
     the user does not set `reset_interval`, `derive_options` sets it to the length of the rollouts that actors collect
-    (PPO: the sequence length). If `derive_options` is not called, it is 20.
+    (PPO: the sequence length). If `derive_options` is not called, `reset_interval` is 20.
     """
 
     @dataclass(frozen=True)
@@ -197,7 +196,7 @@ class SRWMNoCarry(nn.Module, MemoryDefaults):
 
     @classmethod
     def derive_options(cls, options: Options, context: RunContext) -> Options:
-        """Return the options. If the user did not set `reset_interval`, it is the length of the rollouts."""
+        """Return the options. If the user did not set `reset_interval`, set it to the length of the rollouts."""
         return replace(options, reset_interval=options.reset_interval or context.sequence_length)
 
     def __init__(self, input_size: int, options: Options = Options()):
@@ -221,7 +220,7 @@ class SRWMNoCarry(nn.Module, MemoryDefaults):
         return y, (*after, (age + len(x)) % self.reset_interval), metrics
 
     def _resets(self, x: Tensor, age: Tensor) -> Tensor:
-        """Return a bool [T,B]: True if the state is reset before entry t of row b.
+        """Return a bool [T,B]: True if the state of row b is reset before entry t, because an interval starts there.
 
         `age` [B] is the number of steps since the last such reset, modulo `reset_interval`. The result depends only on
         `age`, which is part of the state, so actor and learner compute the same resets.
