@@ -20,9 +20,9 @@ from torch import Tensor
 
 from bestiary.agents.agent import Agent, Output, State
 from bestiary.agents.run_context import RunContext
+from bestiary.algorithms.lr_schedules import SCHEDULES
 from bestiary.algorithms.optimizers import RMSprop, RMSpropTF, make_adam
 from bestiary.algorithms.reward_transform import REWARD_CLIPPING, transform_reward
-from bestiary.algorithms.schedules import SCHEDULES
 from bestiary.rollout import Inputs, Rollout, Tensors, concatenate
 from bestiary.utils.options import option
 
@@ -35,14 +35,14 @@ class Loss:
     """The loss of a batch."""
 
     total: Tensor  # the loss, summed over all steps of the batch
-    sums: dict[str, Tensor]  # metrics by name, each summed over all steps of the batch
+    sums: dict[str, Tensor]  # metrics for metrics.csv by name; each is a sum over all steps of the batch
     targets: Tensor | None = None  # value targets [T,B], for critics that normalise (PopArt)
 
 
 def loss_problem(loss: Any) -> str | None:
-    """Return a message if a loss function did not return a valid Loss, otherwise None.
+    """Return a message if `loss`, the result of a loss function, is not a valid Loss, otherwise None.
 
-    The function checks the types, the shapes and whether the total has a gradient, but not the values.
+    Types, shapes and the gradient of the total are checked, but not the values.
     """
     if not isinstance(loss, Loss):
         found = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
@@ -93,8 +93,8 @@ def batch_problem(batch: Any, optimizers: Collection[str]) -> str | None:
 class LearnContext:
     """Functions and objects of the learner that `Algorithm.batches` can use."""
 
-    infer: Callable[[Inputs, State], tuple[Output, State]]  # calls the agent, without gradients
-    generator: torch.Generator  # random generator; its seed depends only on the run's seed and step
+    infer: Callable[[Inputs, State], tuple[Output, State]]  # calls the agent without gradients
+    generator: torch.Generator  # random generator, seeded with the seed and the current step of the run
     all_reduce: Callable[[Tensor], Tensor]  # returns the sum of a tensor over all learners
 
 
@@ -108,11 +108,14 @@ class ActorCriticOptions:
     lr_schedule: str = option(
         "linear",
         "how the learning rate changes during the run (linear: falls to 0; warmup: rises for 10 % of the run, then "
-        "falls to 0; halving: halved after each fifth of the run; staggered: falls in stages from 1/2 to 0)",
+        "falls to 0; halving: halved after each fifth of the run; staggered: falls in stages from half of the initial "
+        "rate to 0)",
         choices=tuple(SCHEDULES),
     )
     discount: float = option(0.99, "discount factor gamma", low=0, high=1)
-    lam: float = option(0.95, "lambda of V-trace or GAE, which compute value targets and advantages", low=0, high=1)
+    lam: float = option(
+        0.95, "lambda of the method that computes value targets and advantages (V-trace or GAE)", low=0, high=1
+    )
     entropy_coef: float = option(0.01, "coefficient of the entropy bonus", low=0)
     value_coef: float = option(0.5, "coefficient of the value loss", low=0)
     reward_clipping: str = option(
@@ -135,7 +138,7 @@ class ActorCriticOptions:
     max_grad_norm: float = option(40.0, "maximum norm of the gradient; larger gradients are scaled down", above=0)
 
     def derive_rewards(self, context: RunContext) -> Self:
-        """Return the options, after setting the reward clipping and the reward scale if the user did not set them.
+        """Return the options, with values for reward clipping and reward scale if the user did not set them.
 
         By default, rewards are clipped to [-1, 1], except with PopArt, which normalises the value targets. If the user
         chose a training reward and rewards are clipped, the scale maps typical rewards to [-1, 1], so that clipping
@@ -180,14 +183,14 @@ class Algorithm:
         )
         momentum: float = option(0.0, "rmsprop, rmsprop_tf: momentum", low=0)
 
-    options: Any  # instance of Options; must have lr, lr_schedule (one of schedules.SCHEDULES) and max_grad_norm
+    options: Any  # instance of Options; must have lr, lr_schedule (a key of SCHEDULES) and max_grad_norm
 
     def __init__(self, options: Any = None):
         self.options = self.Options() if options is None else options
 
     @classmethod
     def derive_options(cls, options: Any, context: RunContext) -> Any:
-        """Return the options. Set reward clipping, reward scale and batch size if the user did not set them."""
+        """Return the options, with values for reward clipping, reward scale and batch size if the user set none."""
         if isinstance(options, ActorCriticOptions):
             options = options.derive_rewards(context)
         if isinstance(options, Algorithm.Options) and context.num_tasks > 1 and "batch_size" not in context.given:
@@ -201,7 +204,7 @@ class Algorithm:
         An update then has as many trajectories per task as in a run with a single task. With smaller batches, the
         gradient of a task would be smaller than the gradient noise of the other tasks. If the user chose the number of
         environments, not every batch size is valid. The batch size is then the largest valid multiple of the number
-        of tasks that is not above this product, or the unchanged default if there is no valid multiple.
+        of tasks that is at most the default times the number of tasks, or the default if there is no valid multiple.
         """
         sizes = [per_task * context.num_tasks for per_task in range(options.batch_size, 0, -1)]
         candidates = [replace(options, batch_size=size) for size in sizes]
@@ -218,15 +221,15 @@ class Algorithm:
     # --- loss and batches ---
 
     def loss(self, agent: Agent, batch: Rollout, progress: float) -> Loss:
-        """Return the loss, summed over all steps of a batch. `progress` is the finished fraction of the run."""
+        """Return the loss of a batch, summed over all steps. `progress` is the finished fraction of the run, 0 to 1."""
         raise NotImplementedError(f"{type(self).__name__} must define loss(self, agent, batch, progress)")
 
     def batches(self, rollouts: Sequence[Rollout], context: LearnContext) -> Batches:
         """Yield one batch for each update with these rollouts.
 
-        This is a generator: `metrics = yield Batch(...)` returns the metrics of the update. `loss` receives only a
-        micro-batch. This method must therefore compute all quantities that depend on the whole batch, for example
-        normalised advantages, and pass them to `loss` in `Rollout.extras`.
+        This is a generator: `metrics = yield Batch(...)` returns the metrics of the update. The learner passes only a
+        micro-batch at a time to `loss`. This method must therefore compute all quantities that depend on the whole
+        batch, for example normalised advantages, and pass them to `loss` in `Rollout.extras`.
         """
         trajectories = concatenate(rollouts)
         for _ in range(self.options.reuse):
@@ -257,13 +260,13 @@ class Algorithm:
         return self.options.reuse
 
     def validate(self, num_envs: int, pools: int) -> list[str]:
-        """Return error messages if the rollouts cannot be split into batches, otherwise an empty list."""
+        """Return error messages if the rollouts of the run cannot be split into batches, else an empty list."""
         size = self.options.batch_size
         if size % num_envs == 0 or num_envs % size == 0:
             return []
         valid = (n for n in range(1, 2 * size + 1) if num_envs % n == 0 or n % num_envs == 0)
         return [
-            f"--batch-size {size}: must divide the {num_envs} environments per pool or be a multiple of them; "
+            f"--batch-size {size}: must divide the {num_envs} environments per pool, or be a multiple of {num_envs}; "
             f"try --batch-size {min(valid, key=lambda n: abs(n - size))}"
         ]
 
@@ -353,20 +356,20 @@ def algorithm_problem(component: Any) -> str | None:
 
 
 def updates_per_learn(algorithm: Algorithm, num_envs: int, pools: int) -> int:
-    """Return the maximum number of updates that the learner makes with the rollouts of one call of `batches`.
+    """Return the maximum number of updates for one call of `Algorithm.batches`.
 
-    The separate value updates and the auxiliary updates of PPG are not counted.
+    Of the updates of PPG, only the policy updates are counted.
     """
     trajectories = algorithm.rollouts_per_learn(num_envs, pools) * num_envs
     return trajectories * algorithm.epochs // algorithm.batch_size(num_envs, pools)
 
 
 def rewards_and_discounts(rollout: Rollout, options: ActorCriticOptions) -> tuple[Tensor, Tensor, Tensor]:
-    """Return three tensors [T,N]: rewards, rewards with bootstrapping at time limits, and the discounts of the actions.
+    """Return three tensors [T,N] with one entry per action: rewards, bootstrapped rewards and discounts.
 
-    The rewards are scaled and clipped. The discount is zero if the action ended the episode. A time limit is not a
-    terminal state: if a time limit ended the episode, the second tensor also contains the discounted value of the final
-    observation (`rollout.bootstrap`).
+    The rewards are scaled and clipped. The bootstrapped rewards differ from them only if a time limit ended the
+    episode: the discounted value of the final observation (`rollout.bootstrap`) is added, because a time limit is not a
+    terminal state. The discount is zero if the action ended the episode.
     """
     transformed = transform_reward(rollout.reward[1:], options.reward_clipping, options.reward_scale)
     discounts = options.discount * (~rollout.done[1:]).float()

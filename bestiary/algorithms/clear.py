@@ -2,13 +2,13 @@
 
 Each batch has new trajectories, and `replay_ratio` times as many replayed trajectories. The replayed trajectories are
 drawn from a buffer, which is a uniform sample of all trajectories of the run. V-trace corrects the policy lag of new
-and replayed trajectories. For the replayed trajectories, two further terms of the loss keep the policy and the values
-close to the policy and the values that the buffer stores:
+and replayed trajectories. For the replayed trajectories, two further terms of the loss keep the policy pi and the
+values V close to the policy mu and the values V_old that the buffer stores:
 
     L = L_V-trace(new and replayed) + policy_cloning_coef * sum KL(mu || pi) + value_cloning_coef * sum (V - V_old)^2
 
-V_old is the value that the actor computed. mu is the policy that the learner computes when it receives the trajectory.
-The learner's weights are then newer than the actor's weights by the policy lag. The new trajectories of a batch are
+V_old is the value that the actor computed. mu is the policy that the learner computes when it receives the trajectory;
+the learner's weights are then newer than the actor's weights by the policy lag. The new trajectories of a batch are
 added to the buffer after the update, so they are not replayed in the same update.
 """
 
@@ -46,7 +46,7 @@ class Clear(Impala):
         )
         value_cloning_coef: float = option(0.005, "coefficient of (value - stored value)^2, replayed steps only", low=0)
         inherit_buffer: bool = option(
-            True, "with --init-from another run of CLEAR: start with the replay buffer of that run"
+            True, "if --init-from names a run of CLEAR: start with the replay buffer of that run"
         )
         save_buffer: bool = option(
             True, "save the replay buffer in checkpoints (off: a resumed run starts with an empty buffer)"
@@ -111,7 +111,7 @@ class Clear(Impala):
         return {"num_seen": torch.tensor(self.buffer.num_seen)}
 
     def load(self, tensors: Tensors) -> None:
-        """Restore the replay buffer. If it was not saved, start with an empty one and tell the user."""
+        """Restore the replay buffer. If the buffer was not saved, start with an empty one and print a note."""
         self.buffer.load(tensors)
         if self.buffer.num_seen and not len(self.buffer):
             note("note: the checkpoint has no replay buffer (--algo.save-buffer off); starting with an empty buffer")
@@ -139,7 +139,7 @@ class Clear(Impala):
 
 
 def _with_stored_policy(rollout: Rollout, context: LearnContext) -> Rollout:
-    """Return a new rollout with two more extras: the logits of the current policy, and `replayed` = 0."""
+    """Return a copy of a rollout whose extras also contain the logits of the current policy, and `replayed` (zeros)."""
     output, _ = context.infer(rollout.inputs(), rollout.state)
     return rollout.with_extras(
         stored_logits=output.distribution.logits[:-1].float(), replayed=torch.zeros_like(rollout.value)

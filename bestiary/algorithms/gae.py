@@ -25,9 +25,9 @@ def gae(
 ) -> GAE:
     """Compute the advantages A_t = delta_t + gamma lam A_{t+1}, backwards in time, and the value targets A_t + V(x_t).
 
-    delta_t is the TD error r_t + gamma V(x_{t+1}) - V(x_t). At the end of an episode, `discounts` contains 0 instead of
-    gamma. If `horizon` is given, the T steps are split into blocks of `horizon` steps, and the recursion for A_t stops
-    at the end of the block that contains step t.
+    delta_t is the TD error r_t + gamma V(x_{t+1}) - V(x_t), with the reward r_t and the value V of the observation x_t.
+    At the end of an episode, `discounts` contains 0 instead of gamma. If `horizon` is given, the T steps are split into
+    blocks of `horizon` steps, and at the last step t of each block A_{t+1} is replaced by 0.
     """
     if bootstrap.shape != values.shape[1:]:
         raise ValueError(f"bootstrap: expected shape {list(values.shape[1:])}, got {list(bootstrap.shape)}")

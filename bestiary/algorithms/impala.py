@@ -28,13 +28,14 @@ class Impala(Algorithm):
     def loss(self, agent: Agent, rollout: Rollout, progress: float = 0.0) -> Loss:
         """Return the summed loss of a rollout [T,B].
 
-        V-trace uses values in units of the rewards. If the critic normalises values, the losses use normalised values.
+        V-trace computes its targets with values in units of the rewards. If the critic normalises values, the policy
+        loss and the value loss use normalised values.
         """
         output, _ = agent(rollout.inputs(), rollout.state)
         return self.vtrace_loss(output, rollout)
 
     def vtrace_loss(self, output: Output, rollout: Rollout) -> Loss:
-        """Return the loss of a rollout [T,B], given the output of the agent for its T+1 entries.
+        """Return the summed loss of a rollout [T,B], given the output of the agent for the T+1 entries of the rollout.
 
         Of the output for the last entry, only the value is used, for bootstrapping.
         """

@@ -24,13 +24,14 @@ def unwrap_methods(optimizer: type[torch.optim.Optimizer]) -> type[Any]:
 class _RMSpropTF(torch.optim.Optimizer):
     """RMSProp as in TensorFlow 1 (`tf.train.RMSPropOptimizer`), which Espeholt et al. (2018) used for IMPALA.
 
-    For each parameter w with gradient g, it computes (s starts at 1, m starts at 0):
+    For each parameter w with gradient g, a step computes
 
         s = alpha s + (1 - alpha) g^2
         m = momentum m + lr g / sqrt(s + eps)
         w = w - m
 
-    In PyTorch's RMSprop, s starts at 0, eps is added after the root, and the learning rate is not part of m.
+    s starts at 1, m starts at 0. In PyTorch's RMSprop, s starts at 0, eps is added to the square root, and the learning
+    rate is not part of m.
     """
 
     def __init__(self, params: Any, lr: float, alpha: float = 0.99, eps: float = 1e-10, momentum: float = 0.0):

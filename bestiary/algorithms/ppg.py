@@ -6,7 +6,7 @@ policy.
 
 Auxiliary phase. All rollouts of the policy phase are used again, for `aux_epochs` epochs. The agent's value head is
 trained with gradients through the whole agent, so that the torso and the memory also learn from the value targets. A KL
-term keeps the policy close to the policy at the start of the phase:
+term keeps the policy close to the policy at the start of the phase. V_aux is the output of the agent's value head:
 
     L_joint = 0.5 (V_aux - target)^2 + clone_coef KL(policy at the start of the phase || policy)
 
@@ -14,10 +14,12 @@ There are two variants (`value_network`):
 
     shared     The agent's value head is the value function. In the policy phase, the value loss trains only this head.
     separate   A second network, a copy of the agent, is the value function. It is trained in both phases. The agent's
-               value head is trained only in the auxiliary phase. At a time limit, the value of the final observation
-               still comes from the agent's value head, because the actor computes it.
+               value head is trained only in the auxiliary phase. Nevertheless, if a time limit ends an episode, the
+               value of the final observation comes from the agent's value head: the actor computes this value, and the
+               actor has no copy of the second network.
 
-Each kind of update has its own optimizer (`policy`, `value`, `aux`), which has only the parameters that it may change.
+Each kind of update has its own optimizer (`policy`, `value`, `aux`), which contains only the parameters that this kind
+of update may change.
 """
 
 import copy
@@ -60,14 +62,18 @@ class PPG(PPO):
         epochs: int = option(1, "number of epochs over each rollout in the policy phase", low=1, high=1000)
         minibatches: int = option(8, "number of minibatches per epoch of the policy phase", low=1)
         clip: float = option(
-            0.2, "clipping range: the probability ratio of new to old policy is clipped to 1 - clip, 1 + clip", above=0
+            0.2, "clipping range: the probability ratio of new to old policy is clipped to [1-clip, 1+clip]", above=0
         )
         aux_interval: int = option(32, "number of rollouts in each policy phase", low=1)
         aux_epochs: int = option(
             6, "number of epochs in each auxiliary phase, over all rollouts since the previous auxiliary phase", low=1
         )
-        aux_batch_size: int = option(64, "number of sequences per update of the auxiliary phase", low=1)
-        clone_coef: float = option(1.0, "coefficient of KL(old policy || policy) in the auxiliary phase", low=0)
+        aux_batch_size: int = option(
+            64, "number of sequences of --algo.sequence-length steps in each update of the auxiliary phase", low=1
+        )
+        clone_coef: float = option(
+            1.0, "coefficient of KL(old policy || policy); old policy: at the start of the auxiliary phase", low=0
+        )
         value_network: str = option(
             "separate",
             "value function (shared: the agent's value head; separate: a second network)",
@@ -77,7 +83,7 @@ class PPG(PPO):
     def __init__(self, options: Any = None):
         super().__init__(options)
         self.value_agent: Any = None  # the separate value network; None if the value head is shared
-        self.stored: list[Rollout] = []  # one item per rollout of this policy phase: its sequences with value targets
+        self.stored: list[Rollout] = []  # the sequences of each rollout of this policy phase, with value targets
 
     # --- parameters, optimizers and state ---
 
@@ -135,7 +141,7 @@ class PPG(PPO):
     # --- batches ---
 
     def batches(self, rollouts: Sequence[Rollout], context: LearnContext) -> Batches:
-        """Yield batches of the policy phase and, in each `aux_interval`-th call, also those of the auxiliary phase."""
+        """Yield batches of the policy phase and, in every `aux_interval`-th call, then those of the auxiliary phase."""
         o = self.options
         if self.value_agent is not None:
             context = replace(context, infer=self._infer_value)
@@ -153,9 +159,10 @@ class PPG(PPO):
             self.stored = []
 
     def _auxiliary_batches(self, generator: torch.Generator) -> Batches:
-        """Compute the logits of the current policy for all stored rollouts, then yield batches of the auxiliary phase.
+        """Yield batches of the auxiliary phase.
 
-        The joint loss keeps the policy close to these logits.
+        Before the first batch, compute the logits of the current policy for all stored rollouts. `joint_loss` keeps the
+        policy close to these logits.
         """
         o = self.options
         stored = concatenate([self._with_policy(rollout) for rollout in self.stored])
@@ -179,7 +186,7 @@ class PPG(PPO):
 
     @torch.no_grad()
     def _with_policy(self, rollout: Rollout) -> Rollout:
-        """Return a rollout, which is on the CPU, with the logits of the current policy in its extras (`old_logits`)."""
+        """Return a copy of a rollout on the CPU. Its extras also contain `old_logits`, those of the current policy."""
         on_device = rollout.to(self.device)
         output, _ = self.agent(on_device.inputs()[: rollout.length], on_device.state)
         return rollout.with_extras(old_logits=output.distribution.logits.float().to(CPU))
@@ -199,7 +206,7 @@ class PPG(PPO):
         )
 
     def value_loss(self, agent: Agent, batch: Rollout, progress: float) -> Loss:
-        """Return the summed loss of the value function: the separate network or the agent's value head."""
+        """Return the summed loss of the value function (the separate network or the agent's value head)."""
         network = self.value_agent or agent
         output, _ = network(batch.inputs()[: batch.length], batch.state)
         value_loss = 0.5 * (output.value - batch.extras["target"]).square().sum()
@@ -207,7 +214,7 @@ class PPG(PPO):
         return Loss(self.options.value_coef * value_loss, sums)
 
     def joint_loss(self, agent: Agent, batch: Rollout, progress: float) -> Loss:
-        """Return the summed loss of the auxiliary phase: loss of the value head, and KL divergence of the policy."""
+        """Return the summed loss of the auxiliary phase: value loss of the agent, plus KL(old policy || policy)."""
         output, _ = agent(batch.inputs()[: batch.length], batch.state)
         aux_value_loss = 0.5 * (output.value - batch.extras["target"]).square().sum()
         policy_cloning = Categorical(batch.extras["old_logits"]).kl_divergence(output.distribution).sum()

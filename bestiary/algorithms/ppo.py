@@ -2,8 +2,8 @@
 
 This implementation has three separate lengths; many other implementations use one number for all of them.
 `rollout_length` is the number of steps per environment that are collected before each series of updates. `horizon` is
-the maximum number of TD errors that GAE sums for an advantage. `sequence_length` is the number of steps over which
-gradients are propagated through the memory.
+the maximum number of TD errors that generalised advantage estimation (GAE) sums for an advantage. `sequence_length` is
+the number of steps over which gradients are propagated through the memory.
 
 Actors collect one sequence of `sequence_length` steps at a time, and store the memory's state before its first step. To
 compute the advantages, `prepare` concatenates the sequences of each environment in time. `batches` then distributes
@@ -65,17 +65,17 @@ class PPO(Algorithm):
         )
         horizon: int | None = option(
             None,
-            "maximum number of TD errors that GAE sums for an advantage; the sums end at each multiple of this number "
-            "of steps (default: the rollout length)",
+            "maximum number of TD errors that GAE sums for an advantage: the rollout is split into blocks of this "
+            "length, and each sum ends at the end of its block (default: the rollout length)",
             low=1,
         )
-        epochs: int = option(4, "number of epochs over each rollout", low=1, high=1000)
+        epochs: int = option(4, "number of epochs (passes) over each rollout", low=1, high=1000)
         minibatches: int = option(4, "number of minibatches per epoch; each is one update", low=1)
         lr: float = option(
             2.5e-4, "initial learning rate (with --algo.lr-schedule warmup: the highest rate)", above=0, unprefixed=True
         )
         clip: float = option(
-            0.1, "clipping range: the probability ratio of new to old policy is clipped to 1 - clip, 1 + clip", above=0
+            0.1, "clipping range: the probability ratio of new to old policy is clipped to [1-clip, 1+clip]", above=0
         )
         clip_schedule: str = option(
             "constant",
@@ -83,13 +83,13 @@ class PPO(Algorithm):
             choices=("constant", "linear"),
         )
         value_clip: bool = option(
-            False, "clip the difference between new and old value to [-clip, clip] in the value loss"
+            False, "clip the difference between new and old value to [-clip, clip] in the value loss (see --algo.clip)"
         )
         normalise_advantages: bool = option(True, "normalise the advantages to mean 0 and standard deviation 1")
         target_kl: float | None = option(
             None,
-            "maximum KL divergence from the old policy; if an update exceeds it, the remaining updates with the same "
-            "rollouts are skipped (default: no maximum)",
+            "maximum KL divergence from the policy that collected the rollouts; if it is exceeded in an update, the "
+            "remaining updates with these rollouts are left out (default: no maximum)",
             above=0,
         )
         max_grad_norm: float = option(0.5, "maximum norm of the gradient; larger gradients are scaled down", above=0)
@@ -148,10 +148,11 @@ class PPO(Algorithm):
                     return
 
     def prepare(self, rollouts: Sequence[Rollout], context: LearnContext) -> Rollout:
-        """Return all sequences as one rollout [sequence_length, sequences], with advantages and value targets.
+        """Return all sequences as one rollout, with advantages and value targets in its extras.
 
-        `rollouts` are the sequences of all vector environments (pools) in the order of collection: the first sequence
-        of pool 0, of pool 1, ..., then the second sequence of pool 0, ...
+        The result has `sequence_length` steps and one column per sequence of an environment. `rollouts` are the
+        sequences of all vector environments (pools) in the order of collection: the first sequence of pool 0, of pool
+        1, ..., then the second sequence of pool 0, ...
         """
         o = self.options
         length = self.sequence_length
@@ -174,7 +175,7 @@ class PPO(Algorithm):
         return sequences
 
     def loss(self, agent: Agent, batch: Rollout, progress: float) -> Loss:
-        """Return the loss of a batch [T,B] of the sequences that `prepare` returned, summed over all steps."""
+        """Return the loss of a batch [T,B], summed over all steps. The batch consists of sequences from `prepare`."""
         o = self.options
         # The last entry is left out, because it is also the first entry of the next sequence.
         output, _ = agent(batch.inputs()[: batch.length], batch.state)
@@ -200,7 +201,7 @@ class PPO(Algorithm):
         )
 
     def policy_terms(self, output: Output, batch: Rollout, progress: float) -> dict[str, Tensor]:
-        """Return the clipped policy loss, the entropy, and metrics of the policy, all summed over the batch."""
+        """Return the clipped policy loss, the entropy and the metrics of the policy by name, summed over the batch."""
         o = self.options
         clip = self.clip(progress)
         advantage = batch.extras["advantage"]
@@ -216,7 +217,7 @@ class PPO(Algorithm):
         }
 
     def clip(self, progress: float) -> float:
-        """Return the clipping range of the probability ratio. `progress` is the finished fraction of the run."""
+        """Return the current clipping range. `progress` is the finished fraction of the run, from 0 to 1."""
         o = self.options
         return o.clip * (1 - progress) if o.clip_schedule == "linear" else o.clip
 
@@ -225,7 +226,7 @@ class PPO(Algorithm):
 
 
 def _normalise(advantage: Tensor, context: LearnContext) -> Tensor:
-    """Return the advantages with mean 0 and standard deviation 1 over the sequences of all learners."""
+    """Normalise advantages to mean 0 and standard deviation 1 over the sequences of all learners, and return them."""
     count, total = context.all_reduce(torch.stack([advantage.new_tensor(advantage.numel()), advantage.sum()]))
     difference = advantage - total / count
     variance = context.all_reduce(difference.square().sum()) / count
@@ -234,7 +235,10 @@ def _normalise(advantage: Tensor, context: LearnContext) -> Tensor:
 
 @torch.no_grad()
 def _estimate_after(context: LearnContext, sequence: Rollout) -> ValueEstimate:
-    """Return the value estimates [N] of the last entry of a sequence. The actors do not compute these values."""
+    """Return the bootstrap values [N] of a sequence: the value estimates of the observation after its last step.
+
+    This is the last of the T+1 entries of the sequence. The actors compute only the values of the other T entries.
+    """
     inputs = sequence.inputs()
     # An agent with a memory must process the whole sequence first.
     output, _ = context.infer(inputs if sequence.state else inputs[-1:], sequence.state)

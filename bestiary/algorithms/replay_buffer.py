@@ -17,7 +17,7 @@ TENSOR_FIELDS = tuple(f.name for f in fields(Rollout) if f.name != "episodes")
 
 
 class ReservoirBuffer:
-    """At most `capacity` trajectories, each stored as a rollout with one environment."""
+    """A buffer of at most `capacity` trajectories, each of which is stored as a rollout of one environment."""
 
     def __init__(self, capacity: int):
         self.capacity = capacity
@@ -44,7 +44,7 @@ class ReservoirBuffer:
         return concatenate([self.trajectories[index] for index in indices])
 
     def shrink(self) -> None:
-        """Drop the trajectories at the end of the list if there are more than `capacity`."""
+        """Drop trajectories from the end of the list until there are at most `capacity`."""
         del self.trajectories[self.capacity :]
 
     def save(self) -> Tensors:
@@ -76,7 +76,7 @@ def pack_trajectories(rollout: Rollout) -> Tensors:
 
 
 def unpack_trajectories(tensors: Tensors) -> Rollout:
-    """Return the rollout that was passed to `pack_trajectories`, given its result. Ignore all other tensors."""
+    """Return the rollout whose tensors `pack_trajectories` returned. Other tensors in `tensors` are ignored."""
 
     def group(prefix: str) -> dict[str, Tensor]:
         return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}

@@ -11,7 +11,7 @@ def transform_reward(reward: Tensor, clipping: str, scale: float | None = None) 
 
     Clipping modes for a reward r:
         abs_one: clamp r to [-1,1].
-        soft_asymmetric: 5 tanh(r/5), multiplied by 0.3 if r is negative. IMPALA used this in DMLab.
+        soft_asymmetric: 5 tanh(r/5), multiplied by 0.3 if r is negative (Espeholt et al. 2018, for DMLab).
         none: no clipping.
         auto: the same as abs_one. (With PopArt, `ActorCriticOptions.derive_rewards` has replaced `auto` by `none`.)
     """

@@ -27,9 +27,10 @@ def vtrace(
 ) -> VTrace:
     """Compute the value targets v_t and the advantages for the policy gradient, backwards in time.
 
-    pi is the learner's policy, mu the actor's policy. `rho_bar` and `pg_rho_bar` are the upper bounds of the importance
-    weights in the targets and in the advantages; None means no bound. `lam` is the factor lambda of the paper's
-    coefficients c_t. The tensors may have further axes after T and B, which are broadcast against each other.
+    pi is the learner's policy, mu the actor's policy, a_t the action and x_t the observation at time t. `rho_bar` is
+    the upper bound of the importance weights pi / mu in the targets, `pg_rho_bar` that in the advantages; None means no
+    bound. `lam` is the factor lambda of the paper's coefficients c_t. The tensors may have further axes after T and B;
+    these axes are broadcast against each other.
     """
     if bootstrap.shape != values.shape[1:]:
         raise ValueError(f"bootstrap: expected shape {list(values.shape[1:])}, got {list(bootstrap.shape)}")

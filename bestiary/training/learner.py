@@ -24,7 +24,7 @@ from bestiary.algorithms.base import (
     batch_problem,
     loss_problem,
 )
-from bestiary.algorithms.schedules import SCHEDULES
+from bestiary.algorithms.lr_schedules import SCHEDULES
 from bestiary.rollout import Inputs, Rollout
 from bestiary.training.devices import autocast
 from bestiary.training.weights import match_memory_layout

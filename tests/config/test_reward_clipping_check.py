@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from bestiary.algorithms.lr_schedules import SCHEDULES
 from bestiary.algorithms.reward_transform import transform_reward
-from bestiary.algorithms.schedules import SCHEDULES
 from bestiary.config.reward_clipping_check import clipping_warnings, transformed_rewards, typical_steps, unclipped_scale
 from bestiary.envs import make_env
 from bestiary.envs.atari import COMPONENTS as ATARI

@@ -22,7 +22,7 @@ def warmup(progress: float) -> float:
 
 
 def halving(progress: float) -> float:
-    """Return a factor that is 1 at the start, and is halved after the first update and after each fifth of the run.
+    """Return a factor that starts at 1 and is halved after the first update and after each fifth of the run.
 
     Pan et al. (2022) used this schedule.
     """
