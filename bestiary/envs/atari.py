@@ -2,8 +2,8 @@
 
 EnvPool steps the emulators. This module adds frame stacking, the end of the episode when a life is lost, the time
 limit, and hidden steps. A hidden step is an emulator step that the agent did not choose: a no-op or FIRE at the start
-of a game, or FIRE after a lost life. `recv` does not return hidden steps. It adds the reward of FIRE after a lost life
-to the step in which the life was lost, and returns the image after FIRE.
+of a game, or FIRE after a lost life. `recv` does not return hidden steps. In a step in which a life was lost, `recv`
+adds the reward of FIRE to the reward of this step, and returns the image after FIRE.
 
 After `enable_components` was called, `Step.measures` also contains the reward components: presses of FIRE, lives, and
 in River Raid quantities that are read from the RAM of the game (see `riverraid.py`).
@@ -95,15 +95,17 @@ class AtariVectorEnv(VectorEnv):
             "what flicker replaces (frame: the newest frame; stack: all stacked frames)",
             choices=("frame", "stack"),
         )
-        noise: float = option(0.0, "standard deviation of pixel noise, in grey levels (0 to 255)", low=0, high=256)
+        noise: float = option(
+            0.0, "standard deviation of the normal noise on each pixel, in grey levels (0 to 255)", low=0, high=256
+        )
         time_limit: int = option(27_000, "maximum length of a game, in steps", low=1)
         force_start: bool = option(
-            False, "Riverraid: start each game with the plane already flying (off: it waits for an action)"
+            False, "Riverraid: start each game with the plane already flying (off: the game waits for an action)"
         )
         stall: int = option(
             0,
-            "number of successive steps without progress after which a game is ended; without progress means: the "
-            "score does not change, or in Riverraid: the plane does not fly (0: never)",
+            "number of successive steps without progress after which a game ends (0: never); a step without progress "
+            "is one in which the score does not change, or in Riverraid the plane does not fly",
             low=0,
         )
 
@@ -163,10 +165,7 @@ class AtariVectorEnv(VectorEnv):
         )
 
     def _set_start_actions(self) -> None:
-        """Set the actions that the agent does not choose.
-
-        They are FIRE after a lost life, and no-ops and FIRE at the start of a game.
-        """
+        """Set the actions of hidden steps: no-ops and FIRE at the start of a game, and FIRE after a lost life."""
         names, options = self.action_spec.names, self.options
         uses_fire = options.fire and "FIRE" in action_names(self.game, full=False)
         self.fire_action = names.index("FIRE") if uses_fire else None
@@ -210,9 +209,10 @@ class AtariVectorEnv(VectorEnv):
         return initial_step({"image": image}, {**zeros, "ram": info["ram"], **blank})
 
     def _observe(self, frame: np.ndarray, first: np.ndarray) -> tuple[np.ndarray, Arrays]:
-        """Add new frames to the stacks. Return the images [N,C,H,W], and a dict with the measure `blank` (1: zeros).
+        """Add the new frames of all environments to the stacks. Return the images [N,C,H,W] and a dict of measures.
 
-        The dict is empty if flicker is off. `first`, bool [N], marks starts of episodes.
+        The dict contains the measure `blank`, which is 1 if the image was replaced by zeros. It is empty if flicker is
+        off. `first`, bool [N], is True if an episode starts.
         """
         blank = self.flicker.draw()
         frame = self.flicker.blank_frames(self.noise.add_to(frame, self.ids), blank)
@@ -220,9 +220,9 @@ class AtariVectorEnv(VectorEnv):
         return image, {"blank": blank.astype(np.float32)} if "blank" in self.measures_spec else {}
 
     def _observe_final(self, rows: np.ndarray, frame: np.ndarray) -> np.ndarray:
-        """Return the final images of the truncated games of the environments `rows`, given their last frames.
+        """Return the final images of truncated games, given the last frame of each of them.
 
-        The stored frame stacks do not change.
+        `rows` are the indices of the environments. The stored frame stacks do not change.
         """
         blank = self.flicker.draw(np.isin(self.ids, rows))[rows]
         frame = self.flicker.blank_frames(self.noise.add_to(frame, rows), blank)
@@ -271,9 +271,10 @@ class AtariVectorEnv(VectorEnv):
         )
 
     def _compute_components(self, reward: np.ndarray, info: Any, lost: np.ndarray) -> Arrays:
-        """Return the reward components of a step. `recv` adds `score`; RewardWrapper adds COMMON_COMPONENTS.
+        """Return the reward components of a step that only this environment family has, except `score`, by name.
 
-        `lost` is a bool [N]: True if a life was lost, including the last life.
+        `recv` adds `score`, and RewardWrapper adds the components that all environments have. `lost`, bool [N], is True
+        if a life was lost, including the last life.
         """
         components = {
             "lives": info["lives"].astype(np.float32),
@@ -306,7 +307,7 @@ class AtariVectorEnv(VectorEnv):
         self.env.send(actions, ids)
 
     def _press_fire(self, rows: np.ndarray, frame: np.ndarray, reward: np.ndarray, over: np.ndarray, info: Any) -> None:
-        """Make one emulator step with FIRE in the environments `rows`, which lost a life.
+        """Make one emulator step with FIRE in the environments with the indices `rows`, in which a life was lost.
 
         Add the reward of this step to `reward`, and write its other results into `frame`, `over` and `info`.
         """
@@ -318,7 +319,7 @@ class AtariVectorEnv(VectorEnv):
         info["ram"][rows] = new_info["ram"]
 
     def _start_games(self, rows: np.ndarray) -> tuple[np.ndarray, Any]:
-        """Start new games in the environments `rows`. Return their first frames and the infos of the emulators."""
+        """Start new games in the environments with the indices `rows`. Return the first frames and EnvPool's infos."""
         frame, info = self.env.reset(rows)
         self.games_started[rows] += 1
         self.game_steps[rows] = 0

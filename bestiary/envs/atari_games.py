@@ -45,8 +45,8 @@ MINIMAL_ACTIONS = {
     (0, 1, 2, 3, 4, 5, 10, 11, 12): "VideoPinball",
 }
 
-# Tasks in which the movement on the screen differs from the name of the action: in Pong, RIGHT moves the paddle up.
-# Each entry maps a part of an action's name to the movement on the screen.
+# Tasks in which an action moves the player in another direction than its name says: in Pong, RIGHT moves the paddle up.
+# Each entry maps a part of an action's name to the direction on the screen.
 MOVEMENTS = {"atari/Pong": {"RIGHT": "UP", "LEFT": "DOWN"}}
 
 
@@ -73,7 +73,7 @@ def _rom_folder() -> Path:
 
 
 def action_names(game: str, full: bool) -> tuple[str, ...]:
-    """Return the names of a game's actions: all 18 if `full`, else its minimal action set."""
+    """Return the names of a game's actions: all 18 actions if `full` is True, else the game's minimal action set."""
     minimal = {name: actions for actions, names in MINIMAL_ACTIONS.items() for name in names.split()}
     return tuple(ACTIONS[a] for a in (range(18) if full else minimal.get(game, range(18))))
 

@@ -4,8 +4,9 @@ The two scores of a game define its human-normalised score: 0 is the score of th
 human. Both scores are mean returns of whole games that start with up to 30 no-op steps and last at most 30 minutes.
 
 Source: Z. Wang et al., "Dueling network architectures for deep reinforcement learning", 2016, table of raw scores with
-up to 30 no-op starts. V. Mnih et al., "Human-level control through deep reinforcement learning", 2015, introduced the
-measure for 49 of these games. The random scores of that paper are the same, but many of its human scores differ.
+up to 30 no-op starts. V. Mnih et al., "Human-level control through deep reinforcement learning", 2015, introduced
+human-normalised scores for 49 of these games. The random scores of that paper are the same, but many of its human
+scores differ.
 """
 
 # Game -> (score of a random policy, score of a human).

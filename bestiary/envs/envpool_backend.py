@@ -1,9 +1,9 @@
 """Thin interface to EnvPool, which runs emulators in C++ threads.
 
 EnvPool's public methods `send`, `recv` and `reset` convert each batch to Gymnasium's nested format and copy the indices
-of the environments. The time of this conversion is small for one vector environment with 100 environments. With six
-games and four environments per game, there are six conversions per step, which took about 25 % of the time spent in
-Python code. This module therefore calls EnvPool's private methods `_send`, `_recv` and `_reset`, which exchange flat
+of the environments. For one vector environment with 100 environments, this conversion takes little time. With six games
+and four environments per game, there are six conversions per step; they took about 25 % of the time spent in Python
+code. This module therefore calls EnvPool's private methods `_send`, `_recv` and `_reset`, which exchange flat
 lists of arrays.
 """
 
@@ -55,9 +55,9 @@ class EnvPoolBackend:
         return observation, info
 
     def recv(self) -> Batch:
-        """Return the result of the last `send` or `reset`. EnvPool does not overwrite the arrays later.
+        """Wait for the last `send` or `reset` and return (observation, reward, done, info) of these environments.
 
-        `done` is also set if EnvPool reports a truncated episode.
+        `done` is also set if EnvPool reports a truncated episode. EnvPool does not overwrite the arrays later.
         """
         values = self.env._recv()
         info = {name: values[key] for name, key in self.info_keys.items()}

@@ -1,4 +1,4 @@
-"""Episode statistics: sums over the current episode of each environment, and means over the last games of a task."""
+"""Statistics of episodes: sums over the current episode of an environment, and means over the last games of a task."""
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,7 +24,7 @@ class EpisodeTracker:
     def add(self, step: Step, at: int) -> list[Episode]:
         """Add one step of all environments. Return the episodes that ended in it, in the order of the environments.
 
-        `at` is the step count that is stored as `Episode.step` in these episodes.
+        `at` is the value of the field `step` of these episodes.
         """
         sums = self.sums
         for name, amount in (("return", step.reward), ("length", 1)):
@@ -75,10 +75,10 @@ class TaskStats:
         self.games = games
         self.waiting = set(waiting)  # indices of the environments that have not finished a game yet
         self.channels = channels  # names of the true rewards in `Step.measures`: true, true_2, ...
-        self.recent: deque[Sequence[float]] = deque(recent, maxlen=100)  # (return, length, *true returns) of each game
+        self.recent: deque[Sequence[float]] = deque(recent, maxlen=100)  # one (return, length, *true returns) per game
 
     def add(self, episode: Episode) -> None:
-        """Add a finished game. `episode` is its last episode, which contains the sums over the whole game."""
+        """Add a finished game. `episode` is the last episode of the game; it contains sums over the whole game."""
         self.games += 1
         self.waiting.discard(episode.env)
         true_returns = [episode.game_measures[name] for name in self.channels]
@@ -112,7 +112,7 @@ class TaskStats:
 
 
 def return_name(channel: str) -> str:
-    """Return the name of the table column that contains the return of a reward.
+    """Return the name of the table column, for example of episodes.csv, that contains the return of a reward.
 
     `channel` is the name of the reward in `Step.measures`. The column of "training" is "training_return"; the column of
     "true_2" is "true_return_2".

@@ -1,8 +1,8 @@
 """Gymnasium environments with discrete actions: `gymnasium/CartPole-v1`, or a class in a user's file, `my_env.py:Maze`.
 
-Observations are converted to the two kinds that agents read: `image` (uint8, channels first) and `vector` (float32). A
-Dict or Tuple of such spaces becomes one array per key. By default, one process steps the environments one after the
-other. With `--processes` (only for `gymnasium/...`), each environment runs in its own process. The state of these
+Observations are converted to the two kinds that agents read: `image` (uint8, channels first) and `vector` (float32). An
+observation that is a Dict or Tuple becomes one array per key. By default, one process steps the environments one after
+the other. With `--processes` (only for `gymnasium/...`), each environment runs in its own process. The state of these
 environments cannot be saved. Numbers in the `info` of a step become measures (`gymnasium_info.py`).
 """
 
@@ -80,10 +80,10 @@ def _vector_converter(size: int, convert: Callable[[Any], np.ndarray]) -> SpaceC
 
 
 def make_converters(space: Any, name: str) -> dict[str, tuple[str | None, SpaceConverter]]:
-    """Return a dict {name of the observation in `Step.observation`: (key, converter)} for an observation space.
+    """Return a dict {name in `Step.observation`: (key, converter)} with one entry per part of an observation space.
 
-    `key` is the key of the observation in Gymnasium's Dict. If the space is not a Dict, `key` is None. `name` is the
-    name of the environment in error messages.
+    `key` is the key of the part in Gymnasium's Dict. If the space is not a Dict, `key` is None. `name` is the name of
+    the environment in error messages.
     """
     if not isinstance(space, gymnasium.spaces.Dict):
         converter = make_converter(space, name)
@@ -143,7 +143,7 @@ def _describe_result(result: Any) -> str:
 
 
 class ObservationChecker(gymnasium.Wrapper):
-    """Checks the shape and type of observations. Returns copies, because environments may reuse their buffers.
+    """Checks the shape and type of observations, and copies them, because environments may reuse their buffers.
 
     `step` returns only the numbers of the environment's `info`; `reset` returns an empty `info`.
     """
@@ -203,15 +203,15 @@ class GymnasiumVectorEnv(VectorEnv):
         processes: bool = option(False, "run each environment in its own process")
         info_measures: tuple[str, ...] = option(
             (),
-            "further keys of `info` that become measures, for example success; keys in the info of the first step "
-            "become measures without this option",
+            "further keys of `info` whose values are recorded as measures, for example success (numbers in the info of "
+            "the first step are always recorded)",
             metavar="KEY,...",
         )
 
     has_lives = False
     # Measured on the classic tasks (docs/results/classic.md). Episodes are short and a step takes little time, so many
-    # small updates learn fastest. Rewards are not clipped; the scale keeps values of returns in the hundreds small,
-    # because policy and critic share the torso.
+    # small updates learn fastest. Rewards are not clipped. If returns are in the hundreds, the reward scale keeps the
+    # values small, because policy and critic share the torso.
     vector_defaults: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "": {"num_envs": 16, "algo.reward_clipping": "none", "algo.reward_scale": 0.1},
         "ppo": {
@@ -278,7 +278,10 @@ class GymnasiumVectorEnv(VectorEnv):
         )
 
     def _measures(self, info: dict[str, Any], done: np.ndarray) -> Arrays:
-        """Return the measures of a step. Gymnasium stores the `info` of the last step of an episode in `final_info`."""
+        """Return the measures of a step by name. `done`, bool [N], is True if an episode ended.
+
+        Gymnasium stores the `info` of the last step of an episode under the key `final_info`.
+        """
         final = info.get("final_info", {})
         measures = {}
         for name in self.measures_spec:
@@ -322,7 +325,7 @@ class GymnasiumVectorEnv(VectorEnv):
 
 
 def task_name(name: str) -> str:
-    """Return the name of the task: `gymnasium/CartPole-v1`, or `my_env.py:Maze` (without folder) for a user's file."""
+    """Return the task name: `gymnasium/CartPole-v1`, or `my_env.py:Maze` (without folder) for a class in a file."""
     return name.rsplit("/", 1)[-1] if ".py:" in name else f"gymnasium/{name}"
 
 

@@ -1,9 +1,9 @@
 """Measures of Gymnasium environments: numbers in the `info` of a step, for example `success`.
 
-The set of measures must be known before training starts. `find_measures` therefore makes one step in a separate
-environment. Each number in the `info` of this step becomes a measure, and so does each key that the user names
-(`--info-measures`, or the attribute `info_measures` of a class). In a step whose `info` does not contain the key, the
-measure is 0.
+Measures are numbers that an environment reports in each step in addition to the reward. The set of measures must be
+known before training starts. `find_measures` therefore makes one step in a separate environment. Each number in the
+`info` of this step becomes a measure, and so does each key that the user names (`--info-measures`, or the attribute
+`info_measures` of a class). In a step whose `info` does not contain the key of a measure, the measure is 0.
 """
 
 import contextlib
@@ -22,9 +22,10 @@ RESERVED_NAMES = re.compile(
 
 
 def numbers_in(info: dict[str, Any]) -> dict[str, float]:
-    """Return the numbers in the `info` of one environment by measure name: bools, ints, floats and arrays of shape ().
+    """Return a dict from measure name to value with all numeric entries of the `info` of one environment.
 
-    In names, characters other than letters, digits and underscores become underscores.
+    Numeric entries are bools, ints, floats and arrays of shape (). In measure names, characters other than letters,
+    digits and underscores become underscores.
     """
     numbers = {}
     for key, value in info.items():

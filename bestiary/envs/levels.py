@@ -1,4 +1,4 @@
-"""Ranges of levels, for environment families whose games have numbered, generated levels."""
+"""Ranges of levels, for environment families whose games have generated levels, each identified by a number."""
 
 from dataclasses import dataclass, replace
 from typing import Any

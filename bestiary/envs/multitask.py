@@ -18,7 +18,7 @@ Build = Callable[[int, np.random.SeedSequence], VectorEnv]  # (num_envs, seed) -
 
 
 class MultiTaskVectorEnv(VectorEnv):
-    """A vector environment that consists of K others, one for each of K tasks. Environment i plays task i mod K."""
+    """A vector environment that combines K vector environments, one per task. Environment i plays task i mod K."""
 
     def __init__(
         self, names: Sequence[str], builds: Sequence[Build], num_envs: int, seed: int | np.random.SeedSequence
@@ -108,7 +108,7 @@ class MultiTaskVectorEnv(VectorEnv):
 
 
 def task_name(name: str) -> str:
-    """Return the task name of an environment: its name, without the folder if it is a class in a user's file."""
+    """Return the task name of an environment: the environment's name; for a class in a user's file, without folder."""
     return name.rsplit("/", 1)[-1] if plugins.is_plugin(name) else name
 
 
@@ -158,5 +158,5 @@ def check_compatible(names: Sequence[str], interfaces: Sequence[EnvInterface]) -
 
 
 def describe_observations(interface: EnvInterface) -> str:
-    """Return the kinds, types and shapes of the observations, for example `image uint8[4, 84, 84]`."""
+    """Return the names, types and shapes of the observations as text, for example `image uint8[4, 84, 84]`."""
     return ", ".join(f"{kind} {spec.dtype}{list(spec.shape)}" for kind, spec in interface.observation_spec.items())

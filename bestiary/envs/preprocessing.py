@@ -1,4 +1,4 @@
-"""Preprocessing of observations: flicker, pixel noise, frame stacks and vector stacks."""
+"""Preprocessing of observations: flicker, pixel noise, and stacking of the last frames or observation vectors."""
 
 import sys
 
@@ -22,7 +22,7 @@ class Flicker:
     def draw(self, rows: np.ndarray | None = None) -> np.ndarray:
         """Choose at random which environments get a blank image. Return a bool [N]: True if the image is blank.
 
-        If `rows`, bool [N], is given, only the environments marked by `rows` can get a blank image, and only their
+        If `rows`, bool [N], is given, only the environments in which it is True can get a blank image, and only their
         random streams advance.
         """
         rows = np.ones(len(self.streams.state), bool) if rows is None else rows
@@ -31,18 +31,19 @@ class Flicker:
         return rows & (self.streams.uniform(rows) < self.probability)
 
     def blank_frames(self, frame: np.ndarray, blank: np.ndarray) -> np.ndarray:
-        """Return the frames [M,C,H,W] of M environments.
+        """Return the new frames [M,C,H,W] of M environments, before they are stacked.
 
-        In mode `frame`, first set the frames that `blank`, bool [M], marks to zero, in place.
+        In mode `frame`, set the frames of environments in which `blank`, bool [M], is True to zero, in place.
         """
         if self.mode == "frame" and blank.any():
             frame[blank] = 0
         return frame
 
     def blank_stacks(self, stack: np.ndarray, blank: np.ndarray) -> np.ndarray:
-        """In mode `stack`, return the stacks [M,C,H,W] of M environments, with zeros in those that `blank` [M] marks.
+        """Return the stacked frames [M,C,H,W] of M environments.
 
-        In mode `frame`, return the stacks unchanged. The argument `stack` is never modified.
+        In mode `stack`, the result is zero in environments in which `blank`, bool [M], is True. The argument `stack` is
+        never modified.
         """
         if self.mode == "stack" and blank.any():
             return np.where(blank[:, None, None, None], np.uint8(0), stack)
@@ -52,8 +53,8 @@ class Flicker:
 class Noise:
     """Adds normally distributed noise to each pixel.
 
-    The noise in an environment depends only on its seed and on how many frames it has returned, not on the other
-    environments.
+    The noise in an environment depends only on the seed of this environment and on the number of frames that this
+    environment has returned, not on other environments.
     """
 
     def __init__(self, deviation: float, seeds: list[int]):
@@ -62,7 +63,7 @@ class Noise:
         self.count = np.zeros(len(seeds), np.int64)  # number of frames that each environment has returned so far
 
     def add_to(self, frame: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """Return the frames [M,C,H,W] of the environments with indices `rows` [M], with noise added."""
+        """Return the new frames [M,C,H,W] of the environments with the indices `rows` [M], with noise added."""
         if self.deviation == 0:
             return frame
         noisy = frame.astype(np.float32)
@@ -86,7 +87,7 @@ class FrameStack:
         self.frames: np.ndarray | None = None  # [N, H, W, depth*C]
 
     def push(self, frame: np.ndarray, first: np.ndarray) -> np.ndarray:
-        """Add one frame per environment, [N,C,H,W], and return the stacks. `first` [N] marks starts of episodes."""
+        """Add one frame per environment, [N,C,H,W], and return the stacks. `first` [N]: True if an episode starts."""
         newest = frame.transpose(0, 2, 3, 1)  # [N,H,W,C]
         if self.frames is None or self.depth == 1:
             self.frames = np.tile(newest, self.depth)
@@ -97,9 +98,9 @@ class FrameStack:
         return self.frames.transpose(0, 3, 1, 2)
 
     def peek(self, rows: np.ndarray, frame: np.ndarray) -> np.ndarray:
-        """Return the stacks that `push` would return for the environments `rows` and their new frames [M,C,H,W].
+        """Return the stacks that `push` would return for M environments, given their new frames [M,C,H,W].
 
-        The stored stacks do not change.
+        `rows` are the indices of these environments. The stored stacks do not change.
         """
         if self.frames is None or self.depth == 1:
             return frame
@@ -126,7 +127,7 @@ class VectorStack:
         self.frames: np.ndarray | None = None  # [N, depth*D]; None if depth is 1
 
     def push(self, vector: np.ndarray, first: np.ndarray) -> np.ndarray:
-        """Add one vector per environment, [N,D], and return the stacks. `first` [N] marks starts of episodes."""
+        """Add one vector per environment, [N,D], and return the stacks. `first` [N]: True if an episode starts."""
         if self.depth == 1:
             return vector
         if self.frames is None:
@@ -136,9 +137,9 @@ class VectorStack:
         return self.frames
 
     def peek(self, rows: np.ndarray, vector: np.ndarray) -> np.ndarray:
-        """Return the stacks that `push` would return for the environments `rows` and their new vectors [M,D].
+        """Return the stacks that `push` would return for M environments, given their new vectors [M,D].
 
-        The stored stacks do not change.
+        `rows` are the indices of these environments. The stored stacks do not change.
         """
         return vector if self.frames is None else self._shift(self.frames[rows], vector)
 

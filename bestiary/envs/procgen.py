@@ -34,8 +34,8 @@ class Game(NamedTuple):
     """The modes of a game, and the constants with which its return is normalised."""
 
     modes: str  # separated by spaces
-    easy: tuple[float, float]  # mode easy: the returns that are normalised to 0 and to 1
-    hard: tuple[float, float]  # mode hard: the returns that are normalised to 0 and to 1
+    easy: tuple[float, float]  # mode easy: the returns whose normalised values are 0 and 1
+    hard: tuple[float, float]  # mode hard: the returns whose normalised values are 0 and 1
 
 
 # The constants are from the appendix of Cobbe et al. 2020, which has constants only for the modes easy and hard.
@@ -73,7 +73,7 @@ def parse_name(name: str) -> tuple[str, str]:
 
 
 def return_limits(game: str, mode: str) -> tuple[float, float] | None:
-    """Return the two returns that are normalised to 0 and to 1, or None for modes other than easy and hard."""
+    """Return the returns whose normalised values are 0 and 1, or None for modes other than easy and hard."""
     limits = {"easy": GAMES[game].easy, "hard": GAMES[game].hard}
     return limits.get(mode)
 
@@ -171,7 +171,7 @@ class ProcgenVectorEnv(VectorEnv):
         )
 
     def _start_levels(self, rows: np.ndarray) -> np.ndarray:
-        """Start new levels in the environments with the indices `rows`, and return their first images.
+        """Start new levels in the environments with the indices `rows`, and return the first images of these levels.
 
         While a quota (see `set_level_quota`) has episodes left, start only levels that the quota still allows.
         """
@@ -209,7 +209,10 @@ class ProcgenVectorEnv(VectorEnv):
         self.level_counts.clear()
 
     def _use_quota(self, levels: np.ndarray) -> np.ndarray:
-        """Return a bool for each level: True if the quota allows one more episode of it. Count the allowed episodes."""
+        """For each of the drawn levels, count one episode if the quota still allows it. Return which are counted, bool.
+
+        The arguments and the result have one entry for each episode that starts now.
+        """
         assert self.quota_left is not None
         used = np.zeros(len(levels), bool)
         for k, level in enumerate(levels.tolist()):
@@ -228,9 +231,9 @@ class ProcgenVectorEnv(VectorEnv):
 
 @cache
 def load_qt() -> None:
-    """Load the Qt 5 libraries, which ProcGen uses to draw.
+    """Load the Qt 5 libraries, with which ProcGen draws its images.
 
-    EnvPool's wheel for Linux does not contain these libraries; the wheel PyQt5-Qt5 contains only them.
+    EnvPool's wheel for Linux does not contain these libraries. The wheel PyQt5-Qt5 contains them and nothing else.
     """
     if sys.platform != "linux":
         return

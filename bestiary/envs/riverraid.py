@@ -19,7 +19,7 @@ BULLET_Y = 50
 LIVES = 64
 WAITING = 70  # 0 while the river scrolls
 FUEL = 55  # fuel level, high byte; the low byte has the next address
-OBJECT_TYPES = slice(32, 38)  # types of the six objects on the screen, in the order in which they will leave the screen
+OBJECT_TYPES = slice(32, 38)  # types of the six objects on the screen; the first will leave the screen first
 SCORE_DIGITS = slice(77, 88, 2)  # digits of the score, highest first; each byte is 8 x digit, or BLANK_DIGIT
 
 # RAM values
@@ -44,7 +44,7 @@ COMPONENTS = {
     "bullet": RewardComponent("1 while a bullet of the player is on the screen", (0, 1)),
     "moved": RewardComponent("1 if the plane moved sideways", (0, 1)),
     "off_center": RewardComponent(
-        "squared distance of the plane from the middle of the river, in pixels",
+        "square of the plane's distance from the middle of the river, distance in pixels",
         tuple(float(distance**2) for distance in range(41)),
     ),
     "fuel": RewardComponent("fuel level, 0 to 1", (0, 0.25, 0.5, 0.75, 1)),
@@ -77,7 +77,8 @@ def compute_components(before: np.ndarray, after: np.ndarray, score: np.ndarray,
     """Return the reward components of one step of N games by name, each float32 [N].
 
     Args:
-        before, after: RAM uint8 [N,128] before and after the step.
+        before: RAM before the step, uint8 [N,128].
+        after: RAM after the step, uint8 [N,128].
         score: points scored in the step, [N].
         lost: bool [N], True if a life was lost. The game then moves the plane to the middle, and `moved` is 0.
     """
@@ -97,9 +98,9 @@ def count_depots_shot(before: np.ndarray, after: np.ndarray, score: np.ndarray) 
     """Return the number of fuel depots shot in a step, int64 [N].
 
     `before` and `after` are the types of the objects before and after the step, uint8 [N,6]; `score` are the points of
-    the step, [N]. The points nearly always determine the number: for example, only a depot is worth 80 points. If
-    several numbers are possible (160 points are two depots, or a jet and a helicopter), the number of depots that
-    turned into explosions decides: the nearest possible number is returned.
+    the step, [N]. The points nearly always determine the number of depots: for example, only a depot is worth 80
+    points. If several numbers are possible (160 points are two depots, or a jet and a helicopter), the possible number
+    that is nearest to the number of depots that turned into explosions is returned.
     """
     count = np.zeros(len(score), np.int64)
     for row in np.flatnonzero(score > 0):
@@ -114,7 +115,7 @@ def count_depots_shot(before: np.ndarray, after: np.ndarray, score: np.ndarray) 
 
 @cache
 def _possible_depots(points: int) -> tuple[int, ...]:
-    """Return the possible numbers of depots among one to three shot objects with this total of points."""
+    """Return the possible numbers of fuel depots among one to three shot objects that together give these points."""
     objects = [(DEPOT_POINTS, 1), *((value, 0) for value in OTHER_POINTS)]
     sums = {0: {(0, 0)}}  # number of objects -> possible pairs (points, depots)
     for k in range(1, 4):

@@ -12,8 +12,8 @@ class RandomStreams:
     def uniform(self, rows: np.ndarray) -> np.ndarray:
         """Return one random number in [0,1) per stream, float64 [N].
 
-        Only the streams that are marked by `rows`, bool [N], advance. The other streams return their previous number
-        again, which must not be used.
+        Only the streams in which `rows`, bool [N], is True advance. The other streams return their previous number
+        again; do not use it.
         """
         self.state[rows] += np.uint64(0x9E3779B97F4A7C15)
         z = self.state.copy()
@@ -22,5 +22,5 @@ class RandomStreams:
         return ((z ^ (z >> np.uint64(31))) >> np.uint64(11)).astype(np.float64) / 2.0**53
 
     def integers(self, rows: np.ndarray, high: int) -> np.ndarray:
-        """Return one random integer from 0 to high-1 per stream, int64 [N]. For `rows`, see `uniform`."""
+        """Return one random integer from 0 to high-1 per stream, int64 [N]. Only the streams of `rows` advance."""
         return (self.uniform(rows) * high).astype(np.int64)

@@ -1,7 +1,7 @@
 """Checks of vector environments against the interface in `vector_env.py`: attributes, and shapes and types of steps.
 
-The functions `..._problems` return a list of messages. Before training, `check_first_steps` makes these checks on the
-first steps of a user's environment. `bestiary.testing` makes them on many steps.
+Functions whose names end in `_problems` return a list of messages. Before training, `check_first_steps` makes these
+checks on the first steps of a user's environment. `bestiary.testing` makes them on many steps.
 """
 
 import os
@@ -33,7 +33,7 @@ def check_first_steps(name: str, build: Callable[[np.random.SeedSequence], Vecto
 
     Args:
         name: name of the environment in messages.
-        build: function that builds the vector environment with a seed.
+        build: function that builds the vector environment, given a seed.
 
     Raises:
         UserError: the environment fails, or violates the interface of vector environments.
@@ -153,7 +153,7 @@ def _array_problems(what: str, array: Any, shape: tuple[int, ...], dtype: str, m
 
 
 def _describe(value: Any) -> str:
-    """Return dtype and shape of an array, or the type of another object."""
+    """Return a text: the dtype and shape if `value` is an array, otherwise its type."""
     if isinstance(value, np.ndarray):
         return f"{value.dtype}{list(value.shape)}"
     return "None" if value is None else f"an object of type {type(value).__name__}"

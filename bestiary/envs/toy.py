@@ -23,7 +23,7 @@ from bestiary.utils.options import option
 
 
 class ToyGame(Protocol):
-    """N copies of a toy game. The arrays of `state` contain everything that changes during a game."""
+    """Interface of toy games: an object is N copies of a game. Its `state` contains all that changes during a game."""
 
     actions: tuple[str, ...]
     spec: ArraySpec
@@ -54,7 +54,7 @@ class ToyGame(Protocol):
 
 
 class Bandit:
-    """Choose one of `size` arms; an episode has one step. Arm k, from 0 to size-1, gives the reward k/(size-1).
+    """Choose one of `size` arms. An episode has one step. Arm k, from 0 to size-1, gives the reward k/(size-1).
 
     The optimal return is 1; a random policy has the mean return 0.5.
     """
@@ -121,9 +121,10 @@ class Chain:
 
 
 class Recall:
-    """Observe one of `size` signs and choose the action of this sign `delay` steps later (the answer).
+    """Observe one of `size` signs in the first step, and choose the action with the same number `delay` steps later.
 
-    The reward is 1 if the answer is correct, else 0. The optimal return is 1 with a memory and 1/size without a memory.
+    The reward of this last action is 1 if it is correct, else 0. The optimal return is 1 with a memory and 1/size
+    without a memory.
     An agent whose inputs contain its last action needs no memory: it can choose the action of the sign in the first
     step and then repeat its last action. `--agent.extra-inputs reward` prevents this.
     """

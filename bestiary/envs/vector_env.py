@@ -49,7 +49,8 @@ class EnvInterface:
     # once.
     frame_stacks: Mapping[str, int] = field(default_factory=dict)
     observes_whole_screen: bool = False  # True if the rendered image and the observation show the same area
-    input_cells: np.ndarray | None = None  # int64 [D,2]: row and column of the cell that each of D inputs describes
+    # int64 [D,2]: for each of the D entries of the observation, row and column of the cell that the entry describes.
+    input_cells: np.ndarray | None = None
 
 
 class VectorEnv:
@@ -137,14 +138,14 @@ class VectorEnv:
 
     @property
     def unwrapped(self) -> Any:
-        """The vector environment inside all wrappers; an environment without wrappers returns itself."""
+        """The vector environment inside all wrappers, or this object itself if it is not a wrapper."""
         return self
 
 
 class VectorEnvWrapper(VectorEnv):
     """Base class of wrappers. It forwards all methods and attributes to the wrapped vector environment `pool`.
 
-    This includes attributes that `VectorEnv` does not define.
+    Attributes that `VectorEnv` does not define are forwarded, too.
     """
 
     def __init__(self, pool: VectorEnv):
@@ -220,10 +221,10 @@ def check_actions(actions: np.ndarray, spec: ActionSpec, num_envs: int) -> np.nd
 
 
 def check_saved_arrays(found: Arrays, expected: Arrays, ranges: Mapping[str, tuple[int, int]] | None = None) -> None:
-    """Raise ValueError if saved arrays have not the names, shapes and types of `expected`, or exceed their ranges.
+    """Raise ValueError if `found` does not have the names, shapes and types of `expected`, or a value is out of range.
 
-    `ranges` maps the name of an array to its smallest and largest allowed value. Without this check, compiled code
-    would write outside of the arrays of a damaged checkpoint.
+    `ranges` maps the name of an array to the smallest and the largest allowed value. Without this check, compiled code
+    would use the values of a damaged checkpoint as indices and write outside of its arrays.
     """
     for name, array in expected.items():
         if name not in found:
@@ -238,7 +239,7 @@ def check_saved_arrays(found: Arrays, expected: Arrays, ranges: Mapping[str, tup
 def action_index(action: str, pool: VectorEnv, user: object) -> int:
     """Return the index of the action with this name; raise UserError if the environment has no such action.
 
-    `user` is the run or recording that needs the action; the error message starts with it.
+    `user` is the run or recording that needs the action. The error message starts with `str(user)`.
     """
     names = pool.action_spec.names
     if action not in names:
@@ -247,7 +248,7 @@ def action_index(action: str, pool: VectorEnv, user: object) -> int:
 
 
 def find_nonfinite(step: Step, names: Sequence[str]) -> str | None:
-    """Return a message about the first reward or observation that is not finite; None if all are finite.
+    """Return a message about the first reward or observation of a step that is not finite; None if all are finite.
 
     `names` are the names of the tasks.
     """

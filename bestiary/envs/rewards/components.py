@@ -1,4 +1,4 @@
-"""Reward components: named numbers that an environment computes in each step. Weighted rewards are sums of them."""
+"""Reward components: named numbers that an environment computes in each step. Weighted rewards are built from them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,8 +17,8 @@ class RewardComponent:
 
     description: str
     values: tuple[float, ...] = ()  # typical values in a step; empty: unknown
-    # Name of another component to which this component is tied, or empty. If two components are tied, values[k] of the
-    # first component occurs in the same steps as values[k] of the second component.
+    # Name of another component to which this component is tied, or empty. Tied means that values[k] of this component
+    # occurs in the same steps as values[k] of the other component.
     tied: str = ""
     open: bool = False  # True if `values` are only examples and other values are also common
 
@@ -32,10 +32,10 @@ COMMON_COMPONENTS = {
 
 
 def resolve_alias(name: str, available: Mapping[str, RewardComponent]) -> str:
-    """Return the name of the component that the component `name` is an alias of. If it is not an alias, return `name`.
+    """Return the name of the component for which `name` is an alias. If `name` is not an alias, return `name`.
 
-    A component is an alias if it is tied to a component with the same typical values. For example, `reward` is an
-    alias of `score` in Atari.
+    A component is an alias of another component if it is tied to this component and both have the same typical values.
+    For example, `reward` is an alias of `score` in Atari.
     """
     component = available[name]
     other = available.get(component.tied)

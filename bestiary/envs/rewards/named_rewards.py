@@ -1,7 +1,7 @@
 """Named rewards: predefined weighted sums of reward components, for example `pacifist:20:10`.
 
-The first number is the strength, which scales or limits the reward. Some named rewards have a second, optional number:
-the base, a constant reward per step.
+The first number is the strength; the description of each named reward says what the strength does. Some named rewards
+have a second, optional number: the base, a constant reward per step.
 """
 
 from collections.abc import Callable, Mapping

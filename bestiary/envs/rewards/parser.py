@@ -106,7 +106,7 @@ def _check_conflict(first: _Item, second: _Item, available: Mapping[str, RewardC
 def _without_shared(item: _Item, other: Mapping[str, Term], shared: set[str]) -> str:
     """Return the text of `item`, followed by the terms of `other` whose components are not in `shared`.
 
-    Return an empty text if `other` has no such terms. The result is the advice in an error message.
+    The result is a specification that an error message suggests. Return an empty text if `other` has no such terms.
     """
     rest = [str(term) for name, term in other.items() if name not in shared]
     return ",".join([item.text, *rest]) if rest else ""
@@ -189,7 +189,7 @@ def _parse_scope(words: list[str]) -> Scope:
 
 
 def _add_scope(scope: Scope, name: str, value: str) -> Scope:
-    """Return the scope with one more restriction, for example life=1. Raise ValueError if it is invalid."""
+    """Return the scope with one more restriction, such as life=1. Raise ValueError if the restriction is invalid."""
     if name == "steps":
         first_text, colon, last_text = value.partition(":")
         first = int(convert(first_text or "0", int))

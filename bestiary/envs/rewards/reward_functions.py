@@ -1,6 +1,7 @@
 """Reward functions: weighted sums of reward components, and functions from a user's file.
 
-A reward function is called once per step. It receives the measures of N environments and returns N rewards.
+A reward function is called once per step. It receives the measures of N environments (named numbers that the
+environments report in each step, for example `lives`, including all reward components) and returns N rewards.
 """
 
 import math
@@ -40,9 +41,9 @@ class Scope:
         return np.where(counts, np.clip(values, -self.limit, self.limit), 0.0)
 
     def is_disjoint(self, other: "Scope") -> bool:
-        """Return True if no step is in both scopes: they name different lives, or their step ranges do not overlap.
+        """Return True if two scopes name different lives, or if their step ranges do not overlap.
 
-        `every` is ignored.
+        No step is then in both scopes. The field `every` is ignored.
         """
         different_lives = self.life and other.life and self.life != other.life
         return bool(different_lives) or self.last <= other.first or other.last <= self.first
@@ -124,7 +125,7 @@ Reward = WeightedReward | CustomReward
 
 
 def canonical_reward(reward: Reward, available: Mapping[str, RewardComponent]) -> str:
-    """Return a text that identifies a reward: equal rewards have equal texts, even if the user wrote them differently.
+    """Return a text that identifies a reward. Equal rewards have equal texts, even if the user wrote them differently.
 
     The text of a custom reward consists of the hash of its file and the name of the function.
     """

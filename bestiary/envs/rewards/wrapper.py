@@ -73,7 +73,7 @@ class ParsedRewards:
 
 
 def parse_rewards(rewards: RewardConfig, interface: EnvInterface) -> ParsedRewards:
-    """Return the training reward and the true rewards. If a reward is invalid, raise UserError with all problems."""
+    """Parse the training reward and the true rewards. If a reward is invalid, raise UserError with all problems."""
     components = list_components(interface)
     parsed: list[Reward] = []
     problems: list[str] = []
@@ -132,7 +132,7 @@ class RewardWrapper(VectorEnvWrapper):
         self.sent = np.zeros(self.num_envs, np.int64)
 
     def add_reward(self, channel: str, text: str | None) -> None:
-        """From now on, compute one more true reward in each step, and return it in `Step.measures[channel]`.
+        """Add a true reward, which is computed in each step and returned in `Step.measures[channel]`.
 
         `text` is the specification of the reward; None means the environment's own reward. Call this method before the
         first reset.

@@ -1,12 +1,13 @@
 """Compiled dynamics of N warehouses: `restart`, `advance` and `observe`.
 
-A warehouse has R rows and C columns. Its cells are numbered 0 to R*C-1, row by row. The S shelf cells are also numbered
-0 to S-1, in the order of the observation; this number of a shelf cell is called its slot.
+A warehouse has R rows and C columns. Its cells are numbered 0 to R*C-1, row by row. The S shelf cells also have a
+second number, 0 to S-1, in the order of the observation. In this package, variables named `shelf` contain this second
+number.
 
-The items of a warehouse are stored as a list of slots, oldest item first. The code of the IAM paper (Suau et al. 2022)
-has the same list, and the effect of the bug that `legacy` reproduces depends on the order of this list. In each step,
-the environment decides at random for each shelf cell whether a new item appears. Each of these decisions consumes one
-number of the splitmix64 random stream of the warehouse, even if the cell cannot receive an item.
+The items of a warehouse are stored as a list of shelf cells, oldest item first. The code of the IAM paper (Suau et al.
+2022) has the same list, and the effect of the bug that `legacy` reproduces depends on the order of this list. In each
+step, the environment decides at random for each shelf cell whether a new item appears. Each of these decisions consumes
+one number of the splitmix64 random stream of the warehouse, even if the cell cannot receive an item.
 """
 
 from typing import NamedTuple
@@ -15,8 +16,8 @@ import numpy as np
 
 from bestiary.utils.numba_jit import cached_njit
 
-# Values in `ages` for slots without an item. JUST_EMPTIED: the item was removed in this step, and no new item may
-# appear in the slot before the next step.
+# Values in `ages` for shelf cells without an item. JUST_EMPTIED: the item was removed in this step, and no new item may
+# appear in the cell before the next step.
 EMPTY, JUST_EMPTIED = -1, -2
 
 
@@ -24,13 +25,13 @@ class Rules(NamedTuple):
     """The constants of the dynamics. They are the same in all N warehouses."""
 
     moves: np.ndarray  # int64 [R*C,4]: the cell that each of the four actions leads to
-    slots: np.ndarray  # int64 [R*C]: slot of each cell; -1: the cell has no shelf
-    spawn_order: np.ndarray  # int64: order in which the slots may receive new items; some slots occur twice
+    shelf_of_cell: np.ndarray  # int64 [R*C]: number of the shelf cell, 0 to S-1; -1: the cell has no shelf
+    spawn_order: np.ndarray  # int64: order in which shelf cells may receive new items; some shelf cells occur twice
     start: int  # cell in which the robot starts an episode
-    spawn: float  # probability that a new item appears, for each entry of `spawn_order`
+    spawn: float  # probability that a new item appears; it applies to each entry of `spawn_order`
     expiry: int  # age at which an item disappears
     max_items: int  # maximum number of items at a time
-    refill: bool  # True if a slot may receive a new item in the same step in which its item was removed
+    refill: bool  # True if a shelf cell may receive a new item in the same step in which its item was removed
     by_age: bool  # if True, the reward of an item is its age divided by the age of the oldest item; if False, it is 1
     scale: float  # factor of all rewards
     # True: reproduce a bug of the paper's code: if an item of the list is removed in a step, the next item of the list
@@ -42,8 +43,10 @@ class WarehouseState(NamedTuple):
     """The complete state of N warehouses."""
 
     robots: np.ndarray  # int64 [N]: cell of the robot
-    ages: np.ndarray  # int16 [N,S]: age of the item in each slot; EMPTY: no item
-    items: np.ndarray  # int16 [N,S]: slots of the items, oldest item first; only the first counts[i] entries are used
+    ages: np.ndarray  # int16 [N,S]: age of the item in each shelf cell; EMPTY: no item
+    # int16 [N,S]: for each item, the number of its shelf cell, oldest item first; only the first counts[i] entries of
+    # row i are used.
+    items: np.ndarray
     counts: np.ndarray  # int64 [N]: number of items
     clocks: np.ndarray  # int64 [N]: number of steps since the start of the episode
     streams: np.ndarray  # uint64 [N]: state of the random stream
@@ -71,30 +74,30 @@ def advance(
 ) -> None:
     """Make one step in all N warehouses. The module docstring of env.py describes the parts of a step.
 
-    Add the reward, the number of collected items and the number of expired items of each warehouse to `reward`,
-    `collected` and `expired`, float32 [N].
+    Add the results of each warehouse to three arrays float32 [N]: to `reward` the reward, to `collected` the number of
+    collected items, to `expired` the number of items that disappeared because of their age.
     """
     for env in range(len(actions)):
         robot = rules.moves[state.robots[env], actions[env]]
-        robot_slot = rules.slots[robot]
+        robot_shelf = rules.shelf_of_cell[robot]
         ages, items, count = state.ages[env], state.items[env], state.counts[env]
         state.robots[env] = robot
         state.clocks[env] += 1
         for k in range(count):
             ages[items[k]] += 1
-        if robot_slot >= 0 and ages[robot_slot] >= 0:
+        if robot_shelf >= 0 and ages[robot_shelf] >= 0:
             collected[env] += 1
-            reward[env] += rules.scale * (ages[robot_slot] / ages[items[0]] if rules.by_age else 1.0)
+            reward[env] += rules.scale * (ages[robot_shelf] / ages[items[0]] if rules.by_age else 1.0)
         kept, skipped = 0, False
         for k in range(count):
-            slot = items[k]
-            removed = not skipped and (slot == robot_slot or ages[slot] >= rules.expiry)
+            shelf = items[k]
+            removed = not skipped and (shelf == robot_shelf or ages[shelf] >= rules.expiry)
             skipped = removed and rules.legacy
             if removed:
-                expired[env] += slot != robot_slot
-                ages[slot] = EMPTY if rules.refill else JUST_EMPTIED
+                expired[env] += shelf != robot_shelf
+                ages[shelf] = EMPTY if rules.refill else JUST_EMPTIED
             else:
-                items[kept] = slot
+                items[kept] = shelf
                 kept += 1
         state.counts[env] = kept
         spawn(rules, state, env)
@@ -105,16 +108,16 @@ def spawn(rules: Rules, state: WarehouseState, env: int) -> None:
     """Decide at random for each shelf cell of one warehouse whether a new item appears there, and add these items."""
     ages, items, count = state.ages[env], state.items[env], state.counts[env]
     stream = state.streams[env]
-    for slot in rules.spawn_order:
+    for shelf in rules.spawn_order:
         stream += np.uint64(0x9E3779B97F4A7C15)
-        if uniform(stream) < rules.spawn and ages[slot] == EMPTY and count < rules.max_items:
-            ages[slot] = 0
-            items[count] = slot
+        if uniform(stream) < rules.spawn and ages[shelf] == EMPTY and count < rules.max_items:
+            ages[shelf] = 0
+            items[count] = shelf
             count += 1
     state.counts[env], state.streams[env] = count, stream
     if not rules.refill:
-        for slot in range(len(ages)):
-            ages[slot] = max(ages[slot], EMPTY)
+        for shelf in range(len(ages)):
+            ages[shelf] = max(ages[shelf], EMPTY)
 
 
 @cached_njit
@@ -127,10 +130,10 @@ def uniform(stream: np.uint64) -> float:
 
 @cached_njit
 def observe(state: WarehouseState, item_entries: np.ndarray, value: int, observation: np.ndarray) -> None:
-    """Mark the robot and the items in `observation` [N,D], whose D entries per warehouse must be zero before the call.
+    """Mark the robot and the items of N warehouses in `observation` [N,D], which must be zero before the call.
 
-    Set the entry of the robot's cell to `value` and, for each item, the entry item_entries[slot]. `item_entries` is
-    int64 [S].
+    In the row of each warehouse, set the entry of the robot's cell to `value` and, for each item in a shelf cell, the
+    entry item_entries[shelf cell]. `item_entries` is int64 [S].
     """
     for env in range(len(observation)):
         observation[env, state.robots[env]] = value

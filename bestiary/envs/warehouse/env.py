@@ -13,9 +13,11 @@ One step:
     5. in each shelf cell without an item, a new item of age 0 appears with probability `spawn`
 
 An item is therefore visible in `expiry` observations, and the action after the last of these observations can still
-collect it. At the start of an episode, only part 5 is performed. An episode is truncated after `time_limit` steps.
+collect the item. At the start of an episode, only part 5 is performed. An episode is truncated after `time_limit`
+steps.
 
-Letters of shapes: S shelf cells, D entries of an observation. The number of a shelf cell, 0 to S-1, is called its slot.
+Letters of shapes: S shelf cells, D entries of an observation. Variables named `shelf` contain the number of a shelf
+cell, 0 to S-1.
 
 docs/warehouse.md describes the layout of the observation and the expected returns.
 """
@@ -60,7 +62,7 @@ class WarehouseVectorEnv(VectorEnv):
         # The default None of an option means the value of the chosen variant (see variants.py).
         size: tuple[int, int] | None = option(
             None,
-            "number of rows and columns (in this group, the default none means: the value of the chosen variant)",
+            "number of rows and columns (in this group, the default none stands for the value of the chosen variant)",
             low=3,
             high=50,
         )
@@ -69,8 +71,8 @@ class WarehouseVectorEnv(VectorEnv):
         )
         corners: bool | None = option(
             None,
-            "place shelves also in cells where shelf rows and columns cross; these cells have two chances per step to "
-            "receive a new item",
+            "place shelves also in cells where rows and columns of shelves cross; these cells have two chances per "
+            "step to receive a new item",
         )
         along_shelves: bool | None = option(
             None, "let the robot also move from one shelf cell to the next (off: only onto shelves and off shelves)"
@@ -125,11 +127,11 @@ class WarehouseVectorEnv(VectorEnv):
         self.encoder = ObservationEncoder(options.observation, self.spec.size, self.shelves)
         self.stack = (FrameStack if options.observation == "image" else VectorStack)(options.frame_stack)
         sequence = seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed)
-        num_slots = len(self.shelves)
+        num_shelves = len(self.shelves)
         self.state = WarehouseState(
             robots=np.full(num_envs, self.rules.start, np.int64),
-            ages=np.full((num_envs, num_slots), EMPTY, np.int16),
-            items=np.zeros((num_envs, num_slots), np.int16),
+            ages=np.full((num_envs, num_shelves), EMPTY, np.int16),
+            items=np.zeros((num_envs, num_shelves), np.int16),
             counts=np.zeros(num_envs, np.int64),
             clocks=np.zeros(num_envs, np.int64),
             streams=np.array([s.generate_state(1, np.uint64)[0] for s in sequence.spawn(num_envs)], np.uint64),
@@ -140,7 +142,9 @@ class WarehouseVectorEnv(VectorEnv):
     def make_interface(name: str, options: Options) -> EnvInterface:
         """Return the interface of a variant. Raise UserError if the options contradict each other."""
         if options.legacy and name != "warehouse":
-            raise UserError(f"--legacy: only for warehouse; the original code of {name} does not have this bug")
+            raise UserError(
+                f"--legacy: reproduces a bug of the published code of warehouse, but {name} has no such bug; remove --legacy"
+            )
         spec = _make_spec(name, options)
         _, shelves = make_rules(spec, options.legacy)
         encoder = ObservationEncoder(options.observation, spec.size, shelves)
@@ -199,23 +203,23 @@ class WarehouseVectorEnv(VectorEnv):
         )
 
     def _compute_components(self, robots: np.ndarray, ages: np.ndarray, collected: np.ndarray) -> Arrays:
-        """Return the reward components of the last step except `collected` and `expired`.
+        """Return the reward components of the last step by name, except `collected` and `expired`.
 
         Args:
-            robots: cell of each robot before the step, [N].
-            ages: ages of the items before the step, [N,S].
+            robots: cell number of each robot before the step, [N].
+            ages: age of the item in each shelf cell before the step, [N,S].
             collected: number of items collected in the step, [N].
         """
-        slots = self.rules.slots[self.state.robots]  # -1: the robot is not on a shelf
+        robot_shelf = self.rules.shelf_of_cell[self.state.robots]  # -1: the robot is not in a shelf cell
         has_collected = collected > 0
-        age = np.where(has_collected, ages[np.arange(self.num_envs), slots] + 1, 0)  # at the time of collection
+        age = np.where(has_collected, ages[np.arange(self.num_envs), robot_shelf] + 1, 0)  # at the time of collection
         oldest = ages.max(axis=1) + 1
         is_left = self.state.robots % self.spec.size[1] < self.spec.size[1] // 2
         components = {
             "oldest_first": has_collected & (age == oldest),
             "age_share": age / np.maximum(oldest, 1),
             "left_half": has_collected & is_left,
-            "on_shelf": slots >= 0,
+            "on_shelf": robot_shelf >= 0,
             "moved": self.state.robots != robots,
         }
         return {name: values.astype(np.float32) for name, values in components.items()}
@@ -239,10 +243,11 @@ class WarehouseVectorEnv(VectorEnv):
 
     def _view(self, env: int) -> WarehouseView:
         rows, columns = self.spec.size
-        slots = self.rules.slots.reshape(rows, columns)
+        shelf_of_cell = self.rules.shelf_of_cell.reshape(rows, columns)
         row, column = divmod(int(self.state.robots[env]), columns)
-        ages = np.where(slots >= 0, self.state.ages[env][slots], EMPTY)
-        return WarehouseView(slots >= 0, ages, (row, column), self.spec.expiry if self.options.render_ages else 0)
+        is_shelf = shelf_of_cell >= 0
+        ages = np.where(is_shelf, self.state.ages[env][shelf_of_cell], EMPTY)
+        return WarehouseView(is_shelf, ages, (row, column), self.spec.expiry if self.options.render_ages else 0)
 
     def save(self) -> Arrays:
         state = {name: array.copy() for name, array in self.state._asdict().items()}
@@ -263,28 +268,28 @@ class WarehouseVectorEnv(VectorEnv):
             frames = state.get("stack", np.zeros(0))
             if frames.dtype != spec.dtype or frames.size != self.num_envs * math.prod(spec.shape):
                 raise ValueError(f"stack is {frames.dtype} {frames.shape}; it does not fit the observations")
-        num_slots = len(self.shelves)
+        num_shelves = len(self.shelves)
         ranges = {
-            "robots": (0, len(self.rules.slots) - 1),
+            "robots": (0, len(self.rules.shelf_of_cell) - 1),
             "ages": (min(EMPTY, JUST_EMPTIED), int(np.iinfo(np.int16).max) - 1),
-            "items": (0, num_slots - 1),
-            "counts": (0, num_slots),
+            "items": (0, num_shelves - 1),
+            "counts": (0, num_shelves),
         }
         check_saved_arrays(state, expected, ranges)
         for items, ages, count in zip(state["items"], state["ages"], state["counts"], strict=True):
             used = items[:count]
             if len(set(used.tolist())) != count or (ages[used] < 0).any():
-                raise ValueError("items must be different slots whose age is at least 0")
+                raise ValueError("items must be different shelf cells with an age of at least 0")
 
 
 def _make_spec(name: str, options: WarehouseVectorEnv.Options) -> WarehouseSpec:
-    """Return the spec of a variant with the given options."""
+    """Return the properties of a variant, changed by the options that the user set."""
     given = {field.name: getattr(options, field.name, None) for field in fields(WarehouseSpec)}
     return replace(VARIANTS[name], **{key: value for key, value in given.items() if value is not None})
 
 
 def _find_input_cells(spec: WarehouseSpec, options: WarehouseVectorEnv.Options, shelves: np.ndarray) -> np.ndarray:
-    """Return the row and column of the cell that each entry of an observation describes, int64 [D,2]."""
+    """Return an array int64 [D,2]: for each entry of an observation, row and column of the cell that it describes."""
     rows, columns = spec.size
     cells = np.stack(np.divmod(np.arange(rows * columns), columns), axis=1)
     item_cells = shelves if options.observation == "vector" else cells
@@ -292,7 +297,7 @@ def _find_input_cells(spec: WarehouseSpec, options: WarehouseVectorEnv.Options, 
 
 
 class ObservationEncoder:
-    """Converts the state of N warehouses to observations [N, *spec.shape], which are not stacked yet."""
+    """Converts the state of N warehouses to observations [N, *spec.shape], before the stacking of observations."""
 
     def __init__(self, kind: str, size: tuple[int, int], shelves: np.ndarray):
         rows, columns = size

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-IMAGE_SIZE = 210  # approximate length of the longer side in pixels; Atari screens have the same height
+IMAGE_SIZE = 210  # approximate length of the longer side in pixels, the height of an Atari screen
 FLOOR_COLOUR = (238, 234, 226)
 SHELF_COLOUR = (203, 182, 151)
 LINE_COLOUR = (222, 216, 205)
@@ -17,7 +17,7 @@ ROBOT_CENTRE_COLOUR = (228, 238, 250)
 
 @dataclass(frozen=True)
 class WarehouseView:
-    """The contents of a picture of one warehouse with R rows and C columns of cells."""
+    """The data that are drawn in a picture of one warehouse with R rows and C columns of cells."""
 
     shelves: np.ndarray  # bool [R,C]: the cell has a shelf
     ages: np.ndarray  # int [R,C]: age of the item in the cell; -1: no item
@@ -26,7 +26,7 @@ class WarehouseView:
 
 
 def draw_image(view: WarehouseView) -> np.ndarray:
-    """Return an RGB image uint8 [H,W,3] in which items are squares and the robot is a disc."""
+    """Draw a warehouse as an RGB image uint8 [H,W,3], in which items are squares and the robot is a disc."""
     rows, columns = view.ages.shape
     side = max(6, IMAGE_SIZE // max(rows, columns))  # pixels per cell
     ground = np.where(view.shelves[..., None], SHELF_COLOUR, FLOOR_COLOUR)  # [R,C,3]

@@ -9,8 +9,8 @@
 A scripted policy reads the state of the environment, not observations. `random`, `nearest` and `committed` use only
 information that agents can observe. `oldest` and `aware` also use the ages of the items, which agents cannot observe.
 
-Letters of shapes: R rows and C columns of cells, S shelf cells. The shelf cells are numbered 0 to S-1; this number is
-called the slot.
+Letters of shapes: R rows and C columns of cells, which are numbered 0 to R*C-1; S shelf cells. Each shelf cell also has
+a second number, 0 to S-1. Targets and variables named `shelf` are such second numbers.
 """
 
 from collections.abc import Callable, Iterator
@@ -47,9 +47,9 @@ class ShortestPaths:
     def __init__(self, pool: WarehouseVectorEnv):
         moves = pool.rules.moves  # [R*C,4]
         self.shelf_cells = pool.shelves @ (pool.spec.size[1], 1)  # [S]
-        num_cells, num_slots = len(moves), len(self.shelf_cells)
-        distance = np.full((num_cells, num_slots), num_cells)  # [R*C,S]; first a value above all path lengths
-        distance[self.shelf_cells, np.arange(num_slots)] = 0
+        num_cells, num_shelves = len(moves), len(self.shelf_cells)
+        distance = np.full((num_cells, num_shelves), num_cells)  # [R*C,S]; first a value above all path lengths
+        distance[self.shelf_cells, np.arange(num_shelves)] = 0
         while (shorter := np.minimum(distance, 1 + distance[moves].min(axis=1))).sum() < distance.sum():
             distance = shorter
         # There is no action "stay". If an item appears in the robot's cell, the robot collects it by moving into a
@@ -69,12 +69,16 @@ class RandomPolicy:
         return self.rng.integers(self.pool.action_spec.n, size=self.pool.num_envs)
 
 
-# (pool, paths, slots of the previous targets [N]) -> slots of the new targets [N]; -1: no target
+# (vector environment, shortest paths, shelf cells of the previous targets [N]) -> shelf cells of the new targets [N];
+# -1: no target
 TargetChoice = Callable[[WarehouseVectorEnv, ShortestPaths, np.ndarray], np.ndarray]
 
 
 class TargetPolicy:
-    """Moves along a shortest path to the item that `choose_target` selects. Without a target it moves at random."""
+    """Moves the robot along a shortest path to the target, an item that `choose_target` selects.
+
+    The robot moves at random if there is no target.
+    """
 
     def __init__(self, choose_target: TargetChoice, pool: WarehouseVectorEnv, seed: int):
         self.choose_target = choose_target
@@ -91,35 +95,35 @@ class TargetPolicy:
 
 
 def nearest(pool: WarehouseVectorEnv, paths: ShortestPaths, targets: np.ndarray) -> np.ndarray:
-    """Return the slot of the item that the robot reaches with the fewest moves, or -1 if there are no items, [N].
+    """Return the new targets [N]: the shelf cell of the item that the robot reaches with the fewest moves; -1: no item.
 
-    Of equally near items, choose the first in row order. `targets`, the slots of the previous targets, is not used.
+    Of equally near items, choose the first one in row order. The previous targets, `targets`, are not used.
     """
     return _argmin_item(pool, paths, paths.steps[pool.state.robots])
 
 
 def committed(pool: WarehouseVectorEnv, paths: ShortestPaths, targets: np.ndarray) -> np.ndarray:
-    """Return the slots of the new targets [N]: keep a target until its cell is empty, then choose the nearest item.
+    """Return the new targets [N]: keep a target until its shelf cell is empty, then choose the nearest item.
 
-    `targets` are the slots of the previous targets, [N]; -1: no target.
+    `targets` are the shelf cells of the previous targets, [N]; -1: no target.
     """
     keep = (targets >= 0) & (pool.ages[np.arange(pool.num_envs), targets] >= 0)
     return np.where(keep, targets, nearest(pool, paths, targets))
 
 
 def oldest(pool: WarehouseVectorEnv, paths: ShortestPaths, targets: np.ndarray) -> np.ndarray:
-    """Return the slot of the oldest item, even if it cannot be reached in time, or -1 if there are no items, [N].
+    """Return the new targets [N]: the shelf cell of the oldest item, even if it cannot be reached in time; -1: no item.
 
-    Of equally old items, choose the nearest. `targets`, the slots of the previous targets, is not used.
+    Of equally old items, choose the nearest one. The previous targets, `targets`, are not used.
     """
     steps = paths.steps[pool.state.robots]
     return _argmin_item(pool, paths, steps - (steps.max() + 1) * pool.ages.astype(np.int64))
 
 
 def aware(pool: WarehouseVectorEnv, paths: ShortestPaths, targets: np.ndarray) -> np.ndarray:
-    """Return the slot of the first item of the best plan (see `plan_targets`), [N].
+    """Return the new targets [N]: the shelf cell of the first item of the best plan (see `plan_targets`).
 
-    If there is no plan, choose the nearest item. `targets`, the slots of the previous targets, is not used.
+    If there is no plan, choose the nearest item. The previous targets, `targets`, are not used.
     """
     planned = np.full(pool.num_envs, -1)
     plan_targets(
@@ -129,9 +133,9 @@ def aware(pool: WarehouseVectorEnv, paths: ShortestPaths, targets: np.ndarray) -
 
 
 def _argmin_item(pool: WarehouseVectorEnv, paths: ShortestPaths, cost: np.ndarray) -> np.ndarray:
-    """Return the slot of the item with the smallest `cost` [N,S] in each environment, or -1 if there are no items.
+    """Return the shelf cell of the item with the smallest cost in each environment, [N]; -1: there are no items.
 
-    Of items with equal cost, return the first item in row order.
+    `cost` [N,S] is the cost of an item in each shelf cell. Of items with equal cost, choose the first in row order.
     """
     by_row = np.argsort(paths.shelf_cells)
     has_item = pool.ages[:, by_row] >= 0
@@ -149,11 +153,11 @@ def plan_targets(
     by_age: bool,
     planned: np.ndarray,
 ) -> None:
-    """Find the best plan of each robot and write the slot of its first item into `planned`.
+    """Find the best plan of each robot and write the shelf cell of the plan's first item into `planned`.
 
-    A plan is a sequence of at most PLAN_LENGTH items that the robot can reach before they expire. Its value is the sum
-    of their rewards minus STEP_COST for each step. If no plan has a value above 0, `planned` does not change. The
-    search is depth-first with branch and bound. Items that do not exist yet are ignored.
+    A plan is a sequence of at most PLAN_LENGTH items that the robot can reach before they expire. The value of a plan
+    is the sum of the items' rewards minus STEP_COST for each step. If no plan has a value above 0, `planned` does not
+    change. The search is depth-first with branch and bound. Items that do not exist yet are ignored.
 
     Args:
         steps: number of moves from each cell to each shelf cell, [R*C,S].
@@ -162,51 +166,51 @@ def plan_targets(
         ages: age of the item in each shelf cell, [N,S]; -1: no item.
         expiry: age at which items disappear.
         by_age: if True, the reward of an item is its age divided by the age of the oldest item; if False, it is 1.
-        planned: output, slots [N].
+        planned: output, number of a shelf cell for each robot, [N].
     """
-    num_slots = ages.shape[1]
-    # Current age of the item in each slot. The value `expiry` marks a slot that is empty or already in the plan.
-    age_now = np.zeros(num_slots, np.int64)
+    num_shelves = ages.shape[1]
+    # Current age of the item in each shelf cell. The value `expiry` marks a cell that is empty or already in the plan.
+    age_now = np.zeros(num_shelves, np.int64)
     # The arrays below have one entry for each item d of the plan.
-    value = np.zeros(PLAN_LENGTH)  # value of the plan without item d and later items
+    value = np.zeros(PLAN_LENGTH)  # value of the items before item d
     clock = np.zeros(PLAN_LENGTH, np.int64)  # number of steps until the robot starts to move towards item d
     cell = np.zeros(PLAN_LENGTH, np.int64)  # cell from which the robot moves towards item d
-    next_slot = np.zeros(PLAN_LENGTH, np.int64)  # the slot that the search tries next as item d
-    chosen = np.zeros(PLAN_LENGTH, np.int64)  # slot of item d
+    next_shelf = np.zeros(PLAN_LENGTH, np.int64)  # the shelf cell that the search tries next as item d
+    chosen = np.zeros(PLAN_LENGTH, np.int64)  # shelf cell of item d
     chosen_age = np.zeros(PLAN_LENGTH, np.int64)  # age of item d at the start of the plan
     for env in range(len(robots)):
-        for slot in range(num_slots):
-            # Empty slots get the age `expiry`: an item of this age cannot be reached in time.
-            age_now[slot] = ages[env, slot] if ages[env, slot] >= 0 else expiry
+        for shelf in range(num_shelves):
+            # Empty shelf cells get the age `expiry`: an item of this age cannot be reached in time.
+            age_now[shelf] = ages[env, shelf] if ages[env, shelf] >= 0 else expiry
         best, depth = 0.0, 0
-        cell[0], next_slot[0] = robots[env], 0
+        cell[0], next_shelf[0] = robots[env], 0
         while depth >= 0:
-            if next_slot[depth] == num_slots:
+            if next_shelf[depth] == num_shelves:
                 depth -= 1
                 if depth >= 0:
                     age_now[chosen[depth]] = chosen_age[depth]
                 continue
-            slot = next_slot[depth]
-            next_slot[depth] += 1
-            distance = steps[cell[depth], slot]
+            shelf = next_shelf[depth]
+            next_shelf[depth] += 1
+            distance = steps[cell[depth], shelf]
             arrival = clock[depth] + distance
-            if age_now[slot] + arrival > expiry:
+            if age_now[shelf] + arrival > expiry:
                 continue
             reward = 1.0
             if by_age:
-                oldest_age = age_now[slot]
+                oldest_age = age_now[shelf]
                 for age in age_now:
                     oldest_age = max(oldest_age, age if age + arrival <= expiry else 0)
-                reward = (age_now[slot] + arrival) / (oldest_age + arrival)
+                reward = (age_now[shelf] + arrival) / (oldest_age + arrival)
             new_value = value[depth] + reward - STEP_COST * distance
-            chosen[depth], chosen_age[depth] = slot, age_now[slot]
+            chosen[depth], chosen_age[depth] = shelf, age_now[shelf]
             if new_value > best:
                 best, planned[env] = new_value, chosen[0]
             items_left = PLAN_LENGTH - 1 - depth
             if items_left > 0 and new_value + items_left * (1 - STEP_COST) > best:
-                age_now[slot] = expiry
+                age_now[shelf] = expiry
                 depth += 1
-                cell[depth], clock[depth], value[depth], next_slot[depth] = shelf_cells[slot], arrival, new_value, 0
+                cell[depth], clock[depth], value[depth], next_shelf[depth] = shelf_cells[shelf], arrival, new_value, 0
 
 
 SCRIPTED_POLICIES: dict[str, Callable[[WarehouseVectorEnv, int], ScriptedPolicy]] = {
@@ -238,7 +242,7 @@ def play_steps(policy: ScriptedPolicy, pool: VectorEnv) -> Iterator[Step]:
 
 
 def play_returns(policy: ScriptedPolicy, pool: VectorEnv, episodes: int) -> np.ndarray:
-    """Play at least `episodes` episodes with a policy. Return their returns as a float64 vector.
+    """Play at least `episodes` episodes with a policy. Return the returns of all played episodes, a float64 vector.
 
     Each environment plays the same number of episodes.
     """

@@ -1,4 +1,4 @@
-"""The variants of the warehouse that Suau et al. published. `make_rules` computes the layout and rules of a variant."""
+"""The variants of the warehouse that Suau et al. published. `make_rules` computes layout and rules from a variant."""
 
 from dataclasses import dataclass, replace
 
@@ -12,7 +12,7 @@ ACTIONS = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}  # c
 
 @dataclass(frozen=True)
 class WarehouseSpec:
-    """The properties of a variant. Each field except the description is also an option of the environment."""
+    """The properties of a variant. Each field except `description` is also an option of the environment (env.py)."""
 
     description: str
     size: tuple[int, int] = (7, 7)
@@ -30,7 +30,7 @@ class WarehouseSpec:
 
 PAPER = WarehouseSpec("7x7 cells with shelves along the walls; items expire after 8 steps (IAM paper)")
 MINI = WarehouseSpec(
-    "5x5 cells, shelves entered only from the middle; reward grows with the age of the item",
+    "5x5 cells; the robot enters shelves only from the inner cells; the reward grows with the age of the item",
     size=(5, 5),
     corners=False,
     along_shelves=False,
@@ -84,15 +84,15 @@ def make_rules(spec: WarehouseSpec, legacy: bool) -> tuple[Rules, np.ndarray]:
         return row * columns + column
 
     cells = [(r, c) for r in range(rows) for c in range(columns)]
-    slots = {cell: slot for slot, cell in enumerate(shelves)}
+    shelf_index = {cell: shelf for shelf, cell in enumerate(shelves)}
     # The order in which the environment decides, cell by cell, whether a new item appears. The code of the paper (7x7)
     # processes all shelf rows and then all shelf columns, so each corner is processed twice. The authors' code of the
     # later variants processes the cells row by row.
     spawn_order = in_rows + in_columns if spec.corners else sorted(shelves)
     rules = Rules(
         moves=np.array([[cell_after(*cell, move) for move in ACTIONS.values()] for cell in cells], np.int64),
-        slots=np.array([slots.get(cell, -1) for cell in cells], np.int64),
-        spawn_order=np.array([slots[cell] for cell in spawn_order], np.int64),
+        shelf_of_cell=np.array([shelf_index.get(cell, -1) for cell in cells], np.int64),
+        spawn_order=np.array([shelf_index[cell] for cell in spawn_order], np.int64),
         start=start[0] * columns + start[1],
         spawn=spec.spawn,
         expiry=spec.expiry,
@@ -106,8 +106,8 @@ def make_rules(spec: WarehouseSpec, legacy: bool) -> tuple[Rules, np.ndarray]:
 
 
 def _shelf_lines(length: int, spacing: int) -> tuple[int, ...]:
-    """Return the indices of the rows (or columns) with shelves.
+    """Return the indices of the rows (or columns) with shelves. `length` is the number of rows (or columns).
 
-    If `spacing` is 0, these are the first and the last one. Otherwise they are 0, `spacing`, 2 `spacing`, ...
+    If `spacing` is 0, these are the first and the last index. Otherwise they are 0, `spacing`, 2 x `spacing`, ...
     """
     return (0, length - 1) if spacing == 0 else tuple(range(0, length, spacing))

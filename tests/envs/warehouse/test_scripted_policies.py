@@ -33,10 +33,10 @@ def first_collected(pool: WarehouseVectorEnv, name: str) -> tuple[int, int] | No
 def test_path_lengths_equal_manhattan_distances(options: dict[str, Any]) -> None:
     pool = make_static(**options)
     paths = ShortestPaths(pool)
-    for cell, slot in np.ndindex(*paths.steps.shape):
+    for cell, shelf in np.ndindex(*paths.steps.shape):
         row, column = divmod(cell, pool.spec.size[1])
-        distance = abs(pool.shelves[slot] - (row, column)).sum()
-        assert paths.steps[cell, slot] == max(distance, 1)  # at distance 0: one move into the wall
+        distance = abs(pool.shelves[shelf] - (row, column)).sum()
+        assert paths.steps[cell, shelf] == max(distance, 1)  # at distance 0: one move into the wall
 
 
 @pytest.mark.parametrize("name", ["warehouse", "warehouse:mini", "warehouse:memory"])
@@ -44,20 +44,20 @@ def test_a_robot_that_follows_a_path_arrives_after_its_length(name: str) -> None
     pool = make_static(name, time_limit=10_000)
     paths = ShortestPaths(pool)
     corners = [0, 4, 20, 24] if pool.spec.size == (5, 5) else []
-    for cell, slot in np.ndindex(*paths.steps.shape):
+    for cell, shelf in np.ndindex(*paths.steps.shape):
         if cell in corners:
             continue
         arrange(pool, divmod(int(cell), pool.spec.size[1]), {})
-        for _ in range(paths.steps[cell, slot]):
-            advance(pool, paths.actions[pool.state.robots, slot])
-        assert pool.robots.tolist() == [pool.shelves[slot].tolist()]
+        for _ in range(paths.steps[cell, shelf]):
+            advance(pool, paths.actions[pool.state.robots, shelf])
+        assert pool.robots.tolist() == [pool.shelves[shelf].tolist()]
 
 
 def test_without_a_wall_an_item_in_the_robots_cell_takes_two_steps() -> None:
     pool = make_static(spacing=3)
     arrange(pool, (3, 3), {(3, 3): 0})
-    paths, slot = ShortestPaths(pool), pool.shelves.tolist().index([3, 3])
-    assert paths.steps[3 * 7 + 3, slot] == 2
+    paths, shelf = ShortestPaths(pool), pool.shelves.tolist().index([3, 3])
+    assert paths.steps[3 * 7 + 3, shelf] == 2
     assert first_collected(pool, "nearest") == (3, 3)
     assert pool.state.clocks.tolist() == [2]
 
@@ -136,19 +136,19 @@ def test_aware_finds_the_best_of_all_plans(name: str) -> None:
     targets = policy.targets  # type: ignore[attr-defined]
     paths, num_planned = ShortestPaths(pool), 0
     for row in range(300):
-        items = {slot: int(age) for slot, age in enumerate(pool.ages[row]) if age >= 0}
-        values: dict[int, float] = {}  # best value of a plan, by first slot
+        items = {shelf: int(age) for shelf, age in enumerate(pool.ages[row]) if age >= 0}
+        values: dict[int, float] = {}  # best value of a plan, by the shelf cell of its first item
         for count in range(1, min(PLAN_LENGTH, len(items)) + 1):
             for order in itertools.permutations(items, count):
                 cell, clock, reward = int(pool.state.robots[row]), 0, 0.0
                 remaining = dict(items)
-                for slot in order:
-                    clock += int(paths.steps[cell, slot])
-                    cell = int(paths.shelf_cells[slot])
-                    if items[slot] + clock > pool.spec.expiry:
+                for shelf in order:
+                    clock += int(paths.steps[cell, shelf])
+                    cell = int(paths.shelf_cells[shelf])
+                    if items[shelf] + clock > pool.spec.expiry:
                         break
                     oldest = max(age for age in remaining.values() if age + clock <= pool.spec.expiry)
-                    fraction = (remaining.pop(slot) + clock) / (oldest + clock)
+                    fraction = (remaining.pop(shelf) + clock) / (oldest + clock)
                     reward += fraction if pool.rules.by_age else 1.0
                 else:
                     values[order[0]] = max(values.get(order[0], -9.0), reward - STEP_COST * clock)
