@@ -143,7 +143,8 @@ class WarehouseVectorEnv(VectorEnv):
         """Return the interface of a variant. Raise UserError if the options contradict each other."""
         if options.legacy and name != "warehouse":
             raise UserError(
-                f"--legacy: reproduces a bug of the published code of warehouse, but {name} has no such bug; remove --legacy"
+                "--legacy: reproduces a bug of the published code of warehouse; the published code of "
+                f"{name} does not have this bug, so remove --legacy"
             )
         spec = _make_spec(name, options)
         _, shelves = make_rules(spec, options.legacy)
