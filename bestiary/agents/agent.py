@@ -94,7 +94,7 @@ class BasicAgent(nn.Module, AgentDefaults):
         memory: Callable[[int], Any] = NoMemory,
         critic: Callable[[int], Any] = SharedCritic,
     ):
-        """Build the agent. `torso`, `memory` and `critic` are constructors that already have their options."""
+        """Build the agent. `torso`, `memory` and `critic` are functions that create these parts with their options."""
         super().__init__()
         self.torso = torso(observation)
         extra_inputs: Any = options.extra_inputs
@@ -192,7 +192,7 @@ def to_float32(x: Tensor) -> Tensor:
 
 
 def count_parameters(module: nn.Module | Agent) -> int:
-    """Return the number of parameters."""
+    """Return the number of parameters of a module."""
     return sum(parameter.numel() for parameter in module.parameters())
 
 

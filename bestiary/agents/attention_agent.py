@@ -96,7 +96,7 @@ class AttentionAgent(nn.Module, AgentDefaults):
         *,
         critic: Callable[[int], Any] = SharedCritic,
     ):
-        """Build the agent. `critic` is a constructor that already has its options."""
+        """Build the agent. `critic` is a function that creates the critic with its options."""
         super().__init__()
         o = self.options = options
         self.num_actions = action.n

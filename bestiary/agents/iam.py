@@ -80,7 +80,7 @@ class IAMAgent(nn.Module, AgentDefaults):
         memory: Callable[[int], Any] = GRU,
         critic: Callable[[int], Any] = SharedCritic,
     ):
-        """Build the agent. `torso`, `memory` and `critic` are constructors that already have their options."""
+        """Build the agent. `torso`, `memory` and `critic` are functions that create these parts with their options."""
         super().__init__()
         self.torso = torso(observation)
         self.dset = make_dset(observation, self.torso, options)
@@ -219,8 +219,8 @@ class Attention(nn.Module):
     def make_query_layer(self, memory_size: int) -> None:
         """Create the linear layer from the memory's output to the queries.
 
-        The constructor cannot create this layer, because it does not know `memory_size`: the memory is created after
-        this module, because its input size is the output size of this module.
+        The constructor does not know `memory_size`: the memory can only be created after this module, whose output size
+        is the input size of the memory.
         """
         self.query = nn.Linear(memory_size, self.heads * self.units, bias=False)
 

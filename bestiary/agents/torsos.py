@@ -95,7 +95,10 @@ class ConvolutionalTorso(ImageEncoder):
         return self.project(self.encode(observation), observation)
 
     def project(self, feature_map: Tensor, observation: Tensors) -> Tensor:
-        """Return the features [B,output_size] of a feature map [B,C,h,w] and all other observations."""
+        """Apply the fully connected layers to a feature map [B,C,h,w] and all other observations.
+
+        Return the features [B,output_size].
+        """
         x = feature_map.flatten(1)
         if self.other_kinds:
             x = torch.cat([x, *(observation[kind].flatten(1).float() for kind in self.other_kinds)], dim=1)
@@ -211,7 +214,10 @@ class MLP(nn.Module, TorsoDefaults):
         return ((x - self.mean) / self.deviation).clamp(-10, 10)
 
     def project(self, x: Tensor, observation: Tensors) -> Tensor:
-        """Return the features [B,output_size] of x [B,D], the result of `encode`. `observation` is not used."""
+        """Apply the fully connected layers to x [B,D], the result of `encode`. Return the features [B,output_size].
+
+        `observation` is not used.
+        """
         return self.layers(x)
 
     def calibrate(self, observation: Tensors) -> None:

@@ -271,10 +271,10 @@ class AtariVectorEnv(VectorEnv):
         )
 
     def _compute_components(self, reward: np.ndarray, info: Any, lost: np.ndarray) -> Arrays:
-        """Return the reward components of a step that only this environment family has, except `score`, by name.
+        """Return the reward components of Atari games in this step by name, except `reward` and `score`.
 
-        `recv` adds `score`, and RewardWrapper adds the components that all environments have. `lost`, bool [N], is True
-        if a life was lost, including the last life.
+        `recv` adds `score`, and RewardWrapper adds the components of all environments, for example `reward`. `lost`,
+        bool [N], is True if a life was lost, including the last life.
         """
         components = {
             "lives": info["lives"].astype(np.float32),

@@ -209,9 +209,9 @@ class ProcgenVectorEnv(VectorEnv):
         self.level_counts.clear()
 
     def _use_quota(self, levels: np.ndarray) -> np.ndarray:
-        """For each of the drawn levels, count one episode if the quota still allows it. Return which are counted, bool.
+        """For each of the drawn `levels`, count one episode if the quota still allows it.
 
-        The arguments and the result have one entry for each episode that starts now.
+        Return a bool for each entry of `levels`: True if the episode was counted.
         """
         assert self.quota_left is not None
         used = np.zeros(len(levels), bool)

@@ -22,5 +22,5 @@ class RandomStreams:
         return ((z ^ (z >> np.uint64(31))) >> np.uint64(11)).astype(np.float64) / 2.0**53
 
     def integers(self, rows: np.ndarray, high: int) -> np.ndarray:
-        """Return one random integer from 0 to high-1 per stream, int64 [N]. Only the streams of `rows` advance."""
+        """Return one random integer from 0 to high-1 per stream, int64 [N]. For `rows`, bool [N], see `uniform`."""
         return (self.uniform(rows) * high).astype(np.int64)

@@ -29,7 +29,7 @@ ROW_FIELDS = {
 
 
 def check_first_steps(name: str, build: Callable[[np.random.SeedSequence], VectorEnv]) -> None:
-    """Check a vector environment with one environment: build it, reset it and make one step.
+    """Build a vector environment that contains one environment, reset it, make one step, and check the results.
 
     Args:
         name: name of the environment in messages.

@@ -23,7 +23,7 @@ from bestiary.utils.options import option
 
 
 class ToyGame(Protocol):
-    """Interface of toy games: an object is N copies of a game. Its `state` contains all that changes during a game."""
+    """Interface of toy games. An object contains N copies of a game; `state` has all data that change during a game."""
 
     actions: tuple[str, ...]
     spec: ArraySpec
@@ -123,10 +123,9 @@ class Chain:
 class Recall:
     """Observe one of `size` signs in the first step, and choose the action with the same number `delay` steps later.
 
-    The reward of this last action is 1 if it is correct, else 0. The optimal return is 1 with a memory and 1/size
-    without a memory.
-    An agent whose inputs contain its last action needs no memory: it can choose the action of the sign in the first
-    step and then repeat its last action. `--agent.extra-inputs reward` prevents this.
+    The reward of the last action is 1 if it is correct, else 0. The optimal return is 1 with a memory and 1/size
+    without a memory. An agent whose inputs contain its previous action needs no memory: it can choose the action of the
+    sign in the first step and then repeat its previous action. `--agent.extra-inputs reward` prevents this.
     """
 
     kind = "vector"

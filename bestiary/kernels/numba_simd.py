@@ -95,7 +95,7 @@ def _reduce(builder: Any, vector: Any, combine: Any) -> Any:
 
 @intrinsic
 def vector_length(typing_context, array):
-    """Return the SIMD vector length for the type of `array`: the number of its elements that fit into one vector."""
+    """Return the SIMD vector length for the type of `array`: the number of elements of this type in one vector."""
 
     def build(context, builder, signature, arguments):
         return context.get_constant(types.intp, VECTOR_BYTES * 8 // signature.args[0].dtype.bitwidth)

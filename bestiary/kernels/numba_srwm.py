@@ -306,9 +306,10 @@ def copy_columns(source, i, target, j, width):
 
 
 class SRWMFunction(torch.autograd.Function):
-    """Autograd function of `srwm_seq`. Inputs: x [N,T,E], four base matrices [H,E,...] and four shifts [N,E,...].
+    """Autograd function of `srwm_seq`. `matrices` are the four base matrices [H,E,...] and the four shifts [N,E,...].
 
-    If `save` is False, the forward pass saves nothing, and no backward pass is possible.
+    x is [N,T,E]; batch and heads are one axis of N sequences. If `save` is False, the forward pass saves nothing, and
+    no backward pass is possible.
     """
 
     @staticmethod

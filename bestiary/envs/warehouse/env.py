@@ -262,7 +262,7 @@ class WarehouseVectorEnv(VectorEnv):
         self.stack.frames = state["stack"].copy() if "stack" in state else None
 
     def _check_saved(self, state: Arrays) -> None:
-        """Raise ValueError if a saved state is not valid. The compiled code does not check its indices."""
+        """Raise ValueError if a saved state is not valid. The compiled code does not check array indices."""
         expected = self.state._asdict()
         if self.options.frame_stack > 1 or "stack" in state:
             spec = self.observation_spec["image" if self.options.observation == "image" else "vector"]

@@ -34,7 +34,7 @@ STEP_COST = 0.2
 
 
 class ScriptedPolicy(Protocol):
-    """A policy that reads the state of the vector environment it was made for."""
+    """Interface of scripted policies. A policy is created for one vector environment and reads its state."""
 
     def act(self) -> np.ndarray:
         """Return one action per environment, int64 [N], for the current state of the environments."""
