@@ -220,7 +220,7 @@ def test_code_of_an_untrusted_recording_is_not_imported(malicious, message):
 
 
 def test_files_that_are_not_recordings_are_refused():
-    invalid = [{"seed": {}}, {"rewards": {"x": 1}}, {"rewards": {"training": None, "true": []}}]
+    invalid: list[dict[str, Any]] = [{"seed": {}}, {"rewards": {"x": 1}}, {"rewards": {"training": None, "true": []}}]
     for text in ("{}", "[]", "x", *(json.dumps({**METADATA, **values}) for values in invalid)):
         Path("x.json").write_text(text)
         with pytest.raises(UserError, match="not a recording"):
