@@ -33,8 +33,8 @@ class Actor:
         seed: seed for the sampling of actions.
         device: device of the agent.
         precision: floating-point precision of the network: float32 or bfloat16.
-        first_env: number of environments of the run that belong to earlier pools. Environment i of this pool has the
-            index `first_env` + i in the run.
+        first_env: index, among all environments of the run, of the first environment of `pool`. Environment i of `pool`
+            has the index `first_env` + i.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class Actor:
 
     @torch.no_grad()
     def _store_bootstrap_values(self, step: Step) -> None:
-        """Store the value of the final observation of each truncated episode, from which the learner bootstraps."""
+        """Store the value of the final observation of each truncated episode. The learner bootstraps from it."""
         rows = torch.from_numpy(np.flatnonzero(step.truncated))
         inputs = Inputs(
             {kind: torch.from_numpy(array)[None] for kind, array in step.final.items()},
@@ -193,8 +193,8 @@ class Actor:
         Environments whose state cannot be saved start new episodes with an initial recurrent state.
 
         Raises:
-            UserError: the arrays do not fit this actor and its environments. Native code of the environments would
-                otherwise read and write outside of the arrays.
+            UserError: the arrays do not fit this actor and its environments. Without this check, native code of the
+                environments could access memory outside of the arrays.
         """
         self._check_arrays(arrays)
         self.steps = steps
@@ -217,7 +217,7 @@ class Actor:
         self._start_rollout(step)
 
     def _check_arrays(self, arrays: Arrays) -> None:
-        """Compare names, shapes, types and values of saved arrays with those that this actor would save.
+        """Raise UserError unless the arrays have the names, types and shapes that `save` returns, and valid values.
 
         The arrays of the environments (names that begin with "pool.") are checked by the method `load` of the vector
         environment, because their shapes may depend on its state.

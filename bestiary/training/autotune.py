@@ -1,6 +1,6 @@
 """Auto-tuning of the micro-batch size.
 
-The fastest micro-batch size depends on the network and the machine. Small micro-batches fit into the cache of a core;
+The fastest micro-batch size depends on the network and the machine. Small micro-batches fit into the processor's cache;
 large micro-batches have less overhead per step. Before a run starts, the speed of several sizes is measured for a short
 time. The error of such a measurement can be 10 %, so the default size is kept unless another size is clearly faster.
 The result is written to the run's config.toml. It is also cached in a file in the user's cache folder (`bestiary
@@ -29,7 +29,7 @@ from bestiary.training.learner import Learner
 from bestiary.utils.console import note
 from bestiary.utils.cpu import num_cores
 
-MEASURE_SECONDS = 0.1  # duration of each measurement of a size
+MEASURE_SECONDS = 0.1  # duration of one measurement of one size, in seconds
 NUM_PASSES = 3  # each size is measured this many times, because other programs may slow down one measurement
 MAX_BATCH_SECONDS = 1.0  # if the gradient of a batch takes longer than this, larger sizes are not measured
 # A size is clearly slower than the fastest size if its speed is below this fraction of the highest speed.
@@ -65,11 +65,8 @@ def choose_micro_batch_size(config: Config) -> int:
     if key not in sizes:
         rates = measure_rates(config)
         sizes[key] = _select_size(rates, default_micro_batch_size(config))
-        measured = ", ".join(f"{size}: {rate:,.0f}" for size, rate in rates.items())
-        note(
-            f"auto-tuning: steps/s by micro-batch size: {measured}; selected {sizes[key]} "
-            "(to change it: --micro-batch-size)"
-        )
+        measured = "; ".join(f"size {size}: {rate:,.0f} steps/s" for size, rate in rates.items())
+        note(f"auto-tuning: micro-batch {measured}; selected size {sizes[key]} (to change it: --micro-batch-size)")
         # Read the cache again, because other runs may have written to it during the measurement.
         _write_cache(path, {**read_cache(path), key: sizes[key]})
     return sizes[key]
@@ -78,8 +75,8 @@ def choose_micro_batch_size(config: Config) -> int:
 def _select_size(rates: dict[int, float], default: int) -> int:
     """Return the fastest size if it is clearly faster than the default size, otherwise the default size.
 
-    If the default size was not measured, the largest smaller measured size takes the place of the default. If there is
-    no smaller one, the smallest measured size does.
+    If the default size was not measured, the largest measured size below it is used as the default. If all measured
+    sizes are larger, the smallest of them is used.
     """
     default = max((size for size in rates if size <= default), default=min(rates))
     fastest = max(rates, key=rates.__getitem__)

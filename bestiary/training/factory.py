@@ -206,13 +206,14 @@ def make_thread_layout(config: Config) -> local.ThreadLayout:
 
 
 def max_rollouts_in_flight(algorithm: Algorithm, training: Training) -> int:
-    """Return how many rollouts may be in flight (being collected or waiting) so that the lag is at most --max-lag.
+    """Return how many rollouts may be in flight (collected now, or waiting) so that the lag is at most --max-lag.
 
     While a rollout is collected and waits, the learner performs updates from earlier rollouts. Each of these updates
-    increases the policy lag of the rollout's first step by 1. The learn call that uses the rollout can also perform
-    several updates, and each of them except the first increases the lag by 1. The result is also limited to `pools` +
-    max(2, `num_rollouts`), because more rollouts in flight would increase the lag but not the speed. For an on-policy
-    algorithm, the result is the number of rollouts of one learn call.
+    increases the policy lag of the rollout's first step by 1. The call of `Learner.learn` that uses the rollout can
+    also perform several updates, and each of them except the first increases the lag by 1. The result is at most
+    `pools` + max(2, `num_rollouts`), where `num_rollouts` is the number of rollouts that one call of `Learner.learn`
+    uses: more rollouts in flight would increase the lag but not the speed. For an on-policy algorithm, the result is
+    `num_rollouts`.
     """
     num_envs = training.pool_size
     pools = training.total_pools

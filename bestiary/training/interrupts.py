@@ -1,8 +1,8 @@
 """Handling of Ctrl-C, SIGTERM and SIGHUP during training.
 
-The first signal asks the run to stop after the current learn call and to save a checkpoint. A second signal stops the
-run immediately. A signal that arrives less than 1 s after the first one is ignored, because tools such as `timeout`
-send a signal to the process and to its process group, so that the process receives it twice.
+The first signal asks the run to stop after the current call of `Learner.learn` and to save a checkpoint. A second
+signal stops the run immediately. A signal that arrives less than 1 s after the first one is ignored, because tools
+such as `timeout` send a signal to the process and to its process group, so that the process receives it twice.
 
 SIGHUP is sent when the terminal is closed. It stays ignored if the process was started with `nohup`. SIGPIPE is always
 ignored, as in any Python program: it would be sent for each closed connection, for example of a logger.

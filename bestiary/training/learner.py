@@ -36,11 +36,11 @@ CPU = torch.device("cpu")
 
 @dataclass
 class Gradient:
-    """The gradient of the loss summed over some trajectories, and other sums over the same trajectories."""
+    """The gradient of the summed loss of some trajectories, and other sums over the same trajectories."""
 
     tensors: tuple[Tensor, ...]  # gradient of each parameter of the optimizer
     sums: dict[str, Tensor]  # loss terms and metrics, summed over steps
-    target_moments: Tensor | None  # sums over the value targets, with which PopArt updates its statistics; or None
+    target_moments: Tensor | None  # sums over the value targets, from which PopArt updates its statistics; or None
     num_steps: int  # number of steps in these trajectories
 
     def __add__(self, other: "Gradient") -> "Gradient":
@@ -72,7 +72,10 @@ class ParameterGroup:
         return norms.new_zeros(len(self.module_names)).index_add_(0, self.module_indices, norms.square()).sqrt()
 
     def step(self, tensors: Sequence[Tensor], norm: Tensor, max_norm: float, lr: float) -> None:
-        """Clip a gradient with the norm `norm` to `max_norm`, and perform an optimizer step with learning rate `lr`."""
+        """Clip the gradient to the norm `max_norm`, and perform an optimizer step with learning rate `lr`.
+
+        `tensors` is the gradient, one tensor per parameter. `norm` is its norm before clipping.
+        """
         for parameter, tensor in zip(self.parameters, tensors, strict=True):
             parameter.grad = match_memory_layout(parameter, tensor)
         nn.utils.clip_grads_with_norm_(self.parameters, max_norm, norm)
@@ -96,7 +99,8 @@ class ParameterGroup:
         """Restore the tensors that `save` returned.
 
         Raises:
-            UserError: the tensors do not fit the optimizer. Its native code would otherwise write outside of them.
+            UserError: the tensors do not fit the optimizer. Without this check, native code of the optimizer could
+                write outside of them.
         """
         self._check(tensors)
         state: dict[int, dict[str, Tensor]] = {}
@@ -109,10 +113,11 @@ class ParameterGroup:
         self.optimizer.load_state_dict({"state": state, "param_groups": self.optimizer.state_dict()["param_groups"]})
 
     def _check(self, tensors: dict[str, Tensor]) -> None:
-        """Compare names, shapes, types and values with the state that the optimizer has after a step.
+        """Raise UserError unless `tensors` is empty or has the form of the optimizer's state after a step.
 
-        The state is empty before the first step. A user's optimizer may have a state that changes its form; its tensors
-        are only checked for the index of the parameter.
+        Before the first step, the state is empty. The names, types and shapes are checked only for the optimizers of
+        PyTorch and Bestiary. For a user's optimizer, only the parameter index in each name is checked, and whether the
+        values are finite.
         """
         problems = []
         for key, value in tensors.items():

@@ -81,7 +81,8 @@ def train(actors: list[Actor], learner: Learner, session: Session, layout: Threa
             learner.parallel_map = map
             queue.close()
             for thread in actor_threads:
-                # The environment of a stuck thread may never return. The daemon thread then ends with the process.
+                # A stuck thread waits for an environment that may never return. It is a daemon thread, so it ends at
+                # the latest when the process ends.
                 stuck = time.monotonic() - thread.timer.phase_start > STUCK_SECONDS
                 thread.join(timeout=1 if stuck else JOIN_SECONDS)
 

@@ -1,4 +1,4 @@
-"""The queue between actors and the learner, which orders rollouts and bounds the policy lag.
+"""The queue between actors and the learner. It orders rollouts and bounds the policy lag.
 
 Each rollout gets an ID (0, 1, 2, ...) when an actor starts to collect it, and the learner consumes rollouts in the
 order of their IDs. Actors start rollouts in turn. A rollout is in flight while it is being collected or waits for the
@@ -17,7 +17,7 @@ On a cluster, an actor may be slow or may crash, and its rollout is then discard
                       they arrive. A discarded rollout is replaced by a new rollout of any idle actor.
     in_order=True     The actor that should have collected a discarded rollout collects it again. The actor also
                       repeats its earlier rollouts of the same block: its environments were created again, so their
-                      state does not follow from these earlier rollouts.
+                      state is not the one in which these earlier rollouts ended.
 """
 
 import threading
@@ -120,7 +120,7 @@ class RolloutQueue(Generic[WeightsT, RolloutT]):
             self.changed.notify_all()
 
     def discard(self, rollout_id: int) -> list[int]:
-        """Discard a started rollout and return the IDs of all discarded rollouts.
+        """Discard a started rollout and return the IDs of all rollouts that are discarded with it.
 
         These are the rollout itself and, if `in_order`, the earlier rollouts of the same actor and block.
         """

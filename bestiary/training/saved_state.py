@@ -10,7 +10,7 @@ Check = Callable[[Any], bool]
 
 
 def check_saved_state(state: Mapping[str, Any]) -> None:
-    """Raise UserError if a value of state.json has not the type and the range that `Session.save` writes.
+    """Raise UserError if a value of state.json does not have the type and range of the values of `Session.save`.
 
     The states of users' callbacks are not checked.
     """

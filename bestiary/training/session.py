@@ -65,7 +65,7 @@ class Session:
         self.runtime_counters: dict[str, int] = state["runtime_counters"]  # cluster only: restarts, dropped rollouts
         self.interrupts = Interrupts()
         self.stop_requested = False
-        self.warned: set[str] = set()  # write failures that the user was already warned about
+        self.warned: set[str] = set()  # values of `consequence` for which `warn_once` has printed a warning
         self.checkpoints = CheckpointManager()
         self.callbacks = [*callbacks, self.checkpoints]
         for callback in self.callbacks:

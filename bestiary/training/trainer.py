@@ -71,9 +71,9 @@ def _start_serial_actor(actor: Actor, checkpoint: Checkpoint | None, learner: Le
 
 
 def _record_environments(run: Run, config: Config, actors: list[Actor], start_step: int) -> None:
-    """Record the actions of all environments.
+    """Wrap the environments of the actors so that all actions are written to recordings.
 
-    If a resumed run restores the state of its environments, their existing recordings are continued.
+    If a resumed run restores the state of its environments, the existing recordings are continued.
     """
     restarted = restarts_environments(config, start_step, actors[0].pool)
     first_step = start_step if restarted else 0

@@ -7,8 +7,8 @@ the task with the same name. Rows without a match keep their random initialisati
 of critic, the whole critic keeps its random initialisation, because the values would have another meaning.
 
 If the agent observes its last action, the weights for this input are matched by the index of the action, even if the
-actions with the same index have different names. They cannot be matched by name: they are part of the memory's weights,
-and this module does not know which of the memory's weights belong to which action.
+actions with the same index have different names. A match by name is not possible: these weights are part of the
+memory's weights, and this module does not know which of them belong to which action.
 """
 
 import torch

@@ -19,7 +19,7 @@ from bestiary.agents.agent import Agent
 class Weights:
     """Immutable weights of an agent."""
 
-    version: int  # number of updates that led to these weights, without skipped updates (see `Learner.version`)
+    version: int  # number of updates before these weights were copied; skipped updates are not counted
     tensors: tuple[Tensor, ...]  # parameters and buffers in the order of the agent's state_dict
 
     @classmethod

@@ -14,11 +14,13 @@ from bestiary.utils.errors import RunError
 if TYPE_CHECKING:  # the session imports this module
     from bestiary.training.session import Session
 
-MIN_GAMES_FOR_BEST = 20  # a mean return is compared with the best one only if it is over at least this many games
+MIN_GAMES_FOR_BEST = 20  # the mean return is compared with the best one only after at least this many games
 FIRST_RETRY_SECONDS = 15.0  # time between a failed save and the next attempt; it doubles with each failure
 MAX_RETRY_SECONDS = 600.0  # maximum time between two attempts
 FINAL_SAVE_SECONDS = 1800.0  # at the end of the training, saving is tried again for at most this time
-SIGNAL_SAVE_SECONDS = 20.0  # the same after a signal; schedulers often kill a process 30 s after SIGTERM
+SIGNAL_SAVE_SECONDS = (
+    20.0  # the same if a signal has ended the training; schedulers often kill a process 30 s after SIGTERM
+)
 FULL_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT)  # the disk is full, or the quota of the user is used up
 BEST_CHECKS_PER_RUN = 50  # number of times per run that the mean return of recent games is compared with the best one
 
@@ -209,5 +211,5 @@ class CheckpointManager(Callback):
 
 
 def _best_check_index(session: "Session") -> int:
-    """Return how many of the BEST_CHECKS_PER_RUN equal parts of the run are completed. A check is due after each."""
+    """Divide the run into BEST_CHECKS_PER_RUN equal parts and return how many are completed. A check follows each."""
     return BEST_CHECKS_PER_RUN * session.learner.steps // session.total_steps

@@ -1,4 +1,4 @@
-"""Callback that warns of reward hacking. It passes each finished game to monitors (`training/reward_monitor.py`)."""
+"""Callback that passes each finished game to the reward-hacking monitors, and prints a warning at their alerts."""
 
 from typing import Any
 
