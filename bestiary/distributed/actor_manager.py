@@ -30,14 +30,14 @@ MAX_POLL_DELAY = 10.0  # an actor is asked for its step counts at most this many
 
 @dataclass
 class EnvSlot:
-    """One vector environment of a remote actor (a slot). It collects at most one rollout at a time."""
+    """A slot: one vector environment of a remote actor. A slot collects at most one rollout at a time."""
 
     index: int  # index among all slots of the run
     local_index: int  # index among the slots of its actor
     timer: PhaseTimer  # time that the slot has spent in each phase, as reported by the actor
     rollout_id: int | None = None  # ID of the rollout being collected; None if the slot is idle
     last_step_count: int = -1  # step count in the last report of the actor
-    last_progress_time: float = 0.0  # time when the rollout started, or later, when the step count last changed
+    last_progress_time: float = 0.0  # time of the last change of the step count; at first, start time of the rollout
 
 
 @dataclass
@@ -61,9 +61,10 @@ class ActorHandle:
 
 
 class ActorManager:
-    """Starts remote actors, lets idle slots collect rollouts, and replaces actors that crash or make no progress.
+    """Starts remote actors, lets their idle vector environments (slots) collect rollouts, and replaces lost actors.
 
-    With central inference, the manager also starts and replaces the inference server.
+    An actor that makes no progress is also replaced. With central inference, the manager also starts and replaces the
+    inference server.
     """
 
     def __init__(
@@ -122,7 +123,7 @@ class ActorManager:
     # --- rollouts ---
 
     def idle_slots(self) -> Iterator[tuple[ActorHandle, EnvSlot]]:
-        """Yield the idle slots of actors that are ready.
+        """Yield each slot (vector environment of an actor) that is idle, with its actor, if the actor is ready.
 
         Each call starts with the slot after the last slot that the previous call examined.
         """
@@ -135,7 +136,7 @@ class ActorManager:
     def start_rollout(
         self, actor: ActorHandle, slot: EnvSlot, rollout_id: int, weights: RemoteWeights, batch_size: int
     ) -> tuple[Any, list[Any]]:
-        """Let a slot start to collect a rollout.
+        """Let a slot (vector environment of an actor) start to collect a rollout.
 
         Return the object reference of the `RolloutReport`, and a list with the object references of the parts (shards)
         of the rollout, one per learner.

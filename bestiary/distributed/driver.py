@@ -161,7 +161,7 @@ class Driver:
     # --- schedule rollouts ---
 
     def _schedule_rollouts(self) -> None:
-        """Let each idle slot start to collect a rollout, if the queue allows it.
+        """Let each idle slot (vector environment of an actor) start to collect a rollout, if the queue allows it.
 
         Start no rollout if the run is done, if a checkpoint or validation is due, or if the rollouts in flight (being
         collected or waiting) are enough to complete the run.
@@ -242,14 +242,15 @@ class Driver:
                 self.actor_manager.replace_inference_server(actor, call.incarnation, weights)
                 return
             self.restarts.record(f"{actor.name}: {error_summary(error.cause)}")
-        # An ObjectLostError means that only the report was lost, because the node that stored it was lost.
+        # An ObjectLostError means that only the RolloutReport was lost, together with the node that stored it.
         elif not isinstance(error, errors.ObjectLostError):
             self.actor_manager.replace(actor, call.incarnation, f"{actor.name} was lost ({error_summary(error)})")
 
     def _on_fetched(self, call: RolloutCall, report: RolloutReport, reference: Any, complete: bool) -> None:
-        """If all learners have fetched their parts of a rollout (`complete`), put the rollout into the queue.
+        """Handle the end of a call with which one learner has fetched its part of a rollout.
 
-        Instead, drop the rollout if its policy lag would exceed --max-lag. Discard it if a part of it was lost.
+        If all learners have their parts (`complete`), put the rollout into the queue, or drop it if its policy lag
+        would exceed --max-lag. If the part was lost, discard the rollout.
         """
         try:
             self.learner_group.get(reference)

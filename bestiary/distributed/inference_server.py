@@ -18,7 +18,7 @@ from bestiary.training.devices import autocast, choose_device
 from bestiary.training.weights import Weights
 
 CPU = torch.device("cpu")
-INPUT_FIELDS = ("reward", "done", "last_action", "task")  # fields of Inputs besides the observation
+INPUT_FIELDS = ("reward", "done", "last_action", "task")  # fields of Inputs in addition to the observation
 
 
 @dataclass
@@ -123,7 +123,7 @@ class RemotePolicy:
     def __init__(self, agent: Agent, server: Any):
         self.agent = agent  # local agent, used only for the initial recurrent state
         self.server = server  # handle of the InferenceServer
-        self.min_version = 0  # minimum version of the weights that choose actions
+        self.min_version = 0  # minimum version of the weights with which the server may choose actions
         self.actor: Actor | None = None  # each call sets `actor.version` to the version of the weights used
 
     def initial_state(self, batch_size: int) -> State:

@@ -1,4 +1,4 @@
-"""Control of the learner processes by the driver. If one learner is lost, training restarts with new learners."""
+"""Control of the remote learners by the driver. If a learner is lost, `LearnerGroup.get` raises LearnersLostError."""
 
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -95,7 +95,7 @@ class LearnerGroup:
         ]
 
     def discard_rollout(self, rollout_id: int) -> None:
-        """Let all learners delete a rollout, if they have fetched it."""
+        """Let each learner delete its part of a rollout, if the learner has fetched it."""
         for worker in self.workers:
             worker.discard_rollout.remote(rollout_id)
 

@@ -87,7 +87,7 @@ class LearnerWorker:
     def choose_rendezvous(self, same_node: bool) -> str:
         """Return the URL at which the learners meet to form a group (see `join_group`).
 
-        It names a file if all learners are on this node, else a free port of this node.
+        The URL contains a file of this node if all learners are on it, else a free port of this node.
         """
         if same_node:
             return f"file://{make_temp_dir('bestiary-rendezvous-') / 'learners'}"
@@ -156,7 +156,7 @@ class LearnerWorker:
         self.rollouts[rollout_id] = unpack_rollout(ray.get(reference[0]))
 
     def discard_rollout(self, rollout_id: int) -> None:
-        """Delete a rollout, if this learner has fetched it."""
+        """Delete this learner's part of a rollout, if it was fetched."""
         self.rollouts.pop(rollout_id, None)
 
     def learn(self, rollout_ids: list[int]) -> UpdateResult:

@@ -13,7 +13,7 @@ class PendingCalls:
         self.callbacks: dict[Any, Callable[[Any], None]] = {}  # object reference -> callback
 
     def on_done(self, reference: Any, callback: Callable[[Any], None]) -> None:
-        """Register a callback. `poll` runs it with the reference after the remote call has finished or failed."""
+        """Register a callback. After the remote call has finished or failed, `poll` calls `callback(reference)`."""
         self.callbacks[reference] = callback
 
     def poll(self, timeout: float = 0.5) -> None:

@@ -91,8 +91,7 @@ def _report_policy_lag(config: Config) -> None:
     if max_in_flight < training.total_pools:
         warn(
             f"--max-lag {training.max_lag}: only {max_in_flight} of {training.total_pools} vector environments can "
-            f"collect rollouts at the same time; {hint}; with --max-lag none, a value is chosen that keeps all of them "
-            "busy"
+            f"collect rollouts at the same time; {hint}; --max-lag none lets all of them collect at the same time"
         )
     elif training.max_lag is not None and training.max_lag > LARGE_LAG:
         note(f"note: with this number of actors the policy lag can reach {training.max_lag} updates; {hint}")

@@ -30,7 +30,7 @@ class RolloutReport:
     first_version: int  # version of the weights that chose the first actions
     num_steps: int
     episodes: list[Episode]  # episodes that ended in the rollout
-    seconds: dict[str, float]  # seconds that the slot has spent in each phase (see PhaseTimer) since its last report
+    seconds: dict[str, float]  # phase of PhaseTimer -> seconds spent in it since the previous report
 
 
 class RolloutWorker:
@@ -78,7 +78,7 @@ class RolloutWorker:
         self.reported_seconds = [dict(timer.seconds) for timer in self.timers]
 
     def _make_actor(self, slot: int) -> Actor:
-        """Build the vector environment of a slot and return an actor for it."""
+        """Build the vector environment with index `slot` in this worker, and return an actor for it."""
         indices = range(self.pool_indices[slot], self.pool_indices[slot] + 1)
         incarnation = self.incarnations[slot]
         (pool,) = make_vector_envs(self.config, indices, self.start_step, incarnation)
@@ -94,8 +94,8 @@ class RolloutWorker:
     def collect(self, slot: int, version: int, weights: list[np.ndarray], batch_size: int) -> Any:
         """Collect one rollout with the given weights.
 
-        If an environment or the agent raises an exception, create the vector environment of the slot again with new
-        seeds, and then raise the exception.
+        If an environment or the agent raises an exception, create the vector environment again with new seeds, and then
+        raise the exception.
 
         Args:
             slot: index of the vector environment in this worker.
@@ -146,11 +146,11 @@ class RolloutWorker:
         return rollout
 
     def _seconds_since_report(self, slot: int) -> dict[str, float]:
-        """Return the seconds that a slot has spent in each phase since the last call of this method."""
+        """Return the seconds that a vector environment has spent in each phase since the last call for this `slot`."""
         previous = self.reported_seconds[slot]
         self.reported_seconds[slot] = dict(self.timers[slot].seconds)
         return {phase: self.reported_seconds[slot][phase] - previous[phase] for phase in previous}
 
     def step_counts(self) -> list[int]:
-        """Return the number of steps of each slot so far."""
+        """Return the number of steps of each vector environment so far."""
         return [actor.steps for actor in self.actors]

@@ -93,7 +93,8 @@ def _pack_observation(observation: Tensor, num_frames: int) -> Any:
 def _unpack_observation(packed: Any, done: np.ndarray) -> Tensor:
     """Convert the result of `_pack_observation` to a tensor.
 
-    `done` [T+1,N] marks the first entry of each episode. At this entry, the frame stack contains copies of one frame.
+    `done` [T+1,N] marks the first entry of each episode. At this entry, the frame stack consists of copies of its
+    newest frame.
     """
     if isinstance(packed, np.ndarray):
         return _to_tensor(packed)
