@@ -104,7 +104,7 @@ class Checkpoint:
         return self._load("actor.safetensors", safetensors.numpy.load)
 
     def load_state(self) -> dict[str, Any]:
-        """Return the content of state.json. Raise UserError if it has not the structure that `Session.save` writes."""
+        """Return the content of state.json. Raise UserError if it is not a JSON object; its values are not checked."""
         try:
             state = json.loads(safe_files.read_text(self.path / "state.json", self.root))
         except (OSError, ValueError, RecursionError) as error:

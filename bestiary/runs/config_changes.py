@@ -16,8 +16,8 @@ from bestiary.runs.csv_tables import CsvTable, read_rows
 
 FILE_NAME = "config_changes.csv"
 MISSING = "(not set)"
-# Options that may differ between a checkpoint and config.toml without --accept-changes. They do not change what is
-# learned: the runtime, logging, checkpoints, validation, and the length of the training.
+# Options that may differ between a checkpoint and config.toml without --accept-changes: options of runtime, logging,
+# checkpoints and validation, and the length of the training. They do not change what the agent is trained for.
 FREE_OPTIONS = {f.name for f in fields(Training) if f.metadata["group"] != TRAINING} | {"steps", "device"}
 
 
@@ -33,8 +33,8 @@ class ConfigChange:
     def changes_experiment(self) -> bool:
         """Whether the checkpoint belongs to another experiment, for example because it has another seed.
 
-        Options that only one of the two configurations has are not counted: the other one was written by another
-        version of Bestiary.
+        If only one of the two configurations has the option, the result is False: the configurations were then written
+        by different versions of Bestiary.
         """
         return self.option not in FREE_OPTIONS and MISSING not in (self.old, self.new)
 
@@ -53,7 +53,7 @@ def find_changes(old_tables: Mapping[str, Any], new_tables: Mapping[str, Any]) -
 
 
 def record_changes(folder: Path, step: int, changes: list[ConfigChange]) -> None:
-    """Append changes to config_changes.csv of a run folder. `step` is the step from which they take effect."""
+    """Append changes to config_changes.csv in a run folder. `step` is the step from which the changes take effect."""
     path = folder / FILE_NAME
     table = CsvTable(path, keep_rows=len(read_rows(path)) if path.exists() else 0)
     now = time.strftime("%Y-%m-%d %H:%M:%S")

@@ -31,7 +31,7 @@ class CsvTable:
         if keep_rows and os.path.lexists(path):
             with describe_damage(path), safe_files.open_table(path) as file:
                 reader = csv.DictReader(file)
-                # Incomplete rows, in which a value is None, and values in too many columns are dropped.
+                # Cells that are missing at the end of a row become empty; cells after the last column are dropped.
                 columns = list(reader.fieldnames or [])
                 rows = zip(reader, range(keep_rows), strict=False)
                 kept = [{name: row.get(name) or "" for name in columns} for row, _ in rows]

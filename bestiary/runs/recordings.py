@@ -137,7 +137,7 @@ class RecordingWrapper(VectorEnvWrapper):
 
 
 class _ChildSeed(np.random.SeedSequence):
-    """A seed sequence that spawns exactly one child: the child with the number `index` of the recorded seed sequence.
+    """A seed sequence that spawns only one child: the child number `index` of the recorded seed sequence.
 
     A vector environment of size 1 that is created with this seed has the same seed as environment `index` in the
     recording.
@@ -157,7 +157,7 @@ class RecordedGame:
     """A finished game, as in one row of a recording's CSV file."""
 
     env: int  # index of the environment in the vector environment
-    first_step: int  # number of steps that the environment took before this game
+    first_step: int  # number of steps of the environment before this game
     length: int  # number of steps
     game_return: float
 
@@ -317,7 +317,7 @@ def open_recording(path: str | Path) -> Recording:
 
 
 def _check_metadata(metadata: Any) -> None:
-    """Raise KeyError, TypeError or ValueError if the content of a recording's JSON file is not as it was written."""
+    """Raise KeyError, TypeError or ValueError if `metadata`, the content of a recording's JSON file, is damaged."""
     for key in ("environments", "action_names"):
         names = metadata[key]
         if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):

@@ -336,7 +336,7 @@ def open_run(path: str | Path, trust_code: bool = False) -> Run:
         raise UserError(f"{path} is not a run folder: it has no config.toml")
     known = [*(p.parent.name for p in Path("runs").glob("*/config.toml")), *zoo.agent_names()]
     name = str(asked) if asked.parent == Path("zoo") else asked.name
-    raise UserError(f"{path}: there is no such run{suggest(name, known)} (the command bestiary runs lists all runs)")
+    raise UserError(f"{path}: there is no such run{suggest(name, known)} (to list all runs: bestiary runs)")
 
 
 def run_labels(runs: Sequence[Run]) -> list[str]:
@@ -400,7 +400,7 @@ def _make_folder(path: Path, rename_if_exists: bool) -> Path:
 
 
 def update_config(run: Run, **training: Any) -> None:
-    """Change training options of a run in `run.config`. `write_config` also changes them in config.toml."""
+    """Change training options of a run in `run.config`. They are changed in config.toml only by `write_config`."""
     run.config = replace(run.config, training=replace(run.config.training, **training))
     run.unwritten_options |= training
 
