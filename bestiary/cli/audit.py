@@ -15,7 +15,7 @@ from bestiary.runs.run import open_run
 
 
 def audit_command(argv: list[str]) -> None:
-    """Compare training and true returns of runs."""
+    """Play games with the agents of runs, and compare their training return with their true return."""
     parser = Parser(
         "audit",
         "Play games with trained agents and compare their training return with their true return (the return of a "

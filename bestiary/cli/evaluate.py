@@ -260,8 +260,8 @@ def compare_command(argv: list[str]) -> None:
     )
     parser.add_integer(
         "--smooth",
-        "number of games that are averaged at each point of a curve: the last games of the run before this point; 0: "
-        "draw each game as a point, and write single games to the CSV file",
+        "number of games whose mean return is drawn at each point of a curve: the most recent games that had ended by "
+        "this point; 0: draw each game as a point, and write single games to the CSV file",
         default=DEFAULT_SMOOTH,
         metavar="GAMES",
     )

@@ -136,7 +136,7 @@ def list_command(argv: list[str]) -> None:
         found = {name: text for name, text in LISTS[a.what]().items() if a.filter.lower() in name.lower()}
     if not found:
         raise UserError(
-            f"list {a.what} {a.filter}: no name contains {a.filter}; bestiary list {a.what} lists all names"
+            f"list {a.what} {a.filter}: no name contains {a.filter} (to list all names: bestiary list {a.what})"
         )
     width = max(map(len, found))
     for name, text in found.items():

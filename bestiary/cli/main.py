@@ -129,7 +129,9 @@ def _dispatch(argv: list[str]) -> int:
         print(f"bestiary {__version__}")
         return 0
     if command not in COMMANDS:
-        raise UserError(f"unknown command {command}{suggest(command, COMMANDS)} (bestiary --help lists all commands)")
+        raise UserError(
+            f"unknown command {command}{suggest(command, COMMANDS)} (to list all commands: bestiary --help)"
+        )
     module, function = COMMANDS[command]
     run = getattr(importlib.import_module(f"bestiary.cli.{module}"), function)
     run([_with_hyphens(word) for word in argv[1:]])

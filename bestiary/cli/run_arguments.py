@@ -99,7 +99,7 @@ def _find_run(argv: list[str]) -> tuple[Any, list[str]]:
     if {"-h", "--help"}.isdisjoint(argv):
         words = [word for word in argv if not word.startswith("-")]
         if not words:
-            raise UserError("no run given; for example: runs/latest (the command bestiary runs lists all runs)")
+            raise UserError("no run given; for example: runs/latest (to list all runs: bestiary runs)")
         open_run(words[0])  # raises UserError, which states the reason
     return None, argv
 
