@@ -56,7 +56,7 @@ def _describe_unused(name: str, value: Any, runtime: str) -> str:
         return f"{flag}: not supported on a cluster; record games afterwards with bestiary eval RUN --record"
     if name in ("actor_threads", "actor_device") and runtime == "cluster":
         return (
-            f"{flag} {value}: not supported on a cluster, where each actor has one thread per pool and runs on CPUs; "
+            f"{flag} {value}: not supported on a cluster, where an actor has --pools threads and uses only CPUs; "
             "for inference on a GPU use --inference central"
         )
     return f"{flag} {value}: has no effect with --runtime {runtime}; remove it or {advice}"
@@ -127,7 +127,8 @@ def check_batches(training: Training, algorithm: Algorithm, num_tasks: int, prob
 def _check_lag(training: Training, algorithm: Algorithm, n: int, pools: int, problems: list[str]) -> None:
     """Check that --lag and --max-lag are not too small.
 
-    --lag must allow all rollouts of a batch to be collected. --max-lag must allow all updates of one learn call.
+    With --lag, all rollouts of a batch must be collected before the update that uses them. With --max-lag, the learner
+    must be able to perform all updates that use the same rollouts.
     """
     updates = updates_per_learn(algorithm, n, pools)
     rollouts = algorithm.rollouts_per_learn(n, pools)

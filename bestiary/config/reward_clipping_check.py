@@ -4,9 +4,9 @@ A reward component (one term of the reward) declares the typical values that it 
 All combinations of these values are scaled and clipped as in training. If two reward functions are then equal for all
 combinations, training cannot distinguish them.
 
-If `RewardComponent.open` is set, the declared values are only examples. For instance, a score can be any whole number.
-Examples are enough to warn that two reward functions become equal by clipping. They are not enough to compute a scale
-that avoids clipping, because the largest possible value is unknown.
+If `RewardComponent.open` is set, the declared values are only examples, because the component has too many values (for
+instance, a score can be any whole number). Examples are enough to warn that two reward functions become equal by
+clipping. They are not enough to compute a scale that avoids clipping, because the largest possible value is unknown.
 """
 
 import itertools
@@ -89,7 +89,7 @@ def _raw_rewards(reward: Reward, steps: dict[str, np.ndarray]) -> np.ndarray:
 
 
 def clipping_warnings(reward: Reward, components: Mapping[str, RewardComponent], mode: str, scale: float) -> list[str]:
-    """Return a warning for each difference between rewards that scaling and clipping remove.
+    """Return one warning for each way in which scaling and clipping remove differences between rewards.
 
     `mode` and `scale` are the clipping mode and the scale of `transform_reward`.
     """

@@ -71,8 +71,8 @@ class Training:
     )
     init_from: str | None = option(
         None,
-        "run from which training starts (warm start): the new run uses its weights and, unless other options are "
-        "given, its agent, environments, frame stack and action set",
+        "run from which training starts (warm start): the new run starts with the weights of RUN and, unless other "
+        "options are given, has the same agent, environments, frame stack and action set",
         metavar="RUN",
         group=TRAINING,
     )
