@@ -40,7 +40,7 @@ stderr = MessageConsole(stderr=True, soft_wrap=True, highlight=False)
 
 
 def printable(text: str) -> str:
-    """Return a text with control characters escaped, so that names of other people cannot change the terminal."""
+    """Return a text with control characters escaped, so that text from a file cannot send commands to the terminal."""
     return "".join(
         c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape", "replace").decode() for c in text
     )

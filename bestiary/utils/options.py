@@ -17,7 +17,7 @@ from typing import Any
 
 from bestiary.utils.errors import UserError
 
-# The rule for options of plug-ins, for error messages.
+# How a plug-in declares an option; for error messages.
 OPTIONS_RULE = "options are keyword-only arguments with a default: write *, {name}=... at the end of the arguments"
 
 SUFFIXES = {"k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "B": 10**9}

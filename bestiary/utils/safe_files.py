@@ -2,7 +2,7 @@
 
 A run folder must contain only regular files and folders. The functions of this module open each part of a path below
 the folder `root` relative to the part before it, and refuse symbolic links, pipes, devices and files that are too
-large. So a prepared run folder cannot make a command read or write files outside this folder, or wait for ever. The
+large. So a manipulated run folder cannot make a command read or write files outside this folder, or wait for ever. The
 folder `root` itself may be a link, for example runs/latest.
 
 All errors are OSError, with a message that names the problem.
@@ -28,7 +28,7 @@ _FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 def read_bytes(path: Path, root: Path | None = None, max_bytes: int = MAX_TEXT_BYTES) -> bytes:
-    """Return the content of a regular file. `root` is the folder above which links are followed (default: parent)."""
+    """Return the content of a regular file. Links are refused below the folder `root` (default: the file's folder)."""
     with os.fdopen(open_file(path, os.O_RDONLY, root, max_bytes), "rb") as file:
         return file.read()
 
