@@ -79,7 +79,7 @@ def transformed_rewards(reward: Reward, steps: dict[str, np.ndarray], mode: str,
 def _raw_rewards(reward: Reward, steps: dict[str, np.ndarray]) -> np.ndarray:
     """Return the rewards [S] for S combinations of component values, before scaling and clipping.
 
-    The limit of each term (`scope.limit`) is applied. The steps and lives to which a term is restricted are ignored.
+    The limit of each term (`scope.limit`) is applied. Restrictions of a term to some steps or lives are ignored.
     """
     assert isinstance(reward, WeightedReward)
     total = np.zeros(len(next(iter(steps.values()))))
