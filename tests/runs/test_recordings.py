@@ -90,7 +90,7 @@ def test_recorded_evaluation_can_be_drawn_as_video(catch_runs: list[Run], capsys
     capsys.readouterr()
     video = record_video(run, PlaybackOptions(length=100, replay=(recording, recording.game(2))), out="again.gif")
     assert len(imageio.imread(video, index=None)) <= games[2].length
-    assert capsys.readouterr().err.endswith(f"{games[2].length} steps, return {games[2].game_return:g}\n")
+    assert capsys.readouterr().err.endswith(f"{games[2].length} steps; return of each game: {games[2].game_return:g}\n")
     replay = PlaybackOptions(length=200, replay=(recording, recording.game(1)))
     both = record_side_by_side(catch_runs[:2], replay, out="both.mp4", saliency=True, density=1)
     images = np.stack(list(imageio.imiter(both)))

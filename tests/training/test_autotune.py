@@ -58,8 +58,8 @@ def test_fastest_size_is_selected_and_cached(monkeypatch, capsys):
     monkeypatch.setattr(autotune, "measure_rates", lambda *_: {1: 10.0, 2: 30.0, 4: 20.0})
     assert choose() == 2
     message = capsys.readouterr().err
-    assert "1: 10, 2: 30, 4: 20" in message
-    assert "selected 2" in message
+    assert "size 1: 10 steps/s; size 2: 30 steps/s; size 4: 20 steps/s" in message
+    assert "selected size 2" in message
     assert "--micro-batch-size" in message
     monkeypatch.setattr(autotune, "measure_rates", forbidden)
     assert choose() == 2
