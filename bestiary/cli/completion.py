@@ -111,7 +111,7 @@ def _parsers_by_command() -> Iterator[tuple[str, list[Parser]]]:
 def _argument(command: str, action: argparse.Action, choices: dict[str, tuple[str, ...]]) -> Argument:
     """Convert an argument of a parser to an Argument with the values to suggest.
 
-    `choices` maps flags to the allowed values of their options (see `_choices_by_flag`).
+    `choices` has the allowed values of options, by flag (see `_choices_by_flag`).
     """
     flags = tuple(action.option_strings)
     words = tuple(map(str, action.choices or ()))

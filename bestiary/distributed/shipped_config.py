@@ -87,7 +87,7 @@ def version_mismatches(expected: dict[str, str]) -> list[str]:
 
 
 def _read_with_imports(path: Path) -> dict[str, bytes]:
-    """Return {path relative to the folder: content} for a plug-in file and all imported modules in its folder."""
+    """Return the contents of a plug-in file and of all imported modules in its folder, by relative path."""
     loaded = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
     modules = {Path(file).resolve() for file in loaded if file is not None}
     libraries = Path(os.__file__).resolve().parent, Path(__file__).resolve().parents[1]

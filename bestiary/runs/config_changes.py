@@ -53,7 +53,7 @@ def find_changes(old_tables: Mapping[str, Any], new_tables: Mapping[str, Any]) -
 
 
 def record_changes(folder: Path, step: int, changes: list[ConfigChange]) -> None:
-    """Append changes to config_changes.csv in a run folder. `step` is the step from which the changes take effect."""
+    """Append changes to config_changes.csv of a run folder. `step` is the step from which they take effect."""
     path = folder / FILE_NAME
     table = CsvTable(path, keep_rows=len(read_rows(path)) if path.exists() else 0)
     now = time.strftime("%Y-%m-%d %H:%M:%S")

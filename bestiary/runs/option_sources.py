@@ -17,8 +17,8 @@ from bestiary.runs.run import check_version, open_run
 def merge_sources(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     """Merge `options` with the sources that are named in `options` under "init_from", "preset" and "config".
 
-    Return two dicts: the merged options, and {option: source} for the options that are not set in `options` directly.
-    The sources, for example "preset hello", are used in error messages.
+    Return the merged flat dict. Also return a dict for error messages: for each option that is not in `options`, the
+    source that sets it, for example "preset hello".
     """
     direct = flatten(options)
     merged: dict[str, Any] = {}

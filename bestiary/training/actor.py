@@ -135,7 +135,7 @@ class Actor:
 
     @torch.no_grad()
     def _store_bootstrap_values(self, step: Step) -> None:
-        """Store the value of the final observation of each truncated episode. The learner bootstraps from it."""
+        """Store the value of the final observation of each truncated episode, from which the learner bootstraps."""
         rows = torch.from_numpy(np.flatnonzero(step.truncated))
         inputs = Inputs(
             {kind: torch.from_numpy(array)[None] for kind, array in step.final.items()},
