@@ -29,7 +29,7 @@ ROW_FIELDS = {
 
 
 def check_first_steps(name: str, build: Callable[[np.random.SeedSequence], VectorEnv]) -> None:
-    """Build a vector environment that contains one environment, reset it, make one step, and check the results.
+    """Build a vector environment that contains one environment, reset it, step it once, save it, and check the results.
 
     Args:
         name: name of the environment in messages.
@@ -49,6 +49,9 @@ def check_first_steps(name: str, build: Callable[[np.random.SeedSequence], Vecto
             if not problems:
                 pool.send(np.zeros(1, np.int64))
                 problems += step_problems(pool.recv(), pool, "recv")
+            if not problems and pool.saveable:
+                stage = "save"
+                problems += state_problems(pool.save())
     except (UserError, RunError) as error:
         raise UserError(str(error)) from error
     except (Exception, SystemExit) as error:
@@ -112,11 +115,7 @@ def step_problems(step: Any, pool: VectorEnv, method: str) -> list[str]:
     problems += _dict_problems(f"{method}: measures", step.measures, pool.measures_spec, n)
     if problems:
         return problems
-    if step.final or step.truncated.any():
-        count = int(step.truncated.sum())
-        problems += _dict_problems(
-            f"{method}: final", step.final, pool.observation_spec, count, "one row per truncated environment"
-        )
+    problems += final_problems(step, pool, method)
     for name in ("truncated", "game_over"):
         rows = np.flatnonzero(getattr(step, name) & ~step.done)
         if len(rows):
@@ -131,6 +130,29 @@ def step_problems(step: Any, pool: VectorEnv, method: str) -> list[str]:
         if step.reward.any() or step.truncated.any():
             problems.append("reset: reward and truncated must be zero in all rows (vector_env.initial_step)")
     return problems
+
+
+def final_problems(step: Step, pool: VectorEnv, method: str) -> list[str]:
+    """Return a message for each problem of `Step.final`. Without truncated episodes, it may be empty."""
+    count = int(step.truncated.sum())
+    if not step.final and not count:
+        return []
+    meaning = "one row per truncated environment"
+    if step.final == {}:
+        keys = ", ".join(pool.observation_spec)
+        return [f"{method}: final is empty, but truncated is set in {count} rows; expected {keys}, with {meaning}"]
+    return _dict_problems(f"{method}: final", step.final, pool.observation_spec, count, meaning)
+
+
+def state_problems(state: Any) -> list[str]:
+    """Return a message if the state that `save` of a vector environment returned cannot be stored in a checkpoint."""
+    rule = "save must return a dict of NumPy arrays of numbers, because saveable is True"
+    if not isinstance(state, dict):
+        return [f"save returned {_describe(state)}; {rule}"]
+    for name, value in state.items():
+        if not isinstance(value, np.ndarray) or value.dtype.kind not in "biuf":
+            return [f"save: the entry {name!r} is {_describe(value)}; {rule}"]
+    return []
 
 
 def _dict_problems(

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from bestiary.envs.registry import EnvSpec
-from bestiary.envs.step_checks import interface_problems, step_problems
+from bestiary.envs.step_checks import interface_problems, state_problems, step_problems
 from bestiary.envs.vector_env import VectorEnv
 from bestiary.rollout import Arrays, Step
 from bestiary.testing.components import Report
@@ -170,8 +170,7 @@ class VectorEnvChecks:
         """
         with self.report.errors_of("save"):
             state = pool.save()
-        if not isinstance(state, dict) or not all(_is_plain_array(value) for value in state.values()):
-            self.report.require("save must return a dict of arrays of numbers, because saveable is True")
+        self.report.require(*state_problems(state))
         copies = {name: array.copy() for name, array in state.items()}
         with self.report.errors_of("load"):
             restored.load({name: array.copy() for name, array in state.items()})
@@ -319,10 +318,6 @@ def _final_rows(step: Step) -> Arrays:
         if step.truncated.any():
             rows[kind][step.truncated] = step.final[kind]
     return rows
-
-
-def _is_plain_array(value: Any) -> bool:
-    return isinstance(value, np.ndarray) and value.dtype.kind in "biuf"
 
 
 def _are_outside(samples: dict[str, list[np.ndarray]], observations: Arrays) -> np.ndarray:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from bestiary.agents.agent import Agent, Output
 from bestiary.envs.episode_stats import EpisodeTracker
+from bestiary.envs.step_checks import final_problems
 from bestiary.envs.vector_env import VectorEnv, find_nonfinite
 from bestiary.rollout import Arrays, Inputs, Rollout, Step
 from bestiary.training.devices import autocast
@@ -135,7 +136,13 @@ class Actor:
 
     @torch.no_grad()
     def _store_bootstrap_values(self, step: Step) -> None:
-        """Store the value of the final observation of each truncated episode, from which the learner bootstraps."""
+        """Store the value of the final observation of each truncated episode, from which the learner bootstraps.
+
+        Raises:
+            RunError: the environment did not return these observations.
+        """
+        if problems := final_problems(step, self.pool, "recv"):
+            raise RunError(f"{', '.join(self.pool.tasks)}: {problems[0]} (at step {self.steps} of the actor)")
         rows = torch.from_numpy(np.flatnonzero(step.truncated))
         inputs = Inputs(
             {kind: torch.from_numpy(array)[None] for kind, array in step.final.items()},

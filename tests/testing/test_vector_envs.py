@@ -273,7 +273,10 @@ WRONG_VECTOR_ENVS: dict[str, tuple[type, tuple[str, ...]]] = {
         changed(game_over=lambda env, step: step.done & False),
         ("has_lives is False", "done without game_over"),
     ),
-    "missing final": (changed(final=lambda env, step: {}), ("final has the keys []", "['vector']")),
+    "missing final": (
+        changed(final=lambda env, step: {}),
+        ("final is empty, but truncated is set in", "expected vector"),
+    ),
     "final of all rows": (
         changed(final=lambda env, step: step.observation),
         ("recv: final['vector'] is float32[", "one row per truncated environment"),
@@ -289,7 +292,7 @@ WRONG_VECTOR_ENVS: dict[str, tuple[type, tuple[str, ...]]] = {
     "changed actions": (ChangesActions, ("send changes the array of actions",)),
     "load": (ForgetsGenerators, ("load does not restore the saved state", "random generators")),
     "views": (SavesViews, ("save: the array 'total' changes in later steps", "copies")),
-    "objects": (SavesObjects, ("save must return a dict of arrays",)),
+    "objects": (SavesObjects, ("the entry 'cell' is", "save must return a dict of NumPy arrays")),
     "one image": (OneImage, ("render returned a ndarray", "list of 4 images")),
     "float images": (FloatImages, ("image float64[3, 6, 3]", "uint8 [H,W,3]")),
     "close": (FailsInClose, ("close failed: OSError: still in use", f"{__file__}, line ")),

@@ -1,5 +1,6 @@
 """Contents of an actor's rollouts, compared with a vector environment all of whose values are known."""
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -284,6 +285,19 @@ def test_non_finite_final_observation_stops_the_run() -> None:
     """Its value would enter the value targets. Row 3 is the first to be truncated, in the second step."""
     actor = start_actor(NonFiniteFinalVectorEnv())
     with pytest.raises(RunError, match="environment 3 "):
+        actor.collect()
+
+
+class MissingFinalVectorEnv(CountingVectorEnv):
+    """The final observations of truncated episodes are missing."""
+
+    def recv(self) -> Step:
+        return replace(super().recv(), final={})
+
+
+def test_missing_final_observation_stops_the_run_with_one_line() -> None:
+    actor = start_actor(MissingFinalVectorEnv())
+    with pytest.raises(RunError, match=r"counting: recv: final is empty, but truncated is set in 1 rows.* step 8 "):
         actor.collect()
 
 
