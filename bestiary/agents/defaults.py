@@ -73,6 +73,31 @@ DEFAULTS: dict[str, type] = {
 }
 
 
+# First parts of the keys of `config_defaults`: kinds of components.
+CONFIG_KINDS = ("algo", "agent", "torso", "memory", "critic", "env")
+# Attribute that names other objects -> the names that it may contain, by kind of component.
+NAME_ATTRIBUTES = {
+    "agent": ("components", ("torso", "memory", "critic")),
+    "torso": ("extra_inputs", ("reward", "action")),
+}
+
+
+def attribute_problem(component: Any, kind: str) -> str | None:
+    """Return a message if an optional class attribute of a component has a wrong type or unknown names, else None."""
+    if kind not in NAME_ATTRIBUTES:
+        return None
+    attribute, known = NAME_ATTRIBUTES[kind]
+    value = getattr(component, attribute, ())
+    if not isinstance(value, tuple) or not set(value) <= set(known):
+        return f"{attribute} is {value!r}; expected a tuple of names, each one of {', '.join(known)}"
+    defaults = getattr(component, "config_defaults", {})
+    # Other options have the form "memory.hidden". Whether they exist depends on the chosen components.
+    unknown = [key for key in defaults if key.partition(".")[0] not in CONFIG_KINDS]
+    if unknown:
+        return f"config_defaults has the key {unknown[0]!r}; expected keys such as 'memory' or 'algo.lr'"
+    return None
+
+
 @cache
 def with_defaults(component: Any, kind: str) -> Any:
     """Return a subclass of a component class that also inherits the defaults of its kind (a key of DEFAULTS).

@@ -145,7 +145,14 @@ def _derive_options(
         component = classes[kind]
         if derived[kind] is not None:
             own_context = dataclasses.replace(context, given=frozenset(chosen[kind]))
+            schema = type(derived[kind])
             derived[kind] = component.derive_options(derived[kind], own_context)
+            if not isinstance(derived[kind], schema):
+                found = type(derived[kind]).__name__
+                raise UserError(
+                    f"{names[kind]}: derive_options returned {found}; it must return the options, for example "
+                    "dataclasses.replace(options, ...) (see docs/extending.md#options)"
+                )
         if kind == "algo":
             algorithm = construct_component(kind, ComponentConfig(names[kind], derived[kind]))
             context = dataclasses.replace(context, sequence_length=algorithm.sequence_length)

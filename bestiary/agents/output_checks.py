@@ -1,0 +1,119 @@
+"""Checks of what the torso, memory and critic of an agent return, so that a message names the wrong component.
+
+Without these checks, a wrong return value raises an exception in the code of the agent, which does not show its cause.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch.nn as nn
+from torch import Tensor
+
+from bestiary.agents.critics import ValueEstimate
+from bestiary.utils.errors import UserError
+
+
+@contextmanager
+def checked_outputs(agent: nn.Module, names: Mapping[str, str], batch: str) -> Iterator[None]:
+    """Return a context in which the torso, memory and critic of an agent check each value that they return.
+
+    Args:
+        agent: the agent. Its components are its direct submodules `torso`, `memory` and `critic`.
+        names: kind of component -> its name in messages. Other components are not checked.
+        batch: description of the inputs of the agent in messages.
+
+    Raises:
+        UserError: a component returned a value of a wrong type or shape.
+    """
+    children = dict(agent.named_children())
+    with ExitStack() as stack:
+        for kind, check in CHECKS.items():
+            if kind in children and kind in names:
+                hook = children[kind].register_forward_hook(_hook(check, names[kind], batch))
+                stack.callback(hook.remove)
+        yield
+
+
+def _hook(check: Callable[[Any, Any, Any], str | None], name: str, batch: str) -> Callable[[Any, Any, Any], None]:
+    is_running = False  # `forward_with_metrics`, which a check calls, may call the module again
+
+    def hook(module: Any, args: Any, result: Any) -> None:
+        nonlocal is_running
+        if is_running:
+            return
+        is_running = True
+        try:
+            problem = check(module, args, result)
+        finally:
+            is_running = False
+        if problem is not None:
+            raise UserError(f"{name}: {problem} ({batch}; see docs/extending.md)")
+
+    return hook
+
+
+def features_problem(torso: Any, args: Any, features: Any) -> str | None:
+    """Return a message if a torso did not return features [B, output_size], otherwise None."""
+    if len(args) != 1 or not isinstance(args[0], dict) or not args[0]:
+        return None  # the agent calls its torso in another way
+    rows = len(next(iter(args[0].values())))
+    return _shape_problem("forward returned", features, "features [B, output_size]", [rows, torso.output_size])
+
+
+def memory_problem(memory: Any, args: Any, result: Any) -> str | None:
+    """Return a message if `forward` or `forward_with_metrics` of a memory returned a wrong value, otherwise None.
+
+    The recurrent state is checked by `sequence_checks.state_problems`.
+    """
+    if len(args) != 3 or not isinstance(args[1], Tensor):
+        return None  # the agent calls its memory in another way
+    expected = [*args[1].shape, memory.output_size]
+    values = "outputs [T, B, output_size]"
+    if not isinstance(result, tuple) or len(result) != 2:
+        return f"forward returned {_describe(result)}; expected a pair (outputs, state)"
+    problem = _shape_problem("forward returned outputs that are", result[0], values, expected)
+    if problem is not None:
+        return problem
+    method = "forward_with_metrics returned"
+    result = memory.forward_with_metrics(*args)
+    if not isinstance(result, tuple) or len(result) != 3 or not isinstance(result[2], dict):
+        return f"{method} {_describe(result)}; expected (outputs, state, metrics), where metrics is a dict"
+    for name, value in result[2].items():
+        if not isinstance(value, Tensor) or value.shape != ():
+            return f"{method} the metric {name!r} as {_describe(value)}; expected a scalar tensor, for example a mean"
+    return _shape_problem(f"{method} outputs that are", result[0], values, expected)
+
+
+def estimate_problem(critic: Any, args: Any, estimate: Any) -> str | None:
+    """Return a message if a critic did not return a ValueEstimate with values [T,B], otherwise None."""
+    if len(args) != 2 or not isinstance(args[1], Tensor):
+        return None  # the agent calls its critic in another way
+    if not isinstance(estimate, ValueEstimate):
+        return f"forward returned {_describe(estimate)}; expected bestiary.agents.critics.ValueEstimate"
+    return _shape_problem("ValueEstimate.normalised is", estimate.normalised, "[T,B]", list(args[1].shape))
+
+
+# Kind of component -> function (module, positional arguments of the call, returned value) -> message or None.
+CHECKS: dict[str, Callable[[Any, Any, Any], str | None]] = {
+    "torso": features_problem,
+    "memory": memory_problem,
+    "critic": estimate_problem,
+}
+
+
+def _shape_problem(what: str, found: Any, meaning: str, shape: list[int]) -> str | None:
+    if isinstance(found, Tensor) and list(found.shape) == shape:
+        return None
+    is_wide = isinstance(found, Tensor) and list(found.shape) == [*shape, 1]
+    hint = " (.squeeze(-1) removes a last axis of 1)" if is_wide else ""
+    return f"{what} {_describe(found)}; expected {meaning} = {shape}{hint}"
+
+
+def _describe(value: Any) -> str:
+    """Return the shape of a tensor, the types of the items of a tuple, or the type of another object."""
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {list(value.shape)}"
+    if isinstance(value, tuple):
+        return f"{len(value)} values ({', '.join(type(item).__name__ for item in value)})"
+    return "None" if value is None else f"an object of type {type(value).__name__}"
