@@ -57,7 +57,8 @@ def loss_problem(loss: Any) -> str | None:
     for name, value in loss.sums.items():
         if not isinstance(value, Tensor) or value.shape != ():
             found = f"shape {list(value.shape)}" if isinstance(value, Tensor) else f"type {type(value).__name__}"
-            return f"returned a Loss whose sums[{name!r}] has {found}; expected a scalar tensor: add .sum()"
+            hint = "add .sum()" if isinstance(value, Tensor) else "use .sum().detach(), without .item()"
+            return f"returned a Loss whose sums[{name!r}] has {found}; expected a scalar tensor: {hint}"
     return None
 
 
@@ -340,19 +341,64 @@ class Algorithm:
         return ""
 
 
+# The methods that a subclass of Algorithm may define, and their arguments.
+METHODS: dict[str, tuple[str, ...]] = {
+    "loss": ("agent", "batch", "progress"),
+    "batches": ("rollouts", "context"),
+    "rollouts_per_learn": ("num_envs", "pools"),
+    "batch_size": ("num_envs", "pools"),
+    "validate": ("num_envs", "pools"),
+    "dummy_batch": ("rollout",),
+    "shard": ("learners",),
+    "setup": ("agent",),
+    "parameters": (),
+    "make_optimizers": ("parameters",),
+    "save": (),
+    "load": ("tensors",),
+}
+
+
 def algorithm_problem(component: Any) -> str | None:
     """Return a message if a user's class is not a valid algorithm, otherwise None.
 
-    The class must be a subclass of Algorithm, and `loss` must accept the arguments (agent, batch, progress).
+    The class must be a subclass of Algorithm, and its methods must accept the arguments with which they are called.
     """
     if not (isinstance(component, type) and issubclass(component, Algorithm)):
         return "must be a subclass of bestiary.algorithms.base.Algorithm"
-    signature = inspect.signature(component.loss)
-    try:
-        signature.bind(None, None, None, 0.0)
-    except TypeError:
-        return f"loss has the arguments {signature}; expected loss(self, agent, batch, progress)"
+    for name, arguments in METHODS.items():
+        signature = inspect.signature(getattr(component, name))
+        try:
+            signature.bind(None, *arguments)
+        except TypeError:
+            expected = ", ".join(("self", *arguments))
+            return f"{name} has the arguments {signature}; expected {name}({expected})"
     return None
+
+
+def parameters_problem(parameters: Any) -> str | None:
+    """Return a message if `Algorithm.parameters` did not return trainable parameters by name, otherwise None."""
+    rule = "it must return a dict of nn.Parameter by name, for example dict(self.head.named_parameters())"
+    if not isinstance(parameters, dict):
+        return f"returned a {type(parameters).__name__}; {rule}"
+    for name, parameter in parameters.items():
+        if not isinstance(parameter, nn.Parameter):
+            return f"returned a {type(parameter).__name__} as {name!r}; {rule}"
+    return None
+
+
+def size_problems(algorithm: Algorithm, num_envs: int, pools: int) -> list[str]:
+    """Return a message for each size that an algorithm does not return as an integer of at least 1."""
+    sizes = {
+        "sequence_length": algorithm.sequence_length,
+        "epochs": algorithm.epochs,
+        "rollouts_per_learn(num_envs, pools)": algorithm.rollouts_per_learn(num_envs, pools),
+        "batch_size(num_envs, pools)": algorithm.batch_size(num_envs, pools),
+    }
+    return [
+        f"{type(algorithm).__name__}: {name} is {size!r}; expected an integer of at least 1"
+        for name, size in sizes.items()
+        if not isinstance(size, int) or size < 1
+    ]
 
 
 def updates_per_learn(algorithm: Algorithm, num_envs: int, pools: int) -> int:

@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Collection
 from typing import Any
 
-from bestiary.algorithms.base import Algorithm, updates_per_learn
+from bestiary.algorithms.base import Algorithm, size_problems, updates_per_learn
 from bestiary.config.training_options import Training, unused_options
 
 DEFAULT_MAX_LAG = 16  # in learner updates
@@ -69,7 +69,7 @@ def derive_max_lag(training: Training, algorithm: Algorithm) -> Training:
     the fastest pool is twice as fast as the slowest.
     """
     n, pools = training.pool_size, training.total_pools
-    if training.max_lag is not None or n == 0 or algorithm.validate(n, pools):
+    if training.max_lag is not None or n == 0 or algorithm.validate(n, pools) or size_problems(algorithm, n, pools):
         return training
     needed = 0
     if training.runtime == "cluster" and not algorithm.on_policy:
@@ -110,7 +110,7 @@ def check_batches(training: Training, algorithm: Algorithm, num_tasks: int, prob
         if training.actor_threads > pools:
             problems.append(f"--actor-threads {training.actor_threads}: must be at most --pools {pools}")
         n, pools = training.pool_size, training.total_pools
-    found = algorithm.validate(n, pools)
+    found = algorithm.validate(n, pools) or size_problems(algorithm, n, pools)
     problems += found
     if found or training.runtime == "serial":
         return

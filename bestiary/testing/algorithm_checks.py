@@ -7,10 +7,17 @@ from contextlib import closing
 from typing import Any
 
 import torch
-import torch.nn as nn
 from torch import Tensor
 
-from bestiary.algorithms.base import Algorithm, Batch, Loss, batch_problem, loss_problem, updates_per_learn
+from bestiary.algorithms.base import (
+    Algorithm,
+    Batch,
+    Loss,
+    batch_problem,
+    loss_problem,
+    size_problems,
+    updates_per_learn,
+)
 from bestiary.algorithms.replay_buffer import pack_trajectories
 from bestiary.config.config import Config
 from bestiary.distributed.serialisation import shard
@@ -63,25 +70,14 @@ class AlgorithmChecks:
         with self.report.errors_of("the constructor"):
             algorithm = self.config.make_algorithm()
         with self.report.errors_of("sequence_length, epochs, rollouts_per_learn or batch_size"):
-            sizes = {
-                "sequence_length": algorithm.sequence_length,
-                "epochs": algorithm.epochs,
-                "rollouts_per_learn(num_envs, pools)": algorithm.rollouts_per_learn(num_envs, pools),
-                "batch_size(num_envs, pools)": algorithm.batch_size(num_envs, pools),
-            }
-        for name, size in sizes.items():
-            if not isinstance(size, int) or size < 1:
-                self.report.add(f"{name} is {size!r}; expected an integer of at least 1")
-        if self.report.problems:
-            raise StageFailed
+            problems = size_problems(algorithm, num_envs, pools)
+        self.report.require(*problems)
 
     def check_parameters(self, learner: Learner) -> None:
         """Check that each of the algorithm's own parameters is trained by an optimizer."""
         own = learner.algorithm.parameters()
         trained = {id(p) for group in learner.groups.values() for p in group.parameters}
         for name, parameter in own.items():
-            if not isinstance(parameter, nn.Parameter):
-                self.report.require(f"parameters()[{name!r}] is a {type(parameter).__name__}; expected nn.Parameter")
             if id(parameter) not in trained:
                 self.report.add(f"parameters()[{name!r}] is in none of the optimizers of make_optimizers")
 

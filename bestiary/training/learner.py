@@ -23,6 +23,7 @@ from bestiary.algorithms.base import (
     LossFunction,
     batch_problem,
     loss_problem,
+    parameters_problem,
 )
 from bestiary.algorithms.lr_schedules import SCHEDULES
 from bestiary.rollout import Inputs, Rollout
@@ -193,8 +194,11 @@ class Learner:
         # The critic, if it keeps running statistics of the value targets as PopArt does; otherwise None.
         self.popart: Any = critic if isinstance(critic, CriticDefaults) and critic.keeps_statistics else None
         algorithm.setup(agent)
+        own_parameters = algorithm.parameters()
+        if (problem := parameters_problem(own_parameters)) is not None:
+            raise RunError(f"{self._name}.parameters {problem}")
         named_parameters = dict(agent.named_parameters())
-        named_parameters |= {f"algorithm.{name}": parameter for name, parameter in algorithm.parameters().items()}
+        named_parameters |= {f"algorithm.{name}": parameter for name, parameter in own_parameters.items()}
         # Frozen parameters, for example of a pretrained torso, are not trained.
         self.parameters = [parameter for parameter in named_parameters.values() if parameter.requires_grad]
         optimizers = algorithm.make_optimizers(self.parameters)
