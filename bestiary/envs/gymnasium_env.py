@@ -129,7 +129,13 @@ def reset_problem(result: Any) -> str | None:
 def step_problem(result: Any) -> str | None:
     """Return a message if `step` did not return (observation, reward, terminated, truncated, info), otherwise None."""
     if isinstance(result, tuple) and len(result) == 5 and isinstance(result[4], dict):
-        return None
+        reward = result[1]
+        if isinstance(reward, float | int | np.number | np.bool_) or (
+            isinstance(reward, np.ndarray) and reward.shape == ()
+        ):
+            return None
+        found = f"an array of shape {list(reward.shape)}" if isinstance(reward, np.ndarray) else type(reward).__name__
+        return f"step returned a reward that is {found}; expected a number"
     return (
         f"step returned {_describe_result(result)}; it must return (observation, reward, terminated, truncated, info), "
         "where info is a dict (the old Gym API returned 4 values with done)"

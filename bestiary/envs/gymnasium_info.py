@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from bestiary.envs.rewards.components import COMMON_COMPONENTS
+from bestiary.utils.errors import UserError
 
 # Names of columns of episodes.csv and of rewards. A measure with one of these names gets the prefix `info_`.
 RESERVED_NAMES = re.compile(
@@ -46,6 +47,9 @@ def find_measures(probe: Any, keys: Sequence[str]) -> list[str]:
 
     `probe` is a separate environment whose `step` returns only the numbers of `info` (`numbers_in`). This function
     makes one step in it and closes it. `keys` are further keys of `info` that become measures.
+
+    Raises:
+        UserError: the attribute `info_measures` of the environment is not a tuple of names.
     """
     numbers: dict[str, float] = {}
     # Errors of the environment are ignored here. They occur again in training, which reports them.
@@ -53,6 +57,8 @@ def find_measures(probe: Any, keys: Sequence[str]) -> list[str]:
         probe.action_space.seed(0)
         probe.reset(seed=0)
         numbers = probe.step(probe.action_space.sample())[-1]
-    declared = (*getattr(probe.unwrapped, "info_measures", ()), *keys)
+    declared = getattr(probe.unwrapped, "info_measures", ())
     probe.close()
-    return list(dict.fromkeys([*numbers, *map(measure_name, declared)]))
+    if not isinstance(declared, tuple | list) or not all(isinstance(key, str) for key in declared):
+        raise UserError(f"{probe.name}: info_measures is {declared!r}; expected a tuple of names: ('success',)")
+    return list(dict.fromkeys([*numbers, *map(measure_name, (*declared, *keys))]))

@@ -143,13 +143,16 @@ def _infer_type(default: Any) -> Any:
 def construct(component: Any, *args: Any, options: Any, **extra: Any) -> Any:
     """Call the constructor of a component and return the new object.
 
-    If the component has a class `Options`, pass the options as one object after `args`, otherwise as keyword arguments.
+    If the component has a class `Options`, pass the options as one object: as the argument `options`, if there is one,
+    otherwise after `args`. Without this class, pass them as keyword arguments.
 
     Raises:
         TypeError: the constructor does not accept these arguments. The message explains how options are declared.
     """
     given = extra
-    if hasattr(component, "Options"):
+    if hasattr(component, "Options") and "options" in list(inspect.signature(component).parameters)[len(args) :]:
+        given = {**extra, "options": options}
+    elif hasattr(component, "Options"):
         args = (*args, options)
     else:
         given = {**dataclasses.asdict(options), **extra}
@@ -168,9 +171,12 @@ def _check_signature(component: Any, args: tuple[Any, ...], given: Mapping[str, 
             for name, parameter in list(signature.parameters.items())[len(args) :]
             if parameter.default is parameter.empty and name not in given
         ]
-        if hasattr(component, "Options"):
+        if "render_mode" in required:
+            hint = "Bestiary passes render_mode only for videos: write render_mode=None"
+        elif hasattr(component, "Options"):
             hint = (
-                f"{component.__name__} has a class Options, so its last positional argument must be an Options object"
+                f"{component.__name__} has a class Options, so its constructor must have an argument options, which "
+                "gets an object of this class"
             )
         elif required and "missing" in str(error):
             hint = OPTIONS_RULE.format(name=required[0])

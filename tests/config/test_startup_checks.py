@@ -1,6 +1,7 @@
 """Checks of users' components before training starts: T=2 against two steps, first steps of environments, options."""
 
 import textwrap
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -202,7 +203,7 @@ RULE = "options are keyword-only arguments with a default"
             {"torso": "mine.py:Required"},
             ("mine.py:Required", "missing a required argument: 'width'", RULE, "*, width="),
         ),
-        ({"algo": "mine.py:Algo"}, ("mine.py:Algo", "has a class Options", "last positional argument")),
+        ({"algo": "mine.py:Algo"}, ("mine.py:Algo", "has a class Options", "an argument options")),
     ],
 )
 def test_arguments_that_are_not_options_are_explained(options: dict[str, Any], facts: tuple[str, ...]) -> None:
@@ -322,3 +323,292 @@ def test_command_line_reports_a_refused_component_with_status_2(
     errors = capsys.readouterr().err
     assert len(errors.strip().splitlines()) == 1
     assert "NoResetInside" in errors
+
+
+# --- values that components return, and their attributes ---
+
+RETURNS = """
+    import dataclasses
+    from dataclasses import dataclass
+    import torch
+    import torch.nn as nn
+    from bestiary.agents.critics import ValueEstimate
+    from bestiary.algorithms.base import Algorithm, Loss
+    from bestiary.training.callbacks.base import Callback
+    from bestiary.utils.options import option
+
+    class Torso(nn.Module):
+        def __init__(self, spec):
+            super().__init__()
+            self.layer = nn.Linear(spec["vector"].shape[0], 6)
+            self.output_size = 6
+
+        def forward(self, observation):
+            return self.layer(observation["vector"])
+
+    class Wide(Torso):
+        def __init__(self, spec):
+            super().__init__(spec)
+            self.output_size = 12
+
+    class NoReturn(Torso):
+        def forward(self, observation):
+            self.layer(observation["vector"])
+
+    class WrongInputs(Torso):
+        extra_inputs = "reward"
+
+    class NoOptions(Torso):
+        @dataclass(frozen=True)
+        class Options:
+            size: int | None = option(None, "size")
+
+        @classmethod
+        def derive_options(cls, options, context):
+            dataclasses.replace(options, size=3)
+
+        def __init__(self, spec, options):
+            super().__init__(spec)
+
+    class NoState(nn.Module):
+        def __init__(self, input_size):
+            super().__init__()
+            self.output_size = input_size
+
+        def initial_state(self, batch_size):
+            return ()
+
+        def forward(self, x, done, state):
+            return x
+
+    class StateTensor(NoState):
+        def initial_state(self, batch_size):
+            return torch.zeros(batch_size, 2)
+
+        def forward(self, x, done, state):
+            (total,) = state
+            return x, state
+
+    class VectorMetric(NoState):
+        def forward(self, x, done, state):
+            return x, state
+
+        def forward_with_metrics(self, x, done, state):
+            return x, state, {"size": x.abs()}
+
+    class Critic(nn.Module):
+        def __init__(self, input_size, tasks):
+            super().__init__()
+            self.layer = nn.Linear(input_size, 1)
+
+        def forward(self, x, task):
+            return self.layer(x).squeeze(-1)
+
+    class WideCritic(Critic):
+        def forward(self, x, task):
+            return ValueEstimate(self.layer(x))
+
+    class Agent(nn.Module):
+        components = ("torso", "head")
+
+        def initial_state(self, batch_size): ...
+        def forward(self, inputs, state): ...
+
+    class AgentDefaults(Agent):
+        components = ("torso",)
+        config_defaults = {"memori": "gru"}
+
+    class OnlyLoss(Algorithm):
+        def loss(self, agent, batch, progress):
+            output, _ = agent(batch.inputs(), batch.state)
+            return Loss(output.value.square().sum(), {})
+
+    class WrongSetup(OnlyLoss):
+        def setup(self): ...
+
+    class NoSize(OnlyLoss):
+        def batch_size(self, num_envs, pools): ...
+
+    class Misspelled(Callback):
+        def on_updates(self, session, metrics, episodes): ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "facts"),
+    [
+        ({"torso": "Wide"}, ("mine.py:Wide: ", "tensor of shape [6, 6]", "[B, output_size] = [6, 12]")),
+        ({"torso": "NoReturn"}, ("mine.py:NoReturn: forward returned None", "[6, 6]")),
+        ({"torso": "WrongInputs"}, ("extra_inputs is 'reward'", "tuple", "reward, action")),
+        ({"torso": "NoOptions"}, ("mine.py:NoOptions: derive_options returned NoneType", "must return the options")),
+        ({"memory": "NoState"}, ("mine.py:NoState: ", "expected a pair (outputs, state)")),
+        ({"memory": "StateTensor"}, ("mine.py:StateTensor: initial_state(3) is a Tensor", "flat tuple")),
+        ({"memory": "VectorMetric"}, ("forward_with_metrics", "'size'", "[2, 3, ", "scalar")),
+        ({"critic": "Critic"}, ("mine.py:Critic: ", "[2, 3]", "ValueEstimate")),
+        ({"critic": "WideCritic"}, ("mine.py:WideCritic: ", "[2, 3, 1]", "[T,B] = [2, 3]", "squeeze(-1)")),
+        ({"agent": "Agent"}, ("components is ('torso', 'head')", "torso, memory, critic")),
+        ({"agent": "AgentDefaults"}, ("config_defaults has the key 'memori'", "'memory' or 'algo.lr'")),
+        ({"algo": "WrongSetup"}, ("setup has the arguments (self)", "expected setup(self, agent)")),
+        ({"algo": "NoSize"}, ("NoSize: batch_size(num_envs, pools) is None", "integer of at least 1")),
+        ({"callback": "Misspelled"}, ("on_updates is not a method of Callback", "did you mean on_update")),
+    ],
+)
+def test_wrong_return_value_or_attribute_of_a_component_is_refused(
+    options: dict[str, str], facts: tuple[str, ...]
+) -> None:
+    Path("mine.py").write_text(textwrap.dedent(RETURNS))
+    problem = refusal(**{kind: f"mine.py:{name}" for kind, name in options.items()})
+    for fact in facts:
+        assert fact in problem
+
+
+OWN_PARAMETERS = """
+    import torch.nn as nn
+    from bestiary.algorithms.base import Algorithm, Loss
+
+    class List(Algorithm):
+        def setup(self, agent):
+            self.head = nn.Linear(2, 1)
+
+        def parameters(self):
+            return list(self.head.parameters())
+
+        def loss(self, agent, batch, progress):
+            output, _ = agent(batch.inputs(), batch.state)
+            return Loss(output.value.square().sum(), {"value": self.number(output)})
+
+        def number(self, output):
+            return output.value.sum().detach()
+
+    class Module(List):
+        def parameters(self):
+            return {"head": self.head}
+
+    class Number(List):
+        def parameters(self):
+            return dict(self.head.named_parameters())
+
+        def number(self, output):
+            return output.value.sum().item()
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "facts"),
+    [
+        ("List", ("List.parameters returned a list", "dict of nn.Parameter by name")),
+        ("Module", ("Module.parameters returned a Linear as 'head'", "named_parameters()")),
+        ("Number", ("sums['value'] has type float", ".detach(), without .item()")),
+    ],
+)
+def test_wrong_return_value_of_an_algorithm_stops_the_run_with_one_line(name: str, facts: tuple[str, ...]) -> None:
+    Path("mine.py").write_text(textwrap.dedent(OWN_PARAMETERS))
+    with pytest.raises(RunError) as error:
+        bestiary.train(**SMALL, algo=f"mine.py:{name}", run_dir="run")
+    assert len(str(error.value).splitlines()) == 1
+    for fact in facts:
+        assert fact in str(error.value)
+
+
+# --- environments: options object, state, reward, measures ---
+
+ENVS_WITH_OPTIONS = """
+    from dataclasses import dataclass
+    import gymnasium
+    import numpy as np
+    from gymnasium.spaces import Box, Discrete
+    from bestiary.envs.vector_env import VectorEnv, initial_step
+    from bestiary.rollout import ActionSpec, ArraySpec, Step
+    from bestiary.utils.options import option
+
+    class Sized(gymnasium.Env):
+        metadata = {"render_modes": ["rgb_array"]}
+        action_space = Discrete(2)
+        reward = 1.0
+
+        @dataclass(frozen=True)
+        class Options:
+            size: int = option(3, "size", low=1)
+
+        def __init__(self, render_mode=None, options=None):
+            self.render_mode = render_mode
+            self.size = options.size
+            self.observation_space = Box(-1, 1, (options.size,))
+
+        def reset(self, seed=None, options=None):
+            super().reset(seed=seed)
+            return np.zeros(self.size, np.float32), {}
+
+        def step(self, action):
+            return np.zeros(self.size, np.float32), self.reward, False, True, {}
+
+        def render(self):
+            return np.zeros((4, 4, 3), np.uint8)
+
+    class OptionsFirst(Sized):
+        def __init__(self, options, render_mode=None):
+            super().__init__(render_mode, options)
+
+    class RequiredMode(Sized):
+        def __init__(self, render_mode, options):
+            super().__init__(render_mode, options)
+
+    class ArrayReward(Sized):
+        reward = np.ones(1)
+
+    class OneMeasure(Sized):
+        info_measures = "success"
+
+    class Saved(VectorEnv):
+        saveable = True
+
+        def __init__(self, num_envs, seed):
+            self.num_envs = num_envs
+            self.observation_spec = {"vector": ArraySpec((1,), "float32")}
+            self.action_spec = ActionSpec(("a", "b"))
+            self.measures_spec = {}
+            self.tasks = ("saved",)
+            self.rngs = [np.random.default_rng(seed)]
+
+        def observe(self):
+            return {"vector": np.zeros((self.num_envs, 1), np.float32)}
+
+        def reset(self):
+            return initial_step(self.observe(), {})
+
+        def send(self, actions): ...
+
+        def recv(self):
+            n = self.num_envs
+            no = np.zeros(n, bool)
+            return Step(self.observe(), np.zeros(n, np.float32), no, no, no, np.zeros(n, np.int64))
+
+        def save(self):
+            return {"rngs": [rng.bit_generator.state for rng in self.rngs]}
+"""
+
+
+@pytest.mark.parametrize("name", ["Sized", "OptionsFirst"])
+def test_options_object_of_an_environment_may_precede_or_follow_render_mode(name: str) -> None:
+    Path("mine.py").write_text(textwrap.dedent(ENVS_WITH_OPTIONS))
+    for render in (False, True):
+        with closing(bestiary.make_env(f"mine.py:{name}", render=render, size=5)) as pool:
+            assert pool.reset().observation["vector"].shape == (1, 5)
+            if render:
+                assert pool.render()[0].shape == (4, 4, 3)
+
+
+@pytest.mark.parametrize(
+    ("env", "facts"),
+    [
+        ("RequiredMode", ("'render_mode'", "render_mode=None")),
+        ("ArrayReward", ("mine.py:ArrayReward: step returned a reward", "shape [1]", "number")),
+        ("OneMeasure", ("info_measures is 'success'", "('success',)")),
+        ("Saved", ("mine.py:Saved: save: the entry 'rngs'", "list", "NumPy arrays")),
+    ],
+)
+def test_wrong_return_value_or_attribute_of_an_environment_is_refused(env: str, facts: tuple[str, ...]) -> None:
+    Path("mine.py").write_text(textwrap.dedent(ENVS_WITH_OPTIONS))
+    problem = refusal(env=f"mine.py:{env}")
+    for fact in facts:
+        assert fact in problem

@@ -11,6 +11,7 @@ from bestiary.training.callbacks.base import Callback
 from bestiary.training.session import Session
 from bestiary.utils import plugins
 from bestiary.utils.errors import RunError, UserError
+from bestiary.utils.options import suggest
 
 
 class UserCallback(Callback):
@@ -87,6 +88,12 @@ def make_user_callbacks(config: Config) -> list[Callback]:
             raise UserError(
                 f"--callback {plugin}: must be a subclass of bestiary.training.callbacks.base.Callback "
                 "(see the example in docs/extending.md)"
+            )
+        unknown = [name for name in dir(kind) if name.startswith("on_") and not hasattr(Callback, name)]
+        if unknown:
+            hint = suggest(unknown[0], [name for name in dir(Callback) if name.startswith("on_")])
+            raise UserError(
+                f"--callback {plugin}: {unknown[0]} is not a method of Callback, so it is never called{hint}"
             )
         try:
             callback = UserCallback(plugin, kind())
