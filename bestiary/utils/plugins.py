@@ -156,10 +156,10 @@ def describe_error(error: BaseException) -> str | None:
 
 
 def plugin_files() -> set[str]:
-    """Return the paths of all imported plug-in files."""
-    modules = list(sys.modules.items())
-    files = {getattr(module, "__file__", None) for name, module in modules if name.startswith(MODULE_PREFIX)}
-    return {file for file in files if file is not None}
+    """Return the paths of all imported plug-in files, and of the modules in their folders that are imported."""
+    modules = {name: getattr(module, "__file__", None) for name, module in list(sys.modules.items())}
+    folders = {Path(file).parent for name, file in modules.items() if file and name.startswith(MODULE_PREFIX)}
+    return {file for file in modules.values() if file and Path(file).parent in folders}
 
 
 def error_location(error: BaseException, files: Collection[str]) -> str | None:

@@ -369,3 +369,12 @@ def test_plugin_imports_modules_of_its_directory(tmp_path):
     (tmp_path / "beside.py").write_text("SIZE = 7\n")
     (tmp_path / "net.py").write_text("from beside import SIZE\nclass Net:\n    size = SIZE\n")
     assert plugins.load(f"{tmp_path}/net.py:Net", "torso").size == 7
+
+
+def test_error_in_a_module_beside_a_plugin_names_its_line(tmp_path):
+    (tmp_path / "beside2.py").write_text("class Base:\n    def run(self):\n        return 1 / 0\n")
+    (tmp_path / "net2.py").write_text("from beside2 import Base\nclass Net(Base): pass\n")
+    net = plugins.load(f"{tmp_path}/net2.py:Net", "torso")()
+    with pytest.raises(ZeroDivisionError) as error:
+        net.run()
+    assert plugins.describe_error(error.value).startswith(f"{tmp_path}/beside2.py, line 3: ZeroDivisionError")
