@@ -37,7 +37,7 @@ def check_critic(component: Any, input_size: int = 16, /, **options: Any) -> Non
     interface = EnvInterface(TASKS, {"vector": ArraySpec((input_size,), "float32")}, ACTIONS)
 
     def check() -> None:
-        critic = build(found, input_size, len(TASKS))
+        critic = build(found, "critic", interface, input_size, len(TASKS))
 
         def call(inputs: Inputs, state: State) -> tuple[Tensors, State]:
             return {"normalised": critic(inputs.observation["vector"], inputs.task).normalised}, state

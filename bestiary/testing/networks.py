@@ -8,9 +8,12 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
+from bestiary.agents.defaults import with_defaults
 from bestiary.agents.memories.base import State
+from bestiary.agents.run_context import RunContext
 from bestiary.agents.sequence_checks import call_agent, call_memory, unchanged
 from bestiary.agents.torsos import default_torso
+from bestiary.algorithms.base import Algorithm
 from bestiary.config.components import DEFAULT_COMPONENTS, ComponentConfig, build_module, lookup_component
 from bestiary.envs.vector_env import EnvInterface
 from bestiary.rollout import ActionSpec, ArraySpec, Inputs, Tensors
@@ -48,7 +51,7 @@ def check_memory(component: Any, input_size: int = 16, /, **options: Any) -> Non
     interface = EnvInterface(TASKS, {"vector": ArraySpec((input_size,), "float32")}, ACTIONS)
 
     def check() -> None:
-        memory = build(found, input_size)
+        memory = build(found, "memory", interface, input_size)
         require_output_size(report, memory)
         check_recurrent(Subject(report, memory, call_memory(memory), initial_state_of(memory), interface))
 
@@ -82,7 +85,7 @@ def check_torso(component: Any, env: Any = None, /, **options: Any) -> None:
 
         check_recurrent(Subject(report, torso, call, lambda batch_size: (), interface))
 
-    check_interfaces(found, env, lambda interface: build(found, interface.observation_spec), check)
+    check_interfaces(found, env, lambda interface: build(found, "torso", interface, interface.observation_spec), check)
 
 
 def check_agent(component: Any, env: Any = None, /, **options: Any) -> None:
@@ -108,9 +111,10 @@ def check_agent(component: Any, env: Any = None, /, **options: Any) -> None:
         inner = {}
         for kind in getattr(found.cls, "components", ()):
             name = default_torso(interface.observation_spec) if defaults[kind] == "auto" else defaults[kind]
-            component = ComponentConfig(name, options_class(lookup_component(kind, name))())
+            cls = lookup_component(kind, name)
+            component = ComponentConfig(name, derived_options(cls, kind, options_class(cls)(), interface))
             inner[kind] = partial(build_module, kind, component, len(interface.tasks))
-        return build(found, interface.observation_spec, interface.action_spec, **inner)
+        return build(found, "agent", interface, interface.observation_spec, interface.action_spec, **inner)
 
     def check(interface: EnvInterface, agent: nn.Module) -> None:
         subject = Subject(report, agent, call_agent(agent), initial_state_of(agent), interface)
@@ -127,17 +131,32 @@ def check_agent(component: Any, env: Any = None, /, **options: Any) -> None:
 # --- construction ---
 
 
-def build(found: Component, *args: Any, **inner: Any) -> nn.Module:
-    """Construct a network. Report any exception, except UserError and KeyError, as a problem.
+def derived_options(cls: Any, kind: str, options: Any, interface: EnvInterface) -> Any:
+    """Return the options of a network, after `derive_options` has set those that are not given."""
+    context = RunContext(interface, sequence_length=Algorithm.Options().rollout_length)
+    return with_defaults(cls, kind).derive_options(options, context)
 
+
+def build(found: Component, kind: str, interface: EnvInterface, *args: Any, **inner: Any) -> nn.Module:
+    """Construct a network of a kind. Report any exception, except UserError and KeyError, as a problem.
+
+    `interface` has the observations from which `derive_options` derives options that are not given.
     UserError and KeyError are raised unchanged, because a network raises them to reject observations that it does not
     support (see `check_interfaces`).
     """
     report = found.report
     try:
+        options = derived_options(found.cls, kind, found.options, interface)
+    except (UserError, KeyError):
+        raise
+    except Exception as error:
+        report.require(f"derive_options failed: {report.describe(error)}")
+    if not isinstance(options, type(found.options)):
+        report.require(f"derive_options returned {type(options).__name__}; it must return the options")
+    try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            module = construct(found.cls, *args, options=found.options, **inner)
+            module = construct(found.cls, *args, options=options, **inner)
     except (UserError, KeyError):
         raise
     except Exception as error:

@@ -1,5 +1,6 @@
 """check_memory: built-in memories pass, and each kind of mistake gets its own line."""
 
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -8,7 +9,9 @@ import torch.nn as nn
 from torch import Tensor
 
 from bestiary.agents.memories import MEMORIES
+from bestiary.agents.run_context import RunContext
 from bestiary.testing import check_memory
+from bestiary.utils.options import option
 from tests.testing.helpers import assert_one_problem, find_problems
 
 State = tuple[Tensor, ...]
@@ -46,6 +49,27 @@ def test_correct_memory_passes_as_a_class_and_with_options() -> None:
     check_memory(Sum)
     check_memory(Sum, 3, size=7)
     check_memory("lstm", hidden=8, layers=2)
+
+
+class DerivedSize(Sum):
+    """A correct memory whose size, if it is not given, depends on the rollout length and the number of actions."""
+
+    @dataclass(frozen=True)
+    class Options:
+        size: int | None = option(None, "number of outputs")
+
+    @classmethod
+    def derive_options(cls, options: Options, context: RunContext) -> Options:
+        return replace(options, size=options.size or context.sequence_length + context.interface.action_spec.n)
+
+    def __init__(self, input_size: int, options: Options):
+        assert options.size is not None
+        super().__init__(input_size, size=options.size)
+
+
+def test_options_that_depend_on_the_run_are_derived() -> None:
+    check_memory(DerivedSize)
+    check_memory(DerivedSize, size=3)
 
 
 class LstmWithoutResetInTheMiddle(nn.Module):
