@@ -131,7 +131,8 @@ class Config:
         """Return a short name of the environment, agent, torso, memory and critic, for example "Pong-shallow-lstm"."""
         task = env_slug(self.envs[0])
         if len(self.envs) > 1:
-            task = f"{len(self.envs)}-{self.envs[0].split('/')[0].replace(':', '-')}"
+            family = task if plugins.is_plugin(self.envs[0]) else self.envs[0].split("/")[0].replace(":", "-")
+            task = f"{len(self.envs)}-{family}"
         inner = [p.name for kind, p in self.components.items() if kind in ("torso", "memory") and p.name != "none"]
         inner += [p.name for kind, p in self.components.items() if kind == "critic" and p.name != "shared"]
         named = [] if self.components["agent"].name == "basic" else [self.components["agent"].name]

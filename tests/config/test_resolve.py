@@ -1,6 +1,7 @@
 """Validation of options: values, derived options, error messages, and the round trip through TOML."""
 
 import tomllib
+from pathlib import Path
 
 import pytest
 import torch
@@ -387,3 +388,12 @@ def test_group_key_ignores_the_seed_and_options_without_effect_on_learning():
 def test_label_names_environment_and_agent():
     assert resolve({"env": "toy/catch", "memory": "lstm"}).label() == "catch-mlp-lstm"
     assert resolve({"env": "atari/Pong"}).label() == "Pong-shallow"
+    assert resolve({"env": ["atari/Pong", "atari/Breakout"]}).label() == "2-atari-shallow"
+    Path("mine.py").write_text(
+        "from bestiary.envs.toy import ToyVectorEnv\n"
+        "class One(ToyVectorEnv):\n"
+        "    def __init__(self, num_envs, seed, options):\n"
+        "        super().__init__('chain', num_envs, seed, options)\n"
+        "class Two(One): pass\n"
+    )
+    assert resolve({"env": ["mine.py:One", "mine.py:Two"]}).label() == "2-mine-One-mlp"
