@@ -261,7 +261,7 @@ WRONG_ALGORITHMS: dict[str, tuple[type, tuple[str, ...]]] = {
     "untrained parameter": (UntrainedParameter, ("parameters()['scale'] is in none of the optimizers",)),
     "shard": (WrongShard, ("shard(2)", "has 4 trajectories, the whole batch 4", "None")),
     "shard type": (ShardIsNumber, ("shard(2) returned a int",)),
-    "constructor": (KeywordOptions, ("the constructor failed", "class Options", "last positional argument")),
+    "constructor": (KeywordOptions, ("the constructor failed", "class Options", "an argument options")),
     "length": (NoLength, ("sequence_length is 20.0", "integer")),
     "threads": (FailsInThreads, ("training with --runtime local failed", "RuntimeError: wrong thread", "line ")),
 }
