@@ -377,4 +377,4 @@ def test_error_in_a_module_beside_a_plugin_names_its_line(tmp_path):
     net = plugins.load(f"{tmp_path}/net2.py:Net", "torso")()
     with pytest.raises(ZeroDivisionError) as error:
         net.run()
-    assert plugins.describe_error(error.value).startswith(f"{tmp_path}/beside2.py, line 3: ZeroDivisionError")
+    assert f"{tmp_path}/beside2.py, line 3: ZeroDivisionError" in str(plugins.describe_error(error.value))
