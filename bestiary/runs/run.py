@@ -256,7 +256,8 @@ class Run:
         """Lock the run folder, so that no other process writes to it. Raise UserError if another process has locked it.
 
         The operating system releases the lock when the process ends, even after a crash. After an error, the file
-        lock_owner.json is kept, so that `was_killed` is True.
+        lock_owner.json is kept, so that `was_killed` is True. A UserError means that nothing was done: `was_killed`
+        then stays as it was.
         """
         if self.in_zoo:
             raise UserError(
@@ -276,7 +277,8 @@ class Run:
         except OSError as error:
             raise UserError(f"{self.path} cannot be written: {error.strerror or error}") from error
         try:
-            if owner.exists():
+            was_killed = owner.exists()
+            if was_killed:
                 note(
                     f"note: the last process that wrote {self.path}{_describe_owner(owner)} did not end cleanly: "
                     "it was killed or crashed"
@@ -286,8 +288,11 @@ class Run:
             try:
                 yield
                 crashed = False
-            except (KeyboardInterrupt, UserError):
+            except KeyboardInterrupt:
                 crashed = False
+                raise
+            except UserError:
+                crashed = was_killed
                 raise
             finally:
                 if not crashed:

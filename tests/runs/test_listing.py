@@ -11,6 +11,7 @@ import pytest
 from bestiary.cli.main import run_command
 from bestiary.runs.listing import describe_run
 from bestiary.runs.run import Run
+from bestiary.utils.errors import UserError
 from tests.integration.test_faults import BESTIARY, wait_until
 
 
@@ -82,6 +83,14 @@ def test_run_that_an_error_ended_is_crashed_and_a_stopped_run_is_interrupted() -
     with pytest.raises(KeyboardInterrupt), Run(path).lock():
         raise KeyboardInterrupt
     assert describe_run(path)[-1] == "interrupted"
+
+
+def test_refused_resume_does_not_change_the_state() -> None:
+    for name, expected in (("killed", "crashed"), ("stopped", "interrupted")):
+        path = make_run(name, owner=expected == "crashed")
+        with pytest.raises(UserError), Run(path).lock():
+            raise UserError("--steps 1: too small")
+        assert describe_run(path)[-1] == expected
 
 
 def test_returns_of_unfinished_first_games_are_marked() -> None:
