@@ -12,7 +12,7 @@ from bestiary.evaluation.result_tables import print_evaluation
 from bestiary.evaluation.video import record_video
 from bestiary.runs import checkpoints
 from bestiary.runs.checkpoints import Checkpoint
-from bestiary.runs.config_changes import ConfigChange, find_changes, record_changes
+from bestiary.runs.config_changes import ConfigChange, find_changes
 from bestiary.runs.loggers import check_loggers
 from bestiary.runs.option_sources import merge_sources
 from bestiary.runs.run import Run, RunLocation, create_run, open_run, unused_path, update_config
@@ -156,7 +156,6 @@ def _resume(run: Run, steps: int | None, checkpoint_steps: int | None, ray: Any,
             raise UserError(f"--steps {steps}: {run.path} has already done {done_steps} steps; choose a larger total")
         if steps is not None and steps != total_steps:
             update_config(run, steps=steps)
-            note(f"total steps {total_steps} -> {steps}; the learning-rate schedule is stretched to the new total")
         elif total_steps is not None and done_steps >= total_steps:
             note(
                 f"{run.path} is finished: {done_steps} of {total_steps} steps; "
@@ -167,12 +166,10 @@ def _resume(run: Run, steps: int | None, checkpoint_steps: int | None, ray: Any,
         for change in changes:
             if change.option != "steps":
                 note(f"note: this option has changed since the checkpoint was saved: {change}")
+        if run.config.training.steps != total_steps:
+            note(f"total steps {total_steps} -> {steps}; the learning-rate schedule is stretched to the new total")
         note(f"resuming {run.path} at step {done_steps}")
-        try:
-            _train(run, run.config, checkpoint, ray)
-        finally:
-            if changes and run.steps > done_steps:
-                record_changes(run.path, done_steps, changes)
+        _train(run, run.config, checkpoint, ray)
     return True
 
 

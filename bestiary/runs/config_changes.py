@@ -4,6 +4,7 @@ Each checkpoint contains the configuration that it was trained with. When a run 
 compared with config.toml, so that changes by `resume --steps` and changes by hand are both found.
 """
 
+import itertools
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -12,7 +13,7 @@ from typing import Any
 
 from bestiary.config.toml import flatten
 from bestiary.config.training_options import TRAINING, Training
-from bestiary.runs.csv_tables import CsvTable, read_rows
+from bestiary.runs.csv_tables import CsvTable, describe_damage, read_rows
 
 FILE_NAME = "config_changes.csv"
 MISSING = "(not set)"
@@ -53,8 +54,17 @@ def find_changes(old_tables: Mapping[str, Any], new_tables: Mapping[str, Any]) -
 
 
 def record_changes(folder: Path, step: int, changes: list[ConfigChange]) -> None:
-    """Append changes to config_changes.csv of a run folder. `step` is the step from which they take effect."""
+    """Append changes to config_changes.csv of a run folder. `step` is the step from which they take effect.
+
+    Earlier rows with the same or a later step are removed: they belong to training that is not part of the run any
+    more, because it ended without a checkpoint, or because an earlier checkpoint was chosen.
+    """
     path = folder / FILE_NAME
-    table = CsvTable(path, keep_rows=len(read_rows(path)) if path.exists() else 0)
+    rows = read_rows(path) if path.exists() else []
+    with describe_damage(path):
+        kept = list(itertools.takewhile(lambda row: float(row["step"]) < step, rows))
+    if not changes and len(kept) == len(rows):
+        return
+    table = CsvTable(path, keep_rows=len(kept))
     now = time.strftime("%Y-%m-%d %H:%M:%S")
     table.write([{"time": now, "step": step, "option": c.option, "old": c.old, "new": c.new} for c in changes])

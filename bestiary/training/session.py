@@ -8,6 +8,7 @@ from typing import Any
 from bestiary.config.config import Config
 from bestiary.envs.episode_stats import TaskStats
 from bestiary.rollout import Arrays, Episode
+from bestiary.runs.config_changes import FILE_NAME, find_changes, record_changes
 from bestiary.runs.run import Run, write_config
 from bestiary.training.callbacks.base import Callback
 from bestiary.training.callbacks.checkpoints import CheckpointManager
@@ -48,6 +49,8 @@ class Session:
         self.run = run
         self.config = config
         self.learner = learner
+        # Options that have changed since the checkpoint was saved. A new run has none.
+        self.config_changes = find_changes(saved_state["config"], config.tables()) if saved_state else []
         self.frames_per_step = config.interface.frames_per_step
         self.save_actor = save_actor
         # Names of the true rewards; empty if neither --reward nor --true-reward is given.
@@ -173,6 +176,11 @@ class Session:
             for callback in self.callbacks:
                 callback.on_start(self)
             write_config(self.run)  # only now is it known that the run can be resumed
+            # Recorded before training, because the process may be killed after the next checkpoint.
+            try:
+                record_changes(self.run.path, self.learner.steps, self.config_changes)
+            except OSError as error:
+                self.warn_once(f"changed options are not recorded in {FILE_NAME}", error)
             self.exit_stack = stack.pop_all()
         return self
 

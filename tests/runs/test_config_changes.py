@@ -1,6 +1,9 @@
 """Changes of a run's configuration between two sessions."""
 
 import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +52,63 @@ def test_a_run_that_cannot_be_resumed_keeps_its_configuration(capsys: pytest.Cap
     assert "does not fit the agent" in capsys.readouterr().err
     assert config.read_text() == before
     assert not (run.path / "config_changes.csv").exists()
+
+
+KILL_AFTER_THE_FIRST_UPDATES = """
+import os, signal, sys
+from bestiary.cli.main import run_command
+from bestiary.training.session import Session
+
+def kill(session):
+    if session.learner.steps > int(sys.argv[1]):
+        if sys.argv[2] == "save":
+            session.save_checkpoint()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+Session.run_due_tasks = kill
+run_command(["resume", "r", *sys.argv[3:]])
+"""
+
+
+def resume_and_kill(steps: int, saving: str, *options: str) -> None:
+    """Resume run r, and kill the process after its first update. If `saving` is "save", it saves a checkpoint first."""
+    command = [sys.executable, "-c", KILL_AFTER_THE_FIRST_UPDATES, str(steps), saving, *options]
+    assert subprocess.run(command, capture_output=True, timeout=120).returncode == -signal.SIGKILL
+
+
+def recorded_changes() -> list[tuple[str, str, str, str]]:
+    return [(row["step"], row["option"], row["old"], row["new"]) for row in read_rows(Path("r/config_changes.csv"))]
+
+
+def test_changes_are_recorded_although_the_process_is_killed() -> None:
+    """The checkpoint that is saved before the kill has the new options, so later sessions find no difference."""
+    bestiary.train("toy/catch", run_dir="r", **SMALL)
+    resume_and_kill(640, "save", "--steps", "1280")
+    expected = [("640", "steps", "640", "1280")]
+    assert recorded_changes() == expected
+    assert run_command(["resume", "r"]) == 0
+    assert recorded_changes() == expected
+
+
+def test_changes_without_a_checkpoint_are_recorded_once() -> None:
+    run = bestiary.train("toy/catch", run_dir="r", **SMALL)
+    resume_and_kill(640, "lose", "--steps", "1280")
+    assert run_command(["resume", "r", "--steps", "1920"]) == 0
+    assert recorded_changes() == [("640", "steps", "640", "1920")]
+    assert run_command(["resume", "r", "--steps", "2560", "--checkpoint", "640"]) == 0
+    assert recorded_changes() == [("640", "steps", "640", "2560")]  # the training up to step 1920 is abandoned
+    assert run.steps == 2560
+
+
+def test_refused_resume_prints_no_new_total(capsys: pytest.CaptureFixture[str]) -> None:
+    run = bestiary.train("toy/catch", run_dir="r", lr=0.001, **SMALL)
+    text = (run.path / "config.toml").read_text()
+    (run.path / "config.toml").write_text(text.replace("lr = 0.001", "lr = 0.002"))
+    capsys.readouterr()
+    assert run_command(["resume", "r", "--steps", "1280"]) == 2
+    assert "total steps" not in capsys.readouterr().err
+    assert run_command(["resume", "r", "--steps", "1280", "--accept-changes"]) == 0
+    assert "total steps 640 -> 1280" in capsys.readouterr().err
 
 
 def test_episodes_table_has_its_header_from_the_start() -> None:
