@@ -8,7 +8,13 @@ from typing import Any
 import numpy as np
 
 from bestiary.evaluation.curve_plots import plot_curves, plot_popart_scales, popart_tasks, true_groups
-from bestiary.evaluation.learning_curves import DEFAULT_SMOOTH, CurveGroup, group_runs, panels_by_task
+from bestiary.evaluation.learning_curves import (
+    DEFAULT_SMOOTH,
+    CurveGroup,
+    group_runs,
+    note_first_games,
+    panels_by_task,
+)
 from bestiary.evaluation.media import FIGURE_SUFFIXES
 from bestiary.evaluation.multitask_scores import (
     ScoreComparison,
@@ -62,6 +68,8 @@ def compare_runs(
         panels = panels_by_task(runs, axis=axis, smooth=smooth, names=names)
     else:
         panels = {"": group_runs(runs, axis=axis, smooth=smooth, names=names)}
+    for run in runs:
+        note_first_games(run)
     comparison = compare_groups(panels)
     paths = _output_paths(out, runs, comparison)
     _check_paths(out, paths, overwrite)

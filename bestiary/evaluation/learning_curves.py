@@ -16,7 +16,7 @@ from bestiary.envs.episode_stats import short_name
 from bestiary.envs.multitask import task_name
 from bestiary.evaluation.run_groups import group_by_config, list_names, short_label
 from bestiary.runs.run import Run
-from bestiary.utils.console import note
+from bestiary.utils.console import note, plural
 from bestiary.utils.errors import UserError
 
 # Names of columns in episodes.csv.
@@ -93,11 +93,27 @@ def load_game_returns(run: Run, task: str | None = None, column: str = GAME_RETU
     return episodes["step"][over], episodes[column][over]
 
 
+def run_tasks(run: Run) -> list[str]:
+    """Return the names of the tasks of a run, as in episodes.csv, in the order of the config."""
+    # The config also contains the hash of a plug-in file (`Run.raw_config`), which is not part of the task name.
+    return [task_name(env).split("@")[0] for env in run.raw_config["env"]]
+
+
+def note_first_games(run: Run) -> None:
+    """Print a note if some environments had not finished a game yet, because the mean return is then biased."""
+    counts = run.metrics.get("envs_in_first_game", np.zeros(0))
+    if len(counts) and counts[-1] > 0:
+        note(
+            f"note: {run.name}: {plural(int(counts[-1]), 'environment')} had not finished a game yet, so the returns "
+            "are biased to short games"
+        )
+
+
 def finished_tasks(run: Run) -> list[str]:
     """Return the tasks in which at least one game has ended, in the order of the config."""
     episodes = run.episodes
     played = list(dict.fromkeys(episodes["task"][episodes["game_over"] == 1].tolist())) if episodes else []
-    order = list(map(task_name, run.raw_config["env"]))
+    order = run_tasks(run)
     return sorted(played, key=lambda task: order.index(task) if task in order else len(order))
 
 
@@ -133,7 +149,7 @@ def panels_by_task(
     if not any(finished.values()):
         raise UserError(f"there is no curve, because no game has ended yet in {', '.join(str(r.path) for r in runs)}")
     for run in runs:
-        missing = [task for task in map(task_name, run.raw_config["env"]) if task not in finished[run.path]]
+        missing = [task for task in run_tasks(run) if task not in finished[run.path]]
         if missing:
             note(f"note: {run.name}: no game of {', '.join(missing)} has ended yet, so no curve is drawn")
     panels: dict[str, list[CurveGroup]] = {}

@@ -185,6 +185,32 @@ def test_task_without_finished_games_has_no_panel(capsys: pytest.CaptureFixture[
         load_game_returns(run)
 
 
+def test_tasks_of_plugins_with_finished_games_are_not_reported_as_missing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = Path(__file__).parents[2] / "examples" / "lock_tasks.py"
+    envs = [f"{file}:Rare", f"{file}:Frequent"]
+    run = bestiary.train(*envs, run_dir="two", steps=800, num_envs=8, batch_size=4, runtime="serial")
+    capsys.readouterr()
+    assert list(compare_runs([run], Path("two.png"))) == ["lock_tasks.py:Rare", "lock_tasks.py:Frequent"]
+    assert "has ended yet" not in capsys.readouterr().err
+
+
+def test_environments_in_their_first_game_are_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    """The games of the warehouse end after 100 steps, so all environments finish their first game at once."""
+    options: dict[str, Any] = {"num_envs": 8, "batch_size": 8, "runtime": "serial"}
+    run = bestiary.train("warehouse", run_dir="w", steps=1_600, **options)
+    capsys.readouterr()
+    compare_runs([run], Path("all.png"))
+    assert "biased to short games" not in capsys.readouterr().err
+    path = run.path / "metrics.csv"
+    header, *_, last = path.read_text().splitlines()
+    cells = dict(zip(header.split(","), last.split(","), strict=True)) | {"envs_in_first_game": "3"}
+    path.write_text(f"{header}\n{','.join(cells.values())}\n")
+    compare_runs([run], Path("some.png"))
+    assert "w: 3 environments had not finished a game yet" in capsys.readouterr().err
+
+
 def test_multi_task_run_without_a_finished_game_is_refused_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     run = bestiary.train("atari/{Pong,Boxing}", run_dir="two", steps=80, num_envs=4, batch_size=4, runtime="serial")
     capsys.readouterr()
