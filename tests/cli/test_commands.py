@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from bestiary.cli.listing import LISTS
 from bestiary.cli.main import run_command
 from bestiary.runs.run import Run, open_run
 
@@ -75,7 +76,18 @@ def test_eval_video_compare_runs_and_resume(catch_runs: list[Run], capsys: pytes
 
 
 def test_list_prints_names_and_filters_them(capsys: pytest.CaptureFixture[str]) -> None:
-    for what, expected in (("envs", "atari/Pong"), ("torsos", "resnet"), ("memories", "lstm"), ("presets", "hello")):
+    expected_names = {
+        "envs": "atari/Pong",
+        "algorithms": "impala",
+        "agents": "iam",
+        "torsos": "resnet",
+        "memories": "lstm",
+        "critics": "popart",
+        "presets": "hello",
+        "zoo": "pong",
+    }
+    assert set(expected_names) == set(LISTS)
+    for what, expected in expected_names.items():
         assert command("list", what) == 0
         assert expected in capsys.readouterr().out
     assert command("list", "envs", "atari/breakout") == 0
@@ -84,7 +96,10 @@ def test_list_prints_names_and_filters_them(capsys: pytest.CaptureFixture[str]) 
 
 def test_doctor_passes_on_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
     assert command("doctor") == 0
-    assert "FAILED" not in capsys.readouterr().out
+    output = capsys.readouterr().out
+    assert "FAILED" not in output
+    for env in ("toy/catch", "gymnasium/CartPole-v1", "atari/Pong", "procgen/coinrun", "warehouse"):
+        assert f"{env}: " in output  # followed by the measured speed
 
 
 def test_piped_output_has_no_control_characters() -> None:

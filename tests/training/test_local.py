@@ -250,7 +250,12 @@ def test_metrics_contain_time_fractions() -> None:
     ],
 )
 def test_find_bottleneck(
-    environment: float, inference: float, wait: float, learner_wait: float, expected: tuple[str, str]
+    environment: float,
+    inference: float,
+    wait: float,
+    learner_wait: float,
+    expected: tuple[str, str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     names = ("actor_environment", "actor_inference", "actor_wait", "learner_wait")
     fractions = dict(zip(names, (environment, inference, wait, learner_wait), strict=True))
@@ -258,6 +263,15 @@ def test_find_bottleneck(
     assert bottleneck == expected[0]
     assert expected[1] in suggestion
     assert "GPU" not in suggestion  # there is none on this machine
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    _, suggestion = find_bottleneck(fractions, "--batch-size")
+    assert ("GPU" in suggestion) == (bottleneck != "environment")
+
+
+def test_the_bottleneck_is_named_only_in_the_last_line(capsys: pytest.CaptureFixture[str]) -> None:
+    bestiary.train("toy/catch", run_dir="r", steps=1_600, **LOCAL)
+    lines = capsys.readouterr().err.splitlines()
+    assert [k for k, line in enumerate(lines) if "bottleneck" in line] == [len(lines) - 1]
 
 
 def test_reuse_trains_on_each_rollout_twice_but_counts_its_steps_once(monkeypatch: pytest.MonkeyPatch) -> None:

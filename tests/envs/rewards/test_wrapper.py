@@ -135,7 +135,8 @@ def test_failing_custom_rewards_are_errors_that_name_the_cause(tmp_path) -> None
     )
     with pytest.raises(RunError, match=r"late is nan in step 7 of a game of environment 0"):
         play(RewardWrapper(make_env("warehouse", num_envs=2), RewardConfig(f"{file}:late", None)), 9)
-    with pytest.raises(RunError, match=r"--true-reward .*fails failed: .*mine.py, line 6: KeyError"):
+    missing = r"KeyError: 'gold'; the measures of toy/chain are .*reward, alive"
+    with pytest.raises(RunError, match=rf"--true-reward .*fails failed: .*mine.py, line 6: {missing}"):
         play(RewardWrapper(make_env("toy/chain", num_envs=2), RewardConfig(None, f"alive=1; {file}:fails")), 9)
     with pytest.raises(RunError, match=r"--reward .*wide returned an array of shape \(3, 3\).* shape \(2,\)"):
         play(RewardWrapper(make_env("toy/chain", num_envs=2), RewardConfig(f"{file}:wide", None)), 9)
