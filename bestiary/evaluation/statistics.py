@@ -18,6 +18,7 @@ T_INTERVAL_BELOW = 20
 NUM_RESAMPLES = 2000
 
 STUDENT_T = "Student's t"
+STUDENT_T_OF_TASKS = "Student's t with Satterthwaite's degrees of freedom"
 BOOTSTRAP = f"percentile bootstrap, {NUM_RESAMPLES} resamples"
 NO_INTERVAL = "none, because n = 1"
 
@@ -40,6 +41,23 @@ def mean_interval(values: Sequence[float] | np.ndarray) -> Interval:
         half_width = _t_quantile(len(array) - 1) * float(array.std(ddof=1)) / np.sqrt(len(array))
         return Interval(float(array.mean() - half_width), float(array.mean() + half_width), STUDENT_T)
     return bootstrap_interval((array,), lambda x, axis=-1: x.mean(axis))
+
+
+def interval_over_tasks(scores: Sequence[np.ndarray]) -> Interval:
+    """Return the 95 % confidence interval of the mean over K tasks of the mean score of each task.
+
+    `scores` has one array [R] per task: the scores of independent runs. The variances of the tasks may differ, so the
+    degrees of freedom are those of Satterthwaite (1946). There is no interval if a task has only one run.
+    """
+    if any(len(own) < 2 for own in scores):
+        return Interval(None, None, NO_INTERVAL)
+    mean = float(np.mean([own.mean() for own in scores]))
+    variances = np.array([own.var(ddof=1) / len(own) for own in scores])  # of the mean of each task
+    if variances.sum() == 0:
+        return Interval(mean, mean, STUDENT_T_OF_TASKS)
+    df = _satterthwaite_df(variances, [len(own) for own in scores])
+    half_width = _t_quantile(df) * float(np.sqrt(variances.sum())) / len(scores)
+    return Interval(mean - half_width, mean + half_width, STUDENT_T_OF_TASKS)
 
 
 def summarise(values: Sequence[float] | Sequence[int] | np.ndarray, unit: str = "games") -> dict[str, Any]:
@@ -118,8 +136,7 @@ def welch_drop_test(before: np.ndarray, after: np.ndarray) -> float:
     if variances.sum() == 0:
         return float("nan")
     t = (before.mean() - after.mean()) / np.sqrt(variances.sum())
-    # Welch-Satterthwaite degrees of freedom.
-    df = variances.sum() ** 2 / (variances**2 / [len(before) - 1, len(after) - 1]).sum()
+    df = _satterthwaite_df(variances, [len(before), len(after)])
     from scipy.special import stdtr  # imported here because training does not need it
 
     return float(stdtr(df, -t))
@@ -139,7 +156,12 @@ def holm_adjust(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def _t_quantile(df: int) -> float:
+def _satterthwaite_df(variances: np.ndarray, counts: Sequence[int]) -> float:
+    """Return the degrees of freedom of a sum of means with these variances, each computed from `counts` values."""
+    return float(variances.sum() ** 2 / (variances**2 / (np.array(counts) - 1)).sum())
+
+
+def _t_quantile(df: float) -> float:
     """Return the two-sided 95 % quantile of Student's t distribution with `df` degrees of freedom."""
     from scipy.special import stdtrit
 

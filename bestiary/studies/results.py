@@ -25,7 +25,7 @@ from bestiary.evaluation.learning_curves import (
     make_curve_group,
 )
 from bestiary.evaluation.multitask_scores import ScoreComparison, ScoreMatrix, make_comparison, pad_columns
-from bestiary.evaluation.statistics import NO_INTERVAL, mean_interval
+from bestiary.evaluation.statistics import T_INTERVAL_BELOW, Interval, interval_over_tasks, mean_interval
 from bestiary.studies.study import Study
 from bestiary.studies.trial import Trial
 from bestiary.utils.errors import UserError
@@ -85,16 +85,17 @@ class VariantResult:
 
     def _interval(self, matrix: np.ndarray) -> dict[str, Any]:
         """Return the 95 % interval of the mean and its method. The interval needs several runs per environment."""
-        if matrix.shape[1] == 1:
+        if len(self.scores) == 1:
             interval = mean_interval(self.scores[0])
-            limits, method = (interval.low, interval.high), interval.method
+        elif min(map(len, self.scores)) < T_INTERVAL_BELOW:
+            interval = interval_over_tasks(self.scores)
         else:
             found = stratified_bootstrap(mean_score, matrix)
-            limits = (None, None) if found is None else (float(found[0]), float(found[1]))
-            method = NO_INTERVAL if found is None else STRATIFIED_BOOTSTRAP
-        if limits[0] is None:
-            return {"interval": method}
-        return {"ci_low": limits[0], "ci_high": limits[1], "interval": f"{method}, over seeds"}
+            assert found is not None  # each environment has several runs
+            interval = Interval(float(found[0]), float(found[1]), STRATIFIED_BOOTSTRAP)
+        if interval.low is None:
+            return {"interval": interval.method}
+        return {"ci_low": interval.low, "ci_high": interval.high, "interval": f"{interval.method}, over seeds"}
 
 
 def collect_results(trials: list[Trial]) -> list[TrialResult]:

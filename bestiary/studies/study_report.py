@@ -35,7 +35,10 @@ INTERVAL_CAPTION = (
     f"95% interval: of the mean over runs (seeds), Student's t if there are fewer than {T_INTERVAL_BELOW} runs, "
     "otherwise percentile bootstrap; none for one run"
 )
-NORMALISED_CAPTION = "rows over several environments: normalised returns, stratified percentile bootstrap"
+NORMALISED_CAPTION = (
+    "rows over several environments: normalised returns; Student's t with Satterthwaite's degrees of freedom if an "
+    f"environment has fewer than {T_INTERVAL_BELOW} runs, otherwise stratified percentile bootstrap"
+)
 IQM_CAPTION = "IQM: interquartile mean over runs (the mean if there are fewer than four runs)"
 TRUE_RETURN_CAPTION = "true return: final return of the first true reward, mean over runs"
 VARIANT_STATISTICS = (

@@ -35,8 +35,9 @@ def test_results_over_environments_use_normalised_returns() -> None:
     assert both.statistics()["mean"] == 0.5
     assert both.statistics()["iqm"] == 0.5
     assert both.statistics()["min"] == 0
-    assert both.statistics()["ci_high"] == 0.75  # the best sample is 0.5, 0.5, 1, 1
-    assert both.statistics()["interval"].startswith("stratified percentile bootstrap")
+    # Both environments have the variance 1/16 of their mean, so there are 2 degrees of freedom.
+    assert both.statistics()["ci_high"] == pytest.approx(0.5 + 4.303 * (2 / 16) ** 0.5 / 2, 1e-3)
+    assert both.statistics()["interval"].startswith("Student's t with Satterthwaite's degrees of freedom")
     # Two seeds in one environment: Student's t with one degree of freedom, mean 0.625 and standard error 0.125.
     statistics = bandit.statistics()
     assert statistics["interval"] == "Student's t, over seeds"
@@ -46,6 +47,14 @@ def test_results_over_environments_use_normalised_returns() -> None:
     # Without results of one environment, there is no result over all environments.
     unfinished = [TrialResult(trial, False) for trial in trials[2:]]
     assert len(summarise_variants(study, [*results[:2], *unfinished])) == 2
+
+
+def test_many_seeds_in_each_environment_have_a_bootstrap_interval() -> None:
+    Path("s.toml").write_text(TWO_ENVIRONMENTS.replace("[1, 2]", str(list(range(1, 21)))))
+    study = read_study(Path("s.toml"))
+    trials = make_trials(study, Path("runs/s"))
+    results = [TrialResult(trial, True, trial.seed / 20) for trial in trials]
+    assert summarise_variants(study, results)[-1].statistics()["interval"].startswith("stratified percentile bootstrap")
 
 
 def test_one_seed_has_no_interval() -> None:
