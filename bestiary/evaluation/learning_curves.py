@@ -105,7 +105,7 @@ def note_first_games(run: Run) -> None:
     if len(counts) and counts[-1] > 0:
         note(
             f"note: {run.name}: {plural(int(counts[-1]), 'environment')} had not finished a game yet, so the returns "
-            "are biased to short games"
+            "are biased towards short games"
         )
 
 

@@ -202,7 +202,7 @@ def test_environments_in_their_first_game_are_reported(capsys: pytest.CaptureFix
     run = bestiary.train("warehouse", run_dir="w", steps=1_600, **options)
     capsys.readouterr()
     compare_runs([run], Path("all.png"))
-    assert "biased to short games" not in capsys.readouterr().err
+    assert "biased towards short games" not in capsys.readouterr().err
     path = run.path / "metrics.csv"
     header, *_, last = path.read_text().splitlines()
     cells = dict(zip(header.split(","), last.split(","), strict=True)) | {"envs_in_first_game": "3"}
