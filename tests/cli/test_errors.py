@@ -92,7 +92,7 @@ INVALID_COMMANDS: list[tuple[str, tuple[str, ...]]] = [
     ("train parts.py:Mase", ("parts.py has no Mase; did you mean Maze?",)),
     ("train parts.py:Maze", ("parts.py:Maze", "lacks reset")),
     ("train toy/chain --torso parts.py:Torso", ("not a usable torso", "output_size")),
-    ("train toy/chain --torso parts.py:Wrong", ("parts.py:Wrong: the forward pass fails",)),
+    ("train toy/chain --torso parts.py:Wrong", ("parts.py:Wrong: forward returned",)),
     ("train toy/chain --memory parts.py:Torso", ("not a usable memory: Torso lacks initial_state",)),
     ("train toy/chain --run-dir taken", ("taken exists and is not a run folder",)),
     ("train toy/chain --run-dir /proc/no/run", ("cannot be created",)),
