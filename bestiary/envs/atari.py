@@ -33,7 +33,7 @@ from bestiary.envs.vector_env import (
     initial_step,
     spawn_seeds,
 )
-from bestiary.rollout import ActionSpec, Arrays, ArraySpec, Step
+from bestiary.step import ActionSpec, Arrays, ArraySpec, Step
 from bestiary.utils.errors import RunError, UserError
 from bestiary.utils.options import option
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from bestiary.rollout import Arrays, ArraySpec, Episode, Step
+from bestiary.step import Arrays, ArraySpec, Episode, Step
 
 
 class EpisodeTracker:

@@ -22,7 +22,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from bestiary.envs.gymnasium_info import find_measures, numbers_in
 from bestiary.envs.rewards.components import SCALAR
 from bestiary.envs.vector_env import VectorEnv, check_actions, initial_step, spawn_seeds
-from bestiary.rollout import ActionSpec, Arrays, ArraySpec, Step
+from bestiary.step import ActionSpec, Arrays, ArraySpec, Step
 from bestiary.utils.console import warn
 from bestiary.utils.errors import RunError, UserError
 from bestiary.utils.options import option, suggest

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from bestiary.envs.vector_env import EnvInterface, VectorEnv
-from bestiary.rollout import Arrays, Step
+from bestiary.step import Arrays, Step
 from bestiary.utils import plugins
 from bestiary.utils.errors import UserError
 

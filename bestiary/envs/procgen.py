@@ -23,7 +23,7 @@ import numpy as np
 from bestiary.envs.envpool_backend import EnvPoolBackend
 from bestiary.envs.levels import LevelOptions, parse_levels
 from bestiary.envs.vector_env import EnvInterface, VectorEnv, check_actions, initial_step, spawn_seeds
-from bestiary.rollout import ActionSpec, ArraySpec, Step
+from bestiary.step import ActionSpec, ArraySpec, Step
 from bestiary.utils.errors import UserError
 from bestiary.utils.options import option, suggest
 

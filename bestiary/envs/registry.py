@@ -17,6 +17,8 @@ import numpy as np
 from bestiary.envs import atari, atari_games, gymnasium_env, procgen, toy
 from bestiary.envs.atari_scores import RANDOM_AND_HUMAN_SCORES
 from bestiary.envs.vector_env import EnvInterface, VectorEnv
+from bestiary.envs.warehouse.env import WarehouseVectorEnv
+from bestiary.envs.warehouse.variants import VARIANTS
 from bestiary.utils import plugins
 from bestiary.utils.errors import UserError
 from bestiary.utils.options import construct, options_class, parse_keywords, suggest
@@ -168,10 +170,6 @@ def _gymnasium(name: str) -> EnvSpec:
 
 
 def _warehouse(name: str) -> EnvSpec:
-    # Imported here because the import of Numba takes 0.25 s.
-    from bestiary.envs.warehouse.env import WarehouseVectorEnv
-    from bestiary.envs.warehouse.variants import VARIANTS
-
     if name not in VARIANTS:
         raise UserError(f"{name}: unknown variant; available: {', '.join(VARIANTS)}")
     return _spec(WarehouseVectorEnv, name, name)
@@ -190,8 +188,6 @@ STANDALONE_ENVS: dict[str, Callable[[str], EnvSpec]] = {"warehouse": _warehouse}
 
 def options_by_family() -> dict[str, type]:
     """Return the options class of each built-in environment family and standalone environment, by name."""
-    from bestiary.envs.warehouse.env import WarehouseVectorEnv
-
     return {
         "atari": atari.AtariVectorEnv.Options,
         "procgen": procgen.ProcgenVectorEnv.Options,

@@ -10,7 +10,7 @@ from functools import cache
 import numpy as np
 
 from bestiary.envs.rewards.components import RewardComponent
-from bestiary.rollout import Arrays
+from bestiary.step import Arrays
 
 # RAM addresses
 PLAYER_X = 51

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from bestiary.envs.vector_env import VectorEnv, find_nonfinite
-from bestiary.rollout import ActionSpec, ArraySpec, Step
+from bestiary.step import ActionSpec, ArraySpec, Step
 from bestiary.utils import plugins
 from bestiary.utils.errors import RunError, UserError
 

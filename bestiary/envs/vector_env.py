@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from bestiary.envs.rewards.components import SCALAR, RewardComponent
-from bestiary.rollout import ActionSpec, Arrays, ArraySpec, ObservationSpec, Step
+from bestiary.step import ActionSpec, Arrays, ArraySpec, ObservationSpec, Step
 from bestiary.utils.errors import UserError
 
 

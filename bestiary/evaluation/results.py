@@ -16,7 +16,7 @@ import numpy as np
 from bestiary.envs import lookup_score_range
 from bestiary.envs.episode_stats import return_name
 from bestiary.evaluation.statistics import format_interval, summarise, summarise_reward_per_step
-from bestiary.rollout import Episode
+from bestiary.step import Episode
 from bestiary.utils import safe_files
 
 # Maps the name of a quantity (game_return, game_length, episode_return ...) to its statistics, as `summarise` returns

@@ -35,7 +35,7 @@ import safetensors.numpy
 import safetensors.torch
 from torch import Tensor
 
-from bestiary.rollout import Arrays
+from bestiary.step import Arrays
 from bestiary.utils import safe_files
 from bestiary.utils.console import note
 from bestiary.utils.errors import UserError

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from bestiary.rollout import ArraySpec
+from bestiary.step import ArraySpec
 
 SCALAR = ArraySpec((), "float32")  # shape and type of a component in `Step.measures`
 

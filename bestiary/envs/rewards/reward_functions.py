@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from bestiary.envs.rewards.components import RewardComponent, resolve_alias
-from bestiary.rollout import Arrays
+from bestiary.step import Arrays
 from bestiary.utils import plugins
 from bestiary.utils.errors import RunError
 

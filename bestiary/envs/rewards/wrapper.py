@@ -14,7 +14,7 @@ from bestiary.envs.rewards.components import COMMON_COMPONENTS, SCALAR, RewardCo
 from bestiary.envs.rewards.parser import make_reward
 from bestiary.envs.rewards.reward_functions import CustomReward, Reward, WeightedReward
 from bestiary.envs.vector_env import EnvInterface, VectorEnv, VectorEnvWrapper, check_saved_arrays
-from bestiary.rollout import Arrays, Step
+from bestiary.step import Arrays, Step
 from bestiary.utils import plugins
 from bestiary.utils.errors import RunError, UserError
 

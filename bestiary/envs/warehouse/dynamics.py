@@ -1,8 +1,4 @@
-"""Compiled dynamics of N warehouses: `restart`, `advance` and `observe`.
-
-A warehouse has R rows and C columns. Its cells are numbered 0 to R*C-1, row by row. The S shelf cells also have a
-second number, 0 to S-1, in the order of the observation. In this package, variables named `shelf` contain this second
-number.
+"""Compiled dynamics of N warehouses: `restart`, `advance` and `observe`. `state.py` explains how cells are numbered.
 
 The items of a warehouse are stored as a list of shelf cells, oldest item first. The code of the IAM paper (Suau et al.
 2022) has the same list, and the effect of the bug that `legacy` reproduces depends on the order of this list. In each
@@ -10,49 +6,18 @@ step, the environment decides at random for each shelf cell whether a new item a
 one number of the splitmix64 random stream of the warehouse, even if the cell cannot receive an item.
 """
 
-from typing import NamedTuple
+from functools import partial
 
 import numpy as np
 
+from bestiary.envs.warehouse import state as state_module
+from bestiary.envs.warehouse.state import EMPTY, JUST_EMPTIED, Rules, WarehouseState
 from bestiary.utils.numba_jit import cached_njit
 
-# Values in `ages` for shelf cells without an item. JUST_EMPTIED: the item was removed in this step, and no new item may
-# appear in the cell before the next step.
-EMPTY, JUST_EMPTIED = -1, -2
+compile_function = partial(cached_njit, depends_on=(state_module.__file__,))
 
 
-class Rules(NamedTuple):
-    """The constants of the dynamics. They are the same in all N warehouses."""
-
-    moves: np.ndarray  # int64 [R*C,4]: the cell that each of the four actions leads to
-    shelf_of_cell: np.ndarray  # int64 [R*C]: number of the shelf cell, 0 to S-1; -1: the cell has no shelf
-    spawn_order: np.ndarray  # int64: order in which shelf cells may receive new items; some shelf cells occur twice
-    start: int  # cell in which the robot starts an episode
-    spawn: float  # probability that a new item appears; it applies to each entry of `spawn_order`
-    expiry: int  # age at which an item disappears
-    max_items: int  # maximum number of items at a time
-    refill: bool  # True if a shelf cell may receive a new item in the same step in which its item was removed
-    by_age: bool  # if True, the reward of an item is its age divided by the age of the oldest item; if False, it is 1
-    scale: float  # factor of all rewards
-    # True: reproduce a bug of the paper's code: if an item of the list is removed in a step, the next item of the list
-    # is not removed in the same step.
-    legacy: bool
-
-
-class WarehouseState(NamedTuple):
-    """The complete state of N warehouses."""
-
-    robots: np.ndarray  # int64 [N]: cell of the robot
-    ages: np.ndarray  # int16 [N,S]: age of the item in each shelf cell; EMPTY: no item
-    # int16 [N,S]: for each item, the number of its shelf cell, oldest item first; only the first counts[i] entries of
-    # row i are used.
-    items: np.ndarray
-    counts: np.ndarray  # int64 [N]: number of items
-    clocks: np.ndarray  # int64 [N]: number of steps since the start of the episode
-    streams: np.ndarray  # uint64 [N]: state of the random stream
-
-
-@cached_njit
+@compile_function
 def restart(rules: Rules, state: WarehouseState, envs: np.ndarray) -> None:
     """Start new episodes in the warehouses with the indices `envs`: place the robot, and create the first items."""
     for env in envs:
@@ -63,7 +28,7 @@ def restart(rules: Rules, state: WarehouseState, envs: np.ndarray) -> None:
         spawn(rules, state, env)
 
 
-@cached_njit
+@compile_function
 def advance(
     rules: Rules,
     state: WarehouseState,
@@ -103,7 +68,7 @@ def advance(
         spawn(rules, state, env)
 
 
-@cached_njit
+@compile_function
 def spawn(rules: Rules, state: WarehouseState, env: int) -> None:
     """Decide at random for each shelf cell of one warehouse whether a new item appears there, and add these items."""
     ages, items, count = state.ages[env], state.items[env], state.counts[env]
@@ -120,7 +85,7 @@ def spawn(rules: Rules, state: WarehouseState, env: int) -> None:
             ages[shelf] = max(ages[shelf], EMPTY)
 
 
-@cached_njit
+@compile_function
 def uniform(stream: np.uint64) -> float:
     """Return the random number in [0,1) that splitmix64 computes from the state of a stream."""
     z = (stream ^ (stream >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -128,7 +93,7 @@ def uniform(stream: np.uint64) -> float:
     return float((z ^ (z >> np.uint64(31))) >> np.uint64(11)) * 2.0**-53
 
 
-@cached_njit
+@compile_function
 def observe(state: WarehouseState, item_entries: np.ndarray, value: int, observation: np.ndarray) -> None:
     """Mark the robot and the items of N warehouses in `observation` [N,D], which must be zero before the call.
 

@@ -32,10 +32,10 @@ import numpy as np
 from bestiary.envs.preprocessing import FrameStack, VectorStack
 from bestiary.envs.rewards.components import SCALAR, RewardComponent
 from bestiary.envs.vector_env import EnvInterface, VectorEnv, check_actions, check_saved_arrays, initial_step
-from bestiary.envs.warehouse.dynamics import EMPTY, JUST_EMPTIED, WarehouseState, advance, observe, restart
 from bestiary.envs.warehouse.rendering import WarehouseView, draw_image, draw_text
+from bestiary.envs.warehouse.state import EMPTY, JUST_EMPTIED, WarehouseState
 from bestiary.envs.warehouse.variants import ACTIONS, VARIANTS, WarehouseSpec, make_rules
-from bestiary.rollout import ActionSpec, Arrays, ArraySpec, Step
+from bestiary.step import ActionSpec, Arrays, ArraySpec, Step
 from bestiary.utils.errors import UserError
 from bestiary.utils.options import option
 
@@ -168,7 +168,7 @@ class WarehouseVectorEnv(VectorEnv):
         )
 
     def reset(self) -> Step:
-        restart(self.rules, self.state, np.arange(self.num_envs))
+        _dynamics().restart(self.rules, self.state, np.arange(self.num_envs))
         observation = self.stack.push(self.encoder.encode(self.state), np.ones(self.num_envs, bool))
         measures = {name: np.zeros(self.num_envs, np.float32) for name in self.measures_spec}
         return initial_step({self.options.observation: observation}, measures)
@@ -181,7 +181,7 @@ class WarehouseVectorEnv(VectorEnv):
         kind = self.options.observation
         reward, collected, expired = np.zeros((3, self.num_envs), np.float32)
         before = (self.state.robots.copy(), self.state.ages.copy()) if self.components_enabled else None
-        advance(self.rules, self.state, self.sent, reward, collected, expired)
+        _dynamics().advance(self.rules, self.state, self.sent, reward, collected, expired)
         components = self._compute_components(*before, collected) if before is not None else {}
         self.sent = None
         observation = self.encoder.encode(self.state)
@@ -190,7 +190,7 @@ class WarehouseVectorEnv(VectorEnv):
         if truncated.any():
             rows = np.flatnonzero(truncated)
             final = {kind: self.stack.peek(rows, observation[rows])}
-            restart(self.rules, self.state, rows)
+            _dynamics().restart(self.rules, self.state, rows)
             observation = self.encoder.encode(self.state)
         return Step(
             observation={kind: self.stack.push(observation, truncated)},
@@ -283,9 +283,16 @@ class WarehouseVectorEnv(VectorEnv):
                 raise ValueError("items must be different shelf cells with an age of at least 0")
 
 
+def _dynamics() -> Any:
+    """Return the module with the compiled functions. It is imported at the first use: importing Numba takes 0.25 s."""
+    from bestiary.envs.warehouse import dynamics
+
+    return dynamics
+
+
 def _make_spec(name: str, options: WarehouseVectorEnv.Options) -> WarehouseSpec:
     """Return the properties of a variant, changed by the options that the user set."""
-    given = {field.name: getattr(options, field.name, None) for field in fields(WarehouseSpec)}
+    given = {field.name: getattr(options, field.name) for field in fields(WarehouseSpec) if field.name != "description"}
     return replace(VARIANTS[name], **{key: value for key, value in given.items() if value is not None})
 
 
@@ -321,5 +328,5 @@ class ObservationEncoder:
     def encode(self, state: WarehouseState) -> np.ndarray:
         n = len(state.robots)
         flat = np.zeros((n, math.prod(self.spec.shape)), self.spec.dtype)
-        observe(state, self.item_entries, self.value, flat)
+        _dynamics().observe(state, self.item_entries, self.value, flat)
         return flat.reshape(n, *self.spec.shape)

@@ -21,7 +21,7 @@ import numpy as np
 
 from bestiary.envs.vector_env import VectorEnv
 from bestiary.envs.warehouse.env import WarehouseVectorEnv
-from bestiary.rollout import Step
+from bestiary.step import Step
 from bestiary.utils.errors import UserError
 from bestiary.utils.numba_jit import cached_njit
 from bestiary.utils.options import suggest

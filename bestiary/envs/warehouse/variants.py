@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from bestiary.envs.warehouse.dynamics import Rules
+from bestiary.envs.warehouse.state import Rules
 from bestiary.utils.errors import UserError
 
 ACTIONS = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}  # change of row and column

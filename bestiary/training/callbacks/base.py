@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from bestiary.rollout import Episode
+from bestiary.step import Episode
 
 if TYPE_CHECKING:  # the session imports this module
     from bestiary.training.session import Session
