@@ -2,9 +2,10 @@
 
 from typing import Any
 
-from bestiary.config.config import Config, group_key
+from bestiary.config.config import Config
 from bestiary.config.resolve import resolve
 from bestiary.config.toml import flatten
+from bestiary.config.training_options import group_key
 from bestiary.distributed.trainer import connect_cluster, train_on_cluster
 from bestiary.envs.registry import make_env
 from bestiary.evaluation.evaluate import evaluate

@@ -1,10 +1,15 @@
-"""The training configurations of the throughput benchmark."""
+"""The names of all benchmarks, and the training configurations of the throughput benchmark."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from bestiary.config.config import Config
-from bestiary.config.resolve import resolve
 from bestiary.runs.option_sources import merge_sources
+
+if TYPE_CHECKING:
+    from bestiary.config.config import Config
+
+# Names of the benchmarks that do not measure a training run: memory modules, and saliency maps.
+KERNELS = "kernels"
+SALIENCY = "saliency"
 
 IMPALA_BATCH = {"num_envs": 64, "batch_size": 32}  # the IMPALA paper uses the same batch size
 MULTI_TASK: dict[str, Any] = {"torso": "shallow", "critic": "popart", "num_envs": 48, "batch_size": 24}
@@ -33,7 +38,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 
 
-def make_bench_config(name: str, **options: Any) -> Config:
+def make_bench_config(name: str, **options: Any) -> "Config":
     """Return a configuration of CONFIGS. It has so many steps that training does not end, and saves no checkpoints."""
+    from bestiary.config.resolve import resolve  # here, because the module imports torch
+
     endless = {"steps": 10**9, "log_every": 500, "save_minutes": 10**6, "save_every": 0}
     return resolve(merge_sources({**CONFIGS[name], **endless, **options})[0])

@@ -23,7 +23,7 @@ from typing import Any
 
 from rich.table import Table
 
-from bestiary.bench.configs import CONFIGS, make_bench_config
+from bestiary.bench.configs import CONFIGS, KERNELS, make_bench_config
 from bestiary.bench.end_to_end import EndToEndRun, measure_on_local_cluster
 from bestiary.bench.memories import bench_memories, print_memories
 from bestiary.bench.phases import (
@@ -40,10 +40,6 @@ from bestiary.bench.saliency import bench_saliency, print_saliency
 from bestiary.config.config import Config
 from bestiary.training.autotune import choose_micro_batch_size
 from bestiary.utils.console import format_number, note, stdout
-
-# Names of the benchmarks that do not measure a training run: memory modules, and saliency maps.
-KERNELS = "kernels"
-SALIENCY = "saliency"
 
 
 @dataclass

@@ -10,7 +10,6 @@ from bestiary.cli.arguments import (
     add_run_argument,
     add_seed,
 )
-from bestiary.reward_audit.audit import audit
 from bestiary.runs.run import open_run
 
 
@@ -44,6 +43,9 @@ def audit_command(argv: list[str]) -> None:
     )
     add_overwrite(parser)
     a = parser.parse_strictly(argv)
+
+    from bestiary.reward_audit.audit import audit
+
     audit(
         [open_run(word, a.trust_code) for word in a.run],
         Path(a.out),

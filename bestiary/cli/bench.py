@@ -3,9 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from bestiary.bench.cluster_model import Machine, print_predictions, read_machine
-from bestiary.bench.configs import CONFIGS, make_bench_config
-from bestiary.bench.throughput import KERNELS, SALIENCY, run_benchmarks
+from bestiary.bench.configs import CONFIGS, KERNELS, SALIENCY, make_bench_config
 from bestiary.cli.arguments import Parser, parse_number
 from bestiary.utils.errors import UserError
 
@@ -62,6 +60,10 @@ def bench_command(argv: list[str]) -> None:
     actors = [parse_number("--predict", int, {"low": 1}, text) for text in a.predict or ()]
     names = a.config or DEFAULT_CONFIGS
     _check_arguments(a, names)
+
+    from bestiary.bench.cluster_model import Machine, print_predictions, read_machine
+    from bestiary.bench.throughput import run_benchmarks
+
     if a.results:
         machines = {name: read_machine(Path(a.results), name) for name in names}
     else:

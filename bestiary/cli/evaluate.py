@@ -16,17 +16,8 @@ from bestiary.cli.arguments import (
 )
 from bestiary.cli.run_arguments import parse_with_env_options, select_checkpoint, select_replay
 from bestiary.config.option_merging import expand_env_names
-from bestiary.evaluation.compare import compare_runs
-from bestiary.evaluation.evaluate import evaluate, evaluate_scripted_policy
-from bestiary.evaluation.export import export_rollouts
 from bestiary.evaluation.learning_curves import DEFAULT_SMOOTH
-from bestiary.evaluation.playback import PlaybackOptions
-from bestiary.evaluation.result_tables import print_evaluation
-from bestiary.evaluation.video import record_video
-from bestiary.interpretability.attention import attention_overlay
-from bestiary.interpretability.side_by_side import record_side_by_side
 from bestiary.runs.run import open_run
-from bestiary.studies.folder_report import write_folder_report
 from bestiary.utils.errors import UserError
 
 
@@ -77,6 +68,10 @@ def eval_command(argv: list[str]) -> None:
     )
     add_policy_arguments(parser)
     a, run, env_options = parse_with_env_options(parser, argv)
+
+    from bestiary.evaluation.evaluate import evaluate, evaluate_scripted_policy
+    from bestiary.evaluation.result_tables import print_evaluation
+
     limits = {"seed": a.seed, "num_envs": a.num_envs, "max_steps": a.max_steps}
     if run is None:
         _check_scripted_arguments(a)
@@ -168,6 +163,12 @@ def video_command(argv: list[str]) -> None:
         raise UserError("--same-actions: needs at least two runs; add a run or remove --same-actions")
     if side_by_side and a.out is None:
         raise UserError("--out is required for several runs or --saliency; for example: --out compare.gif")
+
+    from bestiary.evaluation.playback import PlaybackOptions
+    from bestiary.evaluation.video import record_video
+    from bestiary.interpretability.attention import attention_overlay
+    from bestiary.interpretability.side_by_side import record_side_by_side
+
     checkpoints = [select_checkpoint(a.checkpoint, run) for run in runs]
     playback = PlaybackOptions(
         length=a.length or (200 if a.saliency else 2_000),
@@ -217,6 +218,9 @@ def export_command(argv: list[str]) -> None:
     a, run, env_options = parse_with_env_options(parser, argv)
     if run is None:
         raise UserError(f"{a.run}: export needs a trained agent; only bestiary eval supports scripted policies")
+
+    from bestiary.evaluation.export import export_rollouts
+
     path = export_rollouts(
         run.with_env_options(env_options),
         out=a.out,
@@ -276,6 +280,9 @@ def compare_command(argv: list[str]) -> None:
     add_overwrite(parser)
     a = parser.parse_strictly(argv)
     zoom = parse_axis_range("--zoom", a.zoom) if a.zoom is not None else None
+
+    from bestiary.evaluation.compare import compare_runs
+
     compare_runs(
         [open_run(word, a.trust_code) for word in a.run],
         Path(a.out),
@@ -305,6 +312,9 @@ def report_command(argv: list[str]) -> None:
     add_trust_code(parser)
     add_overwrite(parser)
     a = parser.parse_strictly(argv)
+
+    from bestiary.studies.folder_report import write_folder_report
+
     path = write_folder_report(
         Path(a.folder), Path(a.out), draw_missing=not a.no_draw, trust_code=a.trust_code, overwrite=a.overwrite
     )

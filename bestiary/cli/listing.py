@@ -2,17 +2,11 @@
 
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
-import gymnasium
-from rich.live import Live
 from rich.table import Table
 
-from bestiary.agents import AGENTS
-from bestiary.agents.critics import CRITICS
-from bestiary.agents.memories import MEMORIES
-from bestiary.agents.torsos import TORSOS
-from bestiary.algorithms import ALGORITHMS
 from bestiary.cli.arguments import Parser
 from bestiary.config.toml import preset_paths
 from bestiary.envs import atari_games, canonical_name, lookup_env, procgen, toy
@@ -22,8 +16,7 @@ from bestiary.envs.warehouse.variants import VARIANTS
 from bestiary.runs import zoo
 from bestiary.runs.csv_tables import read_columns
 from bestiary.runs.listing import COLUMNS, describe_run, find_runs
-from bestiary.runs.run import Run
-from bestiary.training.utilisation import find_bottleneck
+from bestiary.runs.run_lock import is_locked
 from bestiary.utils.console import is_interactive, plain, stdout
 from bestiary.utils.errors import UserError
 
@@ -76,6 +69,9 @@ def _show_live(folder: Path) -> None:
     if not is_interactive():
         stdout.print(_live_table(folder))
         return
+
+    from rich.live import Live
+
     with Live(_live_table(folder), console=stdout) as live:
         while True:
             time.sleep(REFRESH_SECONDS)
@@ -87,13 +83,15 @@ def _live_table(folder: Path) -> Table:
     for column in LIVE_COLUMNS:
         table.add_column(column, justify="left" if column in ("run", "environment", "bottleneck") else "right")
     paths = [path.parent for path in sorted(folder.glob("**/config.toml")) if not path.parent.is_symlink()]
-    for path in [path for path in paths if Run(path).is_locked]:
+    for path in [path for path in paths if is_locked(path)]:
         table.add_row(*map(plain, (str(path), *_live_cells(path))))
     return table
 
 
 def _live_cells(path: Path) -> list[str]:
     """Return the cells of a run for all LIVE_COLUMNS except the first. A cell without a value is empty."""
+    from bestiary.training.utilisation import find_bottleneck
+
     environment, _, steps, total, returns, duration, _ = describe_run(path)
     try:
         metrics = read_columns(path / "metrics.csv")
@@ -144,6 +142,8 @@ def list_command(argv: list[str]) -> None:
 
 
 def _list_envs() -> dict[str, str]:
+    import gymnasium
+
     names = {f"toy/{name}": _first_line(game) for name, game in toy.TOY_GAMES.items()}
     names |= {name: spec.description for name, spec in VARIANTS.items()}
     names |= {f"atari/{game}": "" for game in atari_games.list_games()}
@@ -170,8 +170,10 @@ def _list_rewards(env: str) -> dict[str, str]:
     return names | {"path/to/file.py:name": "your own Python function (see docs/rewards.md)"}
 
 
-def _describe_classes(registry: dict[str, type]) -> dict[str, str]:
-    return {name: _first_line(component) for name, component in registry.items()}
+def _list_components(kind: str) -> dict[str, str]:
+    from bestiary.config.components import REGISTRIES
+
+    return {name: _first_line(component) for name, component in REGISTRIES[kind].items()}
 
 
 def _first_line(component: object) -> str:
@@ -180,11 +182,11 @@ def _first_line(component: object) -> str:
 
 LISTS: dict[str, Callable[[], dict[str, str]]] = {
     "envs": _list_envs,
-    "algorithms": lambda: _describe_classes(ALGORITHMS),
-    "agents": lambda: _describe_classes(AGENTS),
-    "torsos": lambda: _describe_classes(TORSOS),
-    "memories": lambda: _describe_classes(MEMORIES),
-    "critics": lambda: _describe_classes(CRITICS),
+    "algorithms": partial(_list_components, "algo"),
+    "agents": partial(_list_components, "agent"),
+    "torsos": partial(_list_components, "torso"),
+    "memories": partial(_list_components, "memory"),
+    "critics": partial(_list_components, "critic"),
     "presets": _list_presets,
     "zoo": lambda: dict.fromkeys(zoo.agent_names(), "trained agent; all commands except resume accept it as RUN"),
 }

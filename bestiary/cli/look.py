@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bestiary.cli.arguments import (
     Parser,
@@ -14,17 +14,12 @@ from bestiary.cli.arguments import (
     parse_number,
 )
 from bestiary.cli.run_arguments import parse_with_env_options, select_checkpoint, select_replay
-from bestiary.evaluation.playback import PlaybackOptions
-from bestiary.interpretability.action_statistics import measure_actions
-from bestiary.interpretability.activation_maximisation import maximise_activations
-from bestiary.interpretability.attention import render_attention
-from bestiary.interpretability.filter_comparison import compare_filters
-from bestiary.interpretability.layer_similarity import MATCHINGS
-from bestiary.interpretability.saliency import PRESETS, SaliencyOptions
-from bestiary.interpretability.saliency_video import OUTPUTS, PALETTES, SaliencyStyle, render_saliency
 from bestiary.runs.run import Run, open_run
 from bestiary.utils.errors import UserError
 from bestiary.utils.options import suggest
+
+if TYPE_CHECKING:
+    from bestiary.evaluation.playback import PlaybackOptions
 
 MIN_CKA_FRAMES = 4
 
@@ -47,6 +42,9 @@ def look(argv: list[str]) -> None:
 
 
 def _saliency(argv: list[str]) -> None:
+    from bestiary.interpretability.saliency import PRESETS, SaliencyOptions
+    from bestiary.interpretability.saliency_video import OUTPUTS, PALETTES, SaliencyStyle, render_saliency
+
     parser = Parser(
         "look saliency",
         "Draw the perturbation saliency of an agent over a game. Image regions are coloured if blurring them changes "
@@ -143,6 +141,9 @@ def _attention(argv: list[str]) -> None:
     add_policy_arguments(parser)
     a, run, env_options = parse_with_env_options(parser, argv)
     run = _require_agent(run, a).with_env_options(env_options)
+
+    from bestiary.interpretability.attention import render_attention
+
     written = render_attention(run, _playback_options(a, run), out=a.out, overwrite=a.overwrite)
     print(f"attention: {_describe_paths(written)}")
 
@@ -159,6 +160,9 @@ def _actions(argv: list[str]) -> None:
     add_policy_arguments(parser)
     a, first, env_options = parse_with_env_options(parser, argv)
     runs = [_require_agent(first, a), *(open_run(word, a.trust_code) for word in a.run[1:])]
+
+    from bestiary.interpretability.action_statistics import measure_actions
+
     measure_actions(
         [run.with_env_options(env_options) for run in runs],
         out=_figure_path(a, runs, "actions.png"),
@@ -173,6 +177,10 @@ def _actions(argv: list[str]) -> None:
 
 
 def _filters(argv: list[str]) -> None:
+    from bestiary.interpretability.activation_maximisation import maximise_activations
+    from bestiary.interpretability.filter_comparison import compare_filters
+    from bestiary.interpretability.layer_similarity import MATCHINGS
+
     parser = Parser(
         "look filters",
         "Compare the convolution layers of agents at several checkpoints; write a figure and a CSV file. The layers "
@@ -258,7 +266,9 @@ def _add_game_arguments(parser: Parser, files: str) -> None:
     add_playback_arguments(parser)
 
 
-def _playback_options(a: Any, run: Run) -> PlaybackOptions:
+def _playback_options(a: Any, run: Run) -> "PlaybackOptions":
+    from bestiary.evaluation.playback import PlaybackOptions
+
     return PlaybackOptions(
         length=a.length,
         start=a.start,

@@ -1,6 +1,9 @@
 """Entry point of the command line: print the overview of all commands, or run one command.
 
-The module of a command is imported only when the command is called, so that `bestiary --help` does not import torch.
+Modules are imported late, so that commands start fast: the module of a command is imported when the command is called,
+and a command imports the code that it runs after it has parsed its arguments. So `--help` and errors in the arguments
+do not wait for the import of torch. Exceptions are the commands whose parser needs the classes of components: `train`
+and some tools of `look`.
 """
 
 import contextlib

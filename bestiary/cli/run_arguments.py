@@ -14,7 +14,6 @@ from bestiary.cli.arguments import (
     parse_number,
 )
 from bestiary.runs.checkpoints import BEST_LINKS, best_steps
-from bestiary.runs.recordings import INTERFACE_OPTIONS, open_recording
 from bestiary.runs.run import Run, open_run
 from bestiary.utils.errors import UserError
 
@@ -28,6 +27,9 @@ def select_replay(a: argparse.Namespace) -> Any:
         if a.game is not None:
             raise UserError(f"--game {a.game}: has an effect only with --replay; add --replay or remove --game")
         return None
+
+    from bestiary.runs.recordings import INTERFACE_OPTIONS, open_recording
+
     given = {"greedy": a.greedy, "sample": a.sample, "env": a.env, "seed": a.seed != 0}
     given |= {name[4:]: value is not None for name, value in vars(a).items() if name.startswith("env.")}
     fixed = [name for name, is_given in given.items() if is_given and name not in INTERFACE_OPTIONS]

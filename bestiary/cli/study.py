@@ -1,11 +1,13 @@
 """Command `study`: train all runs that a study file describes, and write a report."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bestiary.cli.arguments import Parser
-from bestiary.studies.runner import ClusterOptions, run_study
 from bestiary.utils.errors import UserError
+
+if TYPE_CHECKING:
+    from bestiary.studies.runner import ClusterOptions
 
 
 def study(argv: list[str]) -> None:
@@ -51,6 +53,9 @@ def study(argv: list[str]) -> None:
         "error: stop with a message; new: rename the folders of these runs and train new runs (default: error)",
     )
     a = parser.parse_strictly(argv)
+
+    from bestiary.studies.runner import run_study
+
     run_study(
         Path(a.file),
         Path(a.dir) if a.dir else None,
@@ -62,8 +67,10 @@ def study(argv: list[str]) -> None:
     )
 
 
-def _cluster_of(a: Any) -> ClusterOptions | None:
+def _cluster_of(a: Any) -> "ClusterOptions | None":
     """Return the cluster that the arguments describe, or None if --cluster is not given."""
+    from bestiary.studies.runner import ClusterOptions
+
     if a.cluster:
         if a.jobs != 1:
             raise UserError(f"--jobs {a.jobs}: not supported with --cluster; use --cpus-per-run")

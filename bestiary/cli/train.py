@@ -1,28 +1,43 @@
 """Commands `train` and `resume`."""
 
-from bestiary import api
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
 from bestiary.cli.arguments import Parser, add_trust_code
-from bestiary.cli.train_parser import parse_train
-from bestiary.config.origins import annotated_toml, trace_origins
-from bestiary.config.resolve import resolve
 from bestiary.runs.option_sources import merge_sources
 from bestiary.runs.run import RunLocation, open_run
-from bestiary.training.callbacks.user_callback import make_user_callbacks
-from bestiary.training.config_summary import describe
+
+if TYPE_CHECKING:
+    from bestiary.config.config import Config
 
 
 def train(argv: list[str]) -> None:
     """Train a new run. With --dry-run, only print its config and the origin of each value."""
+    from bestiary.cli.train_parser import parse_train
+    from bestiary.config.resolve import resolve
+
     given, location, dry_run = parse_train(argv)
     options, sources = merge_sources(given)
     config = resolve(options, sources)
     if dry_run:
-        make_user_callbacks(config)  # check the user's callbacks: raises UserError if one of them is invalid
-        print(annotated_toml(config, trace_origins(config, options, sources)))
-        print(describe(config))
+        _print_config(config, options, sources)
         return
+
+    from bestiary import api
+
     run = api.start(config, RunLocation(**location))
     print(f"run: {run.path}")
+
+
+def _print_config(config: "Config", options: Mapping[str, Any], sources: Mapping[str, str]) -> None:
+    """Print a config with the origin of each value, and the size of the network. Check the user's callbacks."""
+    from bestiary.config.origins import annotated_toml, trace_origins
+    from bestiary.training.callbacks.user_callback import make_user_callbacks
+    from bestiary.training.config_summary import describe
+
+    make_user_callbacks(config)  # raises UserError if one of them is invalid
+    print(annotated_toml(config, trace_origins(config, options, sources)))
+    print(describe(config))
 
 
 def resume(argv: list[str]) -> None:
@@ -49,5 +64,8 @@ def resume(argv: list[str]) -> None:
         "run saved the checkpoint (default: stop with an error)",
     )
     a = parser.parse_strictly(argv)
+
+    from bestiary import api
+
     run = api.resume(open_run(a.run, a.trust_code), a.steps, a.checkpoint, a.accept_changes)
     print(f"run: {run.path}")

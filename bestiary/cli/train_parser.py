@@ -15,7 +15,8 @@ from typing import Any
 from bestiary import envs
 from bestiary.agents.torsos import default_torso
 from bestiary.cli.arguments import BOOLEAN_METAVAR, BOOLEAN_WORDS, Parser, add_component_options, none_if_invalid
-from bestiary.config.components import DEFAULT_COMPONENTS, REGISTRIES, lookup_component
+from bestiary.config.component_kinds import COMPONENT_TITLES, DEFAULT_COMPONENTS
+from bestiary.config.components import REGISTRIES, lookup_component
 from bestiary.config.option_merging import expand_env_names
 from bestiary.config.training_options import Training
 from bestiary.envs.registry import ENV_FAMILIES, STANDALONE_ENVS
@@ -23,15 +24,6 @@ from bestiary.runs.option_sources import merge_sources
 from bestiary.runs.run import RunLocation
 from bestiary.utils.errors import UserError
 from bestiary.utils.options import options_class, parse_options
-
-# Descriptions of the flags --algo, --agent ..., which choose a component.
-COMPONENT_TITLES = {
-    "algo": "algorithm",
-    "agent": "agent",
-    "torso": "torso, the network before the memory",
-    "memory": "memory, the recurrent part of the network",
-    "critic": "critic, the value head",
-}
 
 
 def parse_train(argv: list[str]) -> tuple[dict[str, Any], dict[str, Any], bool]:

@@ -40,7 +40,6 @@ REGISTRIES: dict[str, Mapping[str, type]] = {
     "memory": MEMORIES,
     "critic": CRITICS,
 }
-DEFAULT_COMPONENTS = {"algo": "impala", "agent": "basic", "torso": "auto", "memory": "none", "critic": "shared"}
 
 # Attributes and methods that a plug-in class must have, by kind of component.
 REQUIRED_ATTRIBUTES = {

@@ -6,8 +6,7 @@ that it describes, and converts itself to the text of config.toml.
 
 import dataclasses
 import importlib.metadata
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
@@ -20,7 +19,7 @@ from bestiary.agents.agent import Agent
 from bestiary.algorithms.base import Algorithm
 from bestiary.config.components import ComponentConfig, build_module, check_forward_pass, construct_component
 from bestiary.config.toml import dump_toml, flatten
-from bestiary.config.training_options import UNCOMPARED, Training, unused_options
+from bestiary.config.training_options import Training, group_key, unused_options
 from bestiary.envs.multitask import MultiTaskVectorEnv, combine_interfaces
 from bestiary.envs.rewards.wrapper import DEFAULT_REWARDS, RewardConfig, RewardWrapper
 from bestiary.envs.vector_env import EnvInterface, VectorEnv
@@ -142,14 +141,6 @@ class Config:
 def env_slug(env: str) -> str:
     """Return the name of an environment in a form for file names: procgen/starpilot:easy -> starpilot-easy."""
     return env.rsplit("/", 1)[-1].split("@")[0].replace(".py:", "-").replace(":", "-")
-
-
-def group_key(settings: Mapping[str, Any], *ignored: str) -> str:
-    """Return all settings as JSON, except those in UNCOMPARED and `ignored`.
-
-    Two runs with the same key are repetitions of one experiment.
-    """
-    return json.dumps({k: v for k, v in settings.items() if k not in (*UNCOMPARED, *ignored)}, sort_keys=True)
 
 
 def make_vector_env(

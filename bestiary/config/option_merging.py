@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from bestiary.config.components import DEFAULT_COMPONENTS
+from bestiary.config.component_kinds import DEFAULT_COMPONENTS
 from bestiary.utils import plugins
 from bestiary.utils.errors import UserError
 from bestiary.utils.options import convert

@@ -4,7 +4,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from bestiary.config.components import DEFAULT_COMPONENTS, lookup_component
+from bestiary.config.component_kinds import DEFAULT_COMPONENTS
+from bestiary.config.components import lookup_component
 from bestiary.config.config import Config
 from bestiary.config.option_merging import convert_or_none
 from bestiary.config.resolve import declared_defaults, option_spellings

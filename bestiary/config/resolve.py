@@ -16,13 +16,8 @@ from typing import Any
 from bestiary import envs
 from bestiary.agents.run_context import RunContext
 from bestiary.agents.torsos import default_torso
-from bestiary.config.components import (
-    DEFAULT_COMPONENTS,
-    REGISTRIES,
-    ComponentConfig,
-    construct_component,
-    lookup_component,
-)
+from bestiary.config.component_kinds import DEFAULT_COMPONENTS
+from bestiary.config.components import REGISTRIES, ComponentConfig, construct_component, lookup_component
 from bestiary.config.config import Config, task_interfaces
 from bestiary.config.derived_options import check_batches, derive_max_lag, derive_num_envs, derive_runtime
 from bestiary.config.option_merging import expand_env_names

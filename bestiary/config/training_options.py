@@ -1,6 +1,9 @@
 """Options of a training run that do not belong to a component: length, rewards, runtime, logging, checkpoints."""
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from typing import Any
 
 from bestiary.utils.options import option
 
@@ -370,6 +373,14 @@ class Training:
 
 # If two runs differ only in these options, they count as repetitions of one experiment.
 UNCOMPARED = tuple(f.name for f in fields(Training) if not f.metadata["compared"])
+
+
+def group_key(settings: Mapping[str, Any], *ignored: str) -> str:
+    """Return all settings as JSON, except those in UNCOMPARED and `ignored`.
+
+    Two runs with the same key are repetitions of one experiment.
+    """
+    return json.dumps({k: v for k, v in settings.items() if k not in (*UNCOMPARED, *ignored)}, sort_keys=True)
 
 
 def unused_options(runtime: str) -> set[str]:

@@ -4,15 +4,16 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import imageio.v3 as imageio
 import numpy as np
 
 from bestiary import __version__
-from bestiary.agents.agent import Output
 from bestiary.utils.errors import UserError
 from bestiary.utils.images import enlarge
+
+if TYPE_CHECKING:
+    from bestiary.agents.agent import Output
 
 VIDEO_SUFFIXES = (".gif", ".mp4")
 IMAGE_SUFFIXES = (".png",)
@@ -74,6 +75,8 @@ def check_fps(fps: float, out: str | Path | None) -> None:
 
 def write_video(path: Path, images: list[np.ndarray], fps: float) -> None:
     """Write images [H,W,3] as a GIF or MP4 file. Small images are enlarged by an integer factor."""
+    import imageio.v3 as imageio
+
     large = [enlarge(image) for image in images]
     if path.suffix == ".mp4":
         # The codec needs an even width and height.
@@ -91,6 +94,9 @@ def write_images(path: Path, images: list[np.ndarray], fps: float, first: int = 
     if path.suffix in VIDEO_SUFFIXES:
         write_video(path, images, fps)
         return [path]
+
+    import imageio.v3 as imageio
+
     numbers = range(first, first + len(images))
     paths = [path.with_stem(f"{path.stem}-{t:05d}") for t in numbers] if len(images) > 1 else [path]
     for image_path, image in zip(paths, images, strict=True):
@@ -99,7 +105,7 @@ def write_images(path: Path, images: list[np.ndarray], fps: float, first: int = 
 
 
 def save_step_data(
-    path: Path, steps: Sequence[tuple[str, Output]], start: int, protocol: dict[str, Any], **arrays: Any
+    path: Path, steps: "Sequence[tuple[str, Output]]", start: int, protocol: dict[str, Any], **arrays: Any
 ) -> None:
     """Write an .npz file with the action, logits and value of each step.
 

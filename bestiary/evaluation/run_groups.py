@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bestiary.config.config import group_key
+from bestiary.config.training_options import group_key
 from bestiary.runs.run import Run
 from bestiary.utils.console import note, warn
 from bestiary.utils.errors import UserError

@@ -2,7 +2,6 @@
 
 import re
 
-import scipy.optimize
 from torch import Tensor
 
 MATCHINGS = ("index", "optimal", "filters")
@@ -39,8 +38,10 @@ def kernel_distance(first: Tensor, second: Tensor, matching: str = "index") -> f
     left, right = (v.double().numpy() for v in vectors)
     if matching == "index":
         return float(((left - right) ** 2).sum())
+    from scipy.optimize import linear_sum_assignment  # here, because the other matchings do not need SciPy
+
     cost = (left**2).sum(1)[:, None] + (right**2).sum(1)[None] - 2 * left @ right.T
-    rows, columns = scipy.optimize.linear_sum_assignment(cost)
+    rows, columns = linear_sum_assignment(cost)
     return float(((left[rows] - right[columns]) ** 2).sum())
 
 

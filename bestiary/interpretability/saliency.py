@@ -21,7 +21,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
-import scipy.ndimage
 import torch
 from torch import Tensor
 
@@ -196,7 +195,9 @@ def patch_centres(height: int, width: int, density: int) -> Tensor:
 
 def blur_matrix(size: int, sigma: float) -> Tensor:
     """Return a matrix [size,size]. Its product with a signal [size] is the blurred signal. Edges are mirrored."""
-    return torch.from_numpy(scipy.ndimage.gaussian_filter1d(np.eye(size), sigma, axis=0)).float()
+    from scipy.ndimage import gaussian_filter1d  # here, because only saliency needs SciPy
+
+    return torch.from_numpy(gaussian_filter1d(np.eye(size), sigma, axis=0)).float()
 
 
 class BlurProfiles:

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import scipy.stats
 import torch
 from rich.table import Table
 
@@ -258,6 +257,8 @@ def correlations(x: np.ndarray, y: np.ndarray) -> dict[str, float]:
 
     Both are NaN if a sample is constant or has fewer than two values.
     """
+    import scipy.stats  # here, because the import takes 1 s
+
     if len(x) < 2 or np.ptp(x) == 0 or np.ptp(y) == 0:
         return {"pearson": float("nan"), "spearman": float("nan")}
     return {

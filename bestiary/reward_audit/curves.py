@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from bestiary.config.config import group_key
+from bestiary.config.training_options import group_key
 from bestiary.envs.rewards.wrapper import RewardConfig
 from bestiary.evaluation.run_groups import config_labels
 from bestiary.evaluation.statistics import holm_adjust, mean_reward_per_step, summarise, welch_drop_test

@@ -28,17 +28,17 @@ import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import safetensors
 import safetensors.numpy
-import safetensors.torch
-from torch import Tensor
 
 from bestiary.step import Arrays
 from bestiary.utils import safe_files
 from bestiary.utils.console import note
 from bestiary.utils.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor  # the functions that load and save tensors import torch, which takes more than 1 s
 
 BEST_LINKS = ("best", "best-training", "best-true")  # `remove_old` keeps the checkpoints to which these links point
 CHECKPOINT_FILES = (
@@ -87,16 +87,16 @@ class Checkpoint:
             return f"{type(error).__name__}: {error}"
         return None
 
-    def load_model(self) -> dict[str, Tensor]:
+    def load_model(self) -> "dict[str, Tensor]":
         """Return the weights of the agent by name."""
-        return self._load("model.safetensors", safetensors.torch.load)
+        return self._load_tensors("model")
 
-    def load_learner(self) -> dict[str, dict[str, Tensor]]:
+    def load_learner(self) -> "dict[str, dict[str, Tensor]]":
         """Return the tensors of the learner: weights, state of the optimizers, and state of the algorithm."""
         tensors: dict[str, dict[str, Tensor]] = {"model": self.load_model(), "algorithm": {}}
-        tensors["optimizer"] = self._load("optimizer.safetensors", safetensors.torch.load)
+        tensors["optimizer"] = self._load_tensors("optimizer")
         if os.path.lexists(self.path / "algorithm.safetensors"):
-            tensors["algorithm"] = self._load("algorithm.safetensors", safetensors.torch.load)
+            tensors["algorithm"] = self._load_tensors("algorithm")
         return tensors
 
     def load_actor(self) -> Arrays:
@@ -112,6 +112,12 @@ class Checkpoint:
         if not isinstance(state, dict):
             raise UserError(f"{self.path / 'state.json'} is not a file of a Bestiary checkpoint")
         return state
+
+    def _load_tensors(self, name: str) -> "dict[str, Tensor]":
+        """Load the tensors of one of TENSOR_FILES."""
+        import safetensors.torch
+
+        return self._load(f"{name}.safetensors", safetensors.torch.load)
 
     def _load(self, name: str, load: Callable[[bytes], Any]) -> Any:
         """Load a safetensors file of the checkpoint. Raise UserError if the file is missing or not valid."""
@@ -137,7 +143,7 @@ def is_checkpoint_name(name: str) -> bool:
 def write_checkpoint(
     folder: Path,
     steps: int,
-    tensors: dict[str, dict[str, Tensor]],
+    tensors: "dict[str, dict[str, Tensor]]",
     actor: Arrays,
     state: dict[str, Any],
 ) -> Checkpoint:
@@ -146,6 +152,8 @@ def write_checkpoint(
     `tensors` has the keys "model" and "optimizer" and optionally "algorithm". If there is already an undamaged
     checkpoint with the same step count, nothing is written. If there is a damaged one, it is renamed to `damaged-...`.
     """
+    import safetensors.torch
+
     temporary = folder / f".saving-{steps:012d}"
     final = folder / f"{steps:012d}"
     if final.exists():

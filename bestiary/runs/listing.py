@@ -8,7 +8,8 @@ from bestiary.config.toml import read_tables, read_toml
 from bestiary.envs.episode_stats import short_name
 from bestiary.runs.checkpoints import list_checkpoints
 from bestiary.runs.csv_tables import read_columns
-from bestiary.runs.run import Run, old_version
+from bestiary.runs.format_version import old_version
+from bestiary.runs.run_lock import is_locked, was_killed
 from bestiary.utils.console import format_count, format_duration, format_number, printable
 from bestiary.utils.errors import UserError
 from bestiary.utils.options import convert
@@ -53,9 +54,8 @@ def _describe_run(path: Path) -> list[str]:
     if steps >= total_steps:
         state = "finished"
     else:
-        run = Run(path)
-        state = "crashed" if run.was_killed else "interrupted"
-        if run.is_locked:
+        state = "crashed" if was_killed(path) else "interrupted"
+        if is_locked(path):
             state = "running"
     if has_metrics and state == "running":
         steps = metrics["step"][-1]

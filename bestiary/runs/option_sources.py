@@ -11,7 +11,8 @@ from typing import Any
 
 from bestiary.config.option_merging import override_options
 from bestiary.config.toml import flatten, read_preset, read_toml
-from bestiary.runs.run import check_version, open_run
+from bestiary.runs.format_version import check_version
+from bestiary.runs.run import open_run
 
 
 def merge_sources(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:

@@ -23,9 +23,9 @@ from bestiary.config.config import make_vector_env
 from bestiary.envs import lookup_env
 from bestiary.envs.rewards.wrapper import DEFAULT_REWARDS, RewardConfig
 from bestiary.envs.vector_env import VectorEnv, VectorEnvWrapper, action_index
-from bestiary.step import Step
 from bestiary.runs.checkpoints import unused_path
 from bestiary.runs.csv_tables import CsvTable, describe_damage, read_columns
+from bestiary.step import Step
 from bestiary.utils import plugins, safe_files
 from bestiary.utils.console import warn
 from bestiary.utils.errors import UserError

@@ -1,37 +1,34 @@
-"""Run folders: creating, opening, reading and locking them. Only one training process at a time may write to a run."""
+"""Run folders: creating, opening and reading them.
 
-import contextlib
+Only `Run.config` and `Run.agent` import torch, so commands that read the tables of runs start fast.
+"""
+
 import itertools
-import json
-import os
 import shutil
-import socket
-import stat
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import filelock
 import numpy as np
 
-from bestiary import __version__
-from bestiary.agents.agent import Agent
-from bestiary.config.config import Config
-from bestiary.config.resolve import resolve
 from bestiary.config.toml import dump_toml, read_tables, read_toml
 from bestiary.envs.multitask import describe_observations
-from bestiary.runs import checkpoints, zoo
+from bestiary.runs import checkpoints, run_lock, zoo
 from bestiary.runs.checkpoints import Checkpoint, unused_path
 from bestiary.runs.csv_tables import read_columns
+from bestiary.runs.format_version import check_version
 from bestiary.utils import plugins, safe_files
-from bestiary.utils.console import note
 from bestiary.utils.errors import UserError
 from bestiary.utils.options import option, parse_options, suggest
+
+if TYPE_CHECKING:
+    from bestiary.agents.agent import Agent
+    from bestiary.config.config import Config
 
 CONFIG_HEADER = "# Complete configuration of this run. `bestiary train --config` on this file repeats the training.\n"
 
@@ -61,7 +58,7 @@ class RunLocation:
         if self.name == "latest":
             raise ValueError("--name latest: reserved for the link to the newest run; choose another name")
 
-    def path(self, config: Config) -> Path:
+    def path(self, config: "Config") -> Path:
         """Return the path of the run folder: `run_dir` if it is given, otherwise runs/NAME.
 
         The default NAME is composed of environment, agent and date.
@@ -113,8 +110,10 @@ class Run:
             return ""
 
     @cached_property
-    def config(self) -> Config:
+    def config(self) -> "Config":
         """The checked configuration. Plug-ins (users' files) are imported only if `resolve_trusted` allows it."""
+        from bestiary.config.resolve import resolve
+
         options = self._read_options()
         hashes = _read_plugin_hashes(self.path / "config.toml")
 
@@ -160,7 +159,7 @@ class Run:
         """The step count of the newest checkpoint, or 0 if there is none."""
         return self.checkpoints[-1].steps if self.checkpoints else 0
 
-    def agent(self, checkpoint: int | Checkpoint | None = None) -> Agent:
+    def agent(self, checkpoint: int | Checkpoint | None = None) -> "Agent":
         """Return the agent with the weights of a checkpoint.
 
         If `checkpoint` is a number of steps, the nearest checkpoint is used. If `checkpoint` is None, the newest
@@ -219,109 +218,19 @@ class Run:
         return self.path.resolve().is_relative_to(zoo.ZOO_FOLDER)
 
     @property
-    def was_killed(self) -> bool:
-        """Whether the last process that wrote to the run folder was killed or crashed."""
-        return (self.path / "lock_owner.json").exists() and not self.is_locked
-
-    @property
     def is_locked(self) -> bool:
         """Whether a training process is writing to the run folder now."""
-        if not (self.path / "lock_owner.json").exists() or not stat.S_ISREG(_mode(self.path / "lock")):
-            return False
-        try:
-            with filelock.FileLock(self.path / "lock").acquire(timeout=0):
-                return False
-        except filelock.Timeout:
-            return True
-        except OSError:
-            return False
-
-    def _check_links(self) -> None:
-        """Raise UserError if the run folder contains links, because training could then write to other folders."""
-        allowed = ("latest", *checkpoints.BEST_LINKS)
-        for folder in (self.path, self.path / "checkpoints"):
-            try:
-                with os.scandir(folder) as entries:
-                    links = [entry.name for entry in entries if entry.is_symlink()]
-            except OSError:
-                continue
-            for name in links:
-                if folder == self.path or name not in allowed:
-                    raise UserError(f"{folder / name} is a symbolic link; remove it, or copy its target to this place")
-        if stat.S_IFMT(_mode(self.path / "lock")) not in (0, stat.S_IFREG):
-            raise UserError(f"{self.path / 'lock'} is not a regular file; remove it")
+        return run_lock.is_locked(self.path)
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Lock the run folder, so that no other process writes to it. Raise UserError if another process has locked it.
-
-        The operating system releases the lock when the process ends, even after a crash. After an error, the file
-        lock_owner.json is kept, so that `was_killed` is True. A UserError means that nothing was done: `was_killed`
-        then stays as it was.
-        """
+        """Context in which no other process writes to the run folder. Raise UserError if this is not possible."""
         if self.in_zoo:
             raise UserError(
                 f"zoo/{self.name} is part of the package and read-only: it can be evaluated, but not trained"
             )
-        folder = self.path.absolute()  # an environment may change the working directory before the lock is released
-        self._check_links()
-        lock = filelock.FileLock(folder / "lock", timeout=0)
-        owner = folder / "lock_owner.json"
-        try:
-            lock.acquire()
-        except filelock.Timeout:
-            raise UserError(
-                f"{self.path} is being written by another process{_describe_owner(owner)}; "
-                "wait until this process ends, or stop it"
-            ) from None
-        except OSError as error:
-            raise UserError(f"{self.path} cannot be written: {error.strerror or error}") from error
-        try:
-            was_killed = owner.exists()
-            if was_killed:
-                note(
-                    f"note: the last process that wrote {self.path}{_describe_owner(owner)} did not end cleanly: "
-                    "it was killed or crashed"
-                )
-            safe_files.write_text(owner, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}))
-            crashed = True
-            try:
-                yield
-                crashed = False
-            except KeyboardInterrupt:
-                crashed = False
-                raise
-            except UserError:
-                crashed = was_killed
-                raise
-            finally:
-                if not crashed:
-                    # An error here must not replace the error that ended the training.
-                    with contextlib.suppress(OSError):
-                        owner.unlink(missing_ok=True)
-        finally:
-            lock.release()
-
-
-def old_version(tables: Mapping[str, Any]) -> str | None:
-    """Return the version of Bestiary that wrote a config.toml if it is 0.1.x, otherwise None.
-
-    `tables` is the content of config.toml. Run folders of 0.1.x are not supported.
-    """
-    versions = tables.get("versions", {})
-    version = str(versions.get("bestiary", "")) if isinstance(versions, Mapping) else ""
-    return version if version.split(".")[:2] == ["0", "1"] else None
-
-
-def check_version(path: Path) -> None:
-    """Raise UserError if a run folder or a config file was made by Bestiary 0.1."""
-    is_run = path.is_dir()
-    version = old_version(read_tables(path / "config.toml" if is_run else path, in_run_folder=is_run))
-    if version is not None:
-        raise UserError(
-            f"{path} was made by Bestiary {version} and cannot be used with {__version__}; "
-            f"train again with {__version__}, or install Bestiary {version}"
-        )
+        with run_lock.locked(self.path):
+            yield
 
 
 def open_run(path: str | Path, trust_code: bool = False) -> Run:
@@ -351,7 +260,7 @@ def run_labels(runs: Sequence[Run]) -> list[str]:
     return [name if names.count(name) == 1 else path for name, path in zip(names, paths, strict=True)]
 
 
-def create_run(config: Config, location: RunLocation) -> tuple[Run, bool]:
+def create_run(config: "Config", location: RunLocation) -> tuple[Run, bool]:
     """Create the folder of a new run. Return the run, and whether it existed before.
 
     `location.if_exists` determines what happens if the folder exists (see RunLocation).
@@ -418,7 +327,7 @@ def write_config(run: Run) -> None:
         run.unwritten_options = {}
 
 
-def load_weights(agent: Agent, checkpoint: Checkpoint) -> None:
+def load_weights(agent: "Agent", checkpoint: Checkpoint) -> None:
     """Load the weights of a checkpoint into an agent.
 
     Raise UserError if the names or shapes of the tensors differ between the checkpoint and the agent.
@@ -450,7 +359,7 @@ def load_weights(agent: Agent, checkpoint: Checkpoint) -> None:
     agent.load_state_dict(saved)
 
 
-def _copy_plugins(config: Config, folder: Path) -> None:
+def _copy_plugins(config: "Config", folder: Path) -> None:
     """Copy the plug-in files of a config (users' files) into the run folder."""
     for source, sha256 in config.plugin_hashes.items():
         folder.mkdir(exist_ok=True)
@@ -462,20 +371,3 @@ def _read_plugin_hashes(path: Path) -> dict[str, str]:
     if not isinstance(hashes, dict) or not all(isinstance(value, str) for value in hashes.values()):
         raise UserError(f"{path}: the table [plugins] must contain the hash of each plug-in file as text")
     return hashes
-
-
-def _mode(path: Path) -> int:
-    """Return the type and permissions of a file, or 0 if it does not exist. Links are not followed."""
-    try:
-        return path.lstat().st_mode
-    except OSError:
-        return 0
-
-
-def _describe_owner(path: Path) -> str:
-    """Describe the process that holds or held the lock, for example " (pid 17 on host)". Return "" if it is unknown."""
-    try:
-        owner = json.loads(safe_files.read_text(path, max_bytes=10_000))
-        return f" (pid {int(owner['pid'])} on {str(owner['host'])[:100]})"
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return ""

@@ -14,7 +14,8 @@ from bestiary.agents.run_context import RunContext
 from bestiary.agents.sequence_checks import call_agent, call_memory, unchanged
 from bestiary.agents.torsos import default_torso
 from bestiary.algorithms.base import Algorithm
-from bestiary.config.components import DEFAULT_COMPONENTS, ComponentConfig, build_module, lookup_component
+from bestiary.config.component_kinds import DEFAULT_COMPONENTS
+from bestiary.config.components import ComponentConfig, build_module, lookup_component
 from bestiary.envs.vector_env import EnvInterface
 from bestiary.rollout import ActionSpec, ArraySpec, Inputs, Tensors
 from bestiary.testing.components import Component, ComponentError, Report, StageFailed, find_component

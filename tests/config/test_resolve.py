@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from bestiary.agents.memories import MEMORIES
 from bestiary.agents.torsos import TORSOS
 from bestiary.algorithms import ALGORITHMS
-from bestiary.config.components import DEFAULT_COMPONENTS, REGISTRIES, REQUIRED_ATTRIBUTES
+from bestiary.config.component_kinds import DEFAULT_COMPONENTS
+from bestiary.config.components import REGISTRIES, REQUIRED_ATTRIBUTES
 from bestiary.config.resolve import resolve
 from bestiary.config.toml import NON_OPTION_TABLES, dump_toml, flatten, read_toml
 from bestiary.utils.errors import UserError

@@ -1,0 +1,30 @@
+"""Refusal of run folders and config files that Bestiary 0.1 wrote."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from bestiary import __version__
+from bestiary.config.toml import read_tables
+from bestiary.utils.errors import UserError
+
+
+def old_version(tables: Mapping[str, Any]) -> str | None:
+    """Return the version of Bestiary that wrote a config.toml if it is 0.1.x, otherwise None.
+
+    `tables` is the content of config.toml. Run folders of 0.1.x are not supported.
+    """
+    versions = tables.get("versions", {})
+    version = str(versions.get("bestiary", "")) if isinstance(versions, Mapping) else ""
+    return version if version.split(".")[:2] == ["0", "1"] else None
+
+
+def check_version(path: Path) -> None:
+    """Raise UserError if a run folder or a config file was made by Bestiary 0.1."""
+    is_run = path.is_dir()
+    version = old_version(read_tables(path / "config.toml" if is_run else path, in_run_folder=is_run))
+    if version is not None:
+        raise UserError(
+            f"{path} was made by Bestiary {version} and cannot be used with {__version__}; "
+            f"train again with {__version__}, or install Bestiary {version}"
+        )

@@ -1,0 +1,119 @@
+"""The lock of a run folder: only one training process at a time may write to a run.
+
+A process that writes to a run locks the file `lock` and writes its ID to lock_owner.json. The operating system releases
+the lock when the process ends, even after a crash. After an error or a crash, lock_owner.json is left.
+"""
+
+import contextlib
+import json
+import os
+import socket
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import filelock
+
+from bestiary.runs.checkpoints import BEST_LINKS
+from bestiary.utils import safe_files
+from bestiary.utils.console import note
+from bestiary.utils.errors import UserError
+
+
+def is_locked(path: Path) -> bool:
+    """Return whether a training process is writing to the run folder now."""
+    if not (path / "lock_owner.json").exists() or not stat.S_ISREG(_mode(path / "lock")):
+        return False
+    try:
+        with filelock.FileLock(path / "lock").acquire(timeout=0):
+            return False
+    except filelock.Timeout:
+        return True
+    except OSError:
+        return False
+
+
+def was_killed(path: Path) -> bool:
+    """Return whether the last process that wrote to the run folder was killed or crashed."""
+    return (path / "lock_owner.json").exists() and not is_locked(path)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Context in which no other process writes to the run folder. Raise UserError if another process has locked it.
+
+    If an error ends the context, the file lock_owner.json is kept, so that `was_killed` is true. A UserError means that
+    nothing was done: `was_killed` then stays as it was.
+    """
+    folder = path.absolute()  # an environment may change the working directory before the lock is released
+    _check_links(path)
+    lock = filelock.FileLock(folder / "lock", timeout=0)
+    owner = folder / "lock_owner.json"
+    try:
+        lock.acquire()
+    except filelock.Timeout:
+        raise UserError(
+            f"{path} is being written by another process{_describe_owner(owner)}; "
+            "wait until this process ends, or stop it"
+        ) from None
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror or error}") from error
+    try:
+        killed_before = owner.exists()
+        if killed_before:
+            note(
+                f"note: the last process that wrote {path}{_describe_owner(owner)} did not end cleanly: "
+                "it was killed or crashed"
+            )
+        safe_files.write_text(owner, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}))
+        crashed = True
+        try:
+            yield
+            crashed = False
+        except KeyboardInterrupt:
+            crashed = False
+            raise
+        except UserError:
+            crashed = killed_before
+            raise
+        finally:
+            if not crashed:
+                # An error here must not replace the error that ended the training.
+                with contextlib.suppress(OSError):
+                    owner.unlink(missing_ok=True)
+    finally:
+        lock.release()
+
+
+def _check_links(path: Path) -> None:
+    """Raise UserError if the run folder contains links, because training could then write to other folders."""
+    allowed = ("latest", *BEST_LINKS)
+    for folder in (path, path / "checkpoints"):
+        try:
+            with os.scandir(folder) as entries:
+                links = [entry.name for entry in entries if entry.is_symlink()]
+        except OSError:
+            continue
+        for name in links:
+            if folder == path or name not in allowed:
+                raise UserError(f"{folder / name} is a symbolic link; remove it, or copy its target to this place")
+    if stat.S_IFMT(_mode(path / "lock")) not in (0, stat.S_IFREG):
+        raise UserError(f"{path / 'lock'} is not a regular file; remove it")
+
+
+def _mode(path: Path) -> int:
+    """Return the type and permissions of a file, or 0 if it does not exist. Links are not followed."""
+    try:
+        return path.lstat().st_mode
+    except OSError:
+        return 0
+
+
+def _describe_owner(path: Path) -> str:
+    """Describe the process that holds or held the lock, for example " (pid 17 on host)". Return "" if it is unknown."""
+    try:
+        owner = json.loads(safe_files.read_text(path, max_bytes=10_000))
+        return f" (pid {int(owner['pid'])} on {str(owner['host'])[:100]})"
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return ""
