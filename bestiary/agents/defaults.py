@@ -42,6 +42,8 @@ class TorsoDefaults(ComponentDefaults):
     map_shape: Any = None  # shape (C, h, w) of the feature map; None if the torso has no convolutions
     # True if the torso has the methods `encode` (the part before the fully connected layers) and `project` (the rest).
     has_encoder: bool = False
+    # True if the method `calibrate(observation)` must be called before training with observations of a random policy.
+    needs_calibration: Any = False
 
 
 class MemoryDefaults(ComponentDefaults):

@@ -9,15 +9,12 @@ together.
 import argparse
 import dataclasses
 import re
-from functools import partial
 from typing import Any
 
-from bestiary import envs
-from bestiary.agents.torsos import default_torso
-from bestiary.cli.arguments import BOOLEAN_METAVAR, BOOLEAN_WORDS, Parser, add_component_options, none_if_invalid
-from bestiary.config.component_kinds import COMPONENT_TITLES, DEFAULT_COMPONENTS
-from bestiary.config.components import REGISTRIES, lookup_component
-from bestiary.config.option_merging import expand_env_names
+from bestiary.cli.arguments import BOOLEAN_METAVAR, BOOLEAN_WORDS, Parser, add_component_options
+from bestiary.config.component_kinds import COMPONENT_TITLES
+from bestiary.config.components import REGISTRIES
+from bestiary.config.resolve import look_up
 from bestiary.config.training_options import Training
 from bestiary.envs.registry import ENV_FAMILIES, STANDALONE_ENVS
 from bestiary.runs.option_sources import merge_sources
@@ -82,7 +79,7 @@ def read_flags(argv: list[str], parser: Parser) -> dict[str, Any]:
         elif action is not None:
             raise UserError(f"{name} needs a value")
         else:
-            given[key] = ""
+            given[key] = True  # an unknown flag without a value; the first pass meets flags of components here
         if earlier is not None and isinstance(action, argparse._AppendAction):
             given[key] = f"{earlier},{given[key]}"
     return {**given, "env": env_names} if env_names else given
@@ -142,28 +139,12 @@ def _full_parser(argv: list[str]) -> Parser:
     If an environment or component is unknown, no options are added for it, and `resolve` reports its name later.
     """
     parser = _base_parser()
-    chosen, _ = merge_sources(read_flags(argv, parser))
-    env_name = next(iter(expand_env_names(chosen.get("env", ()))), "")
-    env_spec = none_if_invalid(lambda: envs.lookup_env(env_name)) if env_name else None
-    if env_spec is not None:
-        add_component_options(parser.add_argument_group(f"environment {env_name}"), env_spec.options, "env")
-    agent_name = str(chosen.get("agent", DEFAULT_COMPONENTS["agent"]))
-    agent = none_if_invalid(lambda: lookup_component("agent", agent_name))
-    agent_defaults = {} if agent is None else agent.config_defaults
-    for kind in DEFAULT_COMPONENTS:
-        default = agent_defaults.get(kind, DEFAULT_COMPONENTS[kind])
-        name = str(chosen.get(kind, default))
-        if name == "auto" and env_spec is not None:
-            name = none_if_invalid(lambda: _auto_torso(env_spec)) or name
-        if name == "auto":
-            continue
-        component = none_if_invalid(partial(lookup_component, kind, name))
-        if component is not None:
-            group = parser.add_argument_group(f"{kind} {name}")
-            add_component_options(group, options_class(component), kind, defaults=agent_defaults)
+    chosen, sources = merge_sources(read_flags(argv, parser))
+    choices = look_up(chosen, sources, [])
+    if choices.env_spec is not None:
+        group = parser.add_argument_group(f"environment {choices.env_names[0]}")
+        add_component_options(group, choices.env_spec.options, "env")
+    for kind, component in choices.classes.items():
+        group = parser.add_argument_group(f"{kind} {choices.names[kind]}")
+        add_component_options(group, options_class(component), kind, defaults=choices.defaults)
     return parser
-
-
-def _auto_torso(spec: envs.EnvSpec) -> str:
-    """Return the name of the torso that `--torso auto` selects for this environment."""
-    return default_torso(spec.interface(spec.options()).observation_spec)

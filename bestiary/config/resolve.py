@@ -3,14 +3,18 @@
 Flags, TOML files, presets and Python keywords all become entries of one flat dict (see `runs/option_sources.py`), for
 example `{"memory": "lstm", "memory.hidden": 512, "steps": "5M"}`. `resolve`
 
-    1. looks up the environments and components by name,
-    2. parses the options that each environment and component declares,
+    1. looks up the environments and components by name (`look_up`),
+    2. parses the options that each component declares,
     3. lets each component derive the options that the user has not set,
     4. checks that all options fit together, and reports all problems at once.
+
+The parser of `bestiary train` also calls `look_up`, because its flags depend on the chosen environment and components.
 """
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from bestiary import envs
@@ -42,6 +46,25 @@ from bestiary.utils.options import (
 LOCATION_OPTIONS = ("name", "run_dir", "if_exists")
 
 
+@dataclass(frozen=True)
+class Choices:
+    """The environments and components of a run, looked up by name. What was not found is None or missing."""
+
+    env_names: tuple[str, ...]
+    env_spec: envs.EnvSpec | None
+    env_options: Any  # instance of env_spec.options
+    interfaces: tuple[EnvInterface, ...] | None  # one per environment
+    names: Mapping[str, str]  # name of each component, by kind
+    classes: Mapping[str, Any]  # class of each component, by kind
+    defaults: Mapping[str, Any]  # defaults of options that the environment and the agent declare, by config key
+
+    @property
+    def schemas(self) -> dict[str, type]:
+        """The options class of each kind of component. The kind "" stands for the training options."""
+        env = {} if self.env_spec is None else {"env": self.env_spec.options}
+        return {"": Training, **env, **{kind: options_class(component) for kind, component in self.classes.items()}}
+
+
 def resolve(given: Mapping[str, Any], origin: Mapping[str, str] | None = None) -> Config:
     """Check a flat dict of names and options and return a Config.
 
@@ -52,29 +75,18 @@ def resolve(given: Mapping[str, Any], origin: Mapping[str, str] | None = None) -
     origin = origin or {}
     problems: list[str] = []
 
-    # 1. Names of environments and components.
-    env_names = expand_env_names(given.pop("env", ()))
-    env_spec = _collect_errors(problems, lambda: _find_env_spec(env_names))
-    names = _choose_components(given, origin, problems)
+    # 1. Environments and components.
+    choices = look_up(given, origin, problems)
+    env_names = choices.env_names
+    interfaces = choices.interfaces
+    names = choices.names
+    classes = choices.classes
 
-    # 2. Options of the environments, the components and the training. The torso `auto` depends on the observations.
-    schemas: dict[str, type] = {"": Training}
-    env_options = interfaces = None
-    if env_spec is not None:
-        schemas["env"] = env_spec.options
-        env_options = parse_options(env_spec.options, _values_by_schema(given, schemas)["env"], "env", problems)
-    if env_options is not None:
-        found = _collect_errors(problems, lambda: _find_interfaces(env_names, env_spec, env_options))
-        interfaces, env_options = found or (None, env_options)
-    if interfaces is not None and names.get("torso") == "auto":
-        names["torso"] = default_torso(interfaces[0].observation_spec)
-    first_interface = None if interfaces is None else interfaces[0]
-    defaults = declared_defaults(names["agent"], names["algo"], env_spec, first_interface)
-    components = {kind: _find_component(kind, name, problems) for kind, name in names.items()}
-    classes = {kind: component for kind, component in components.items() if component is not None}
-    schemas |= {kind: options_class(component) for kind, component in classes.items()}
+    # 2. Options of the components and the training.
+    schemas = choices.schemas
     chosen = _values_by_schema(given, schemas)  # values that the user has set
-    values = _values_by_schema({**defaults, **given}, schemas)  # also the defaults that environment and agent declare
+    # These values also contain the defaults that the environment and the agent declare.
+    values = _values_by_schema({**choices.defaults, **given}, schemas)
     problems += _unknown_options(given, schemas, {"env", *names} - set(schemas), origin)
     options = {kind: parse_options(schemas[kind], values[kind], kind, problems) for kind in classes}
     training = parse_options(Training, values[""], "", problems)
@@ -82,12 +94,13 @@ def resolve(given: Mapping[str, Any], origin: Mapping[str, str] | None = None) -
     # 3. Options that depend on other options, and 4. checks of options against each other.
     if training is not None:
         problems += _invalid_callbacks(training.callback or ())
-        if training.steps is None and env_spec is not None:
-            training = dataclasses.replace(training, steps=env_spec.default_steps * len(env_names))
+        if training.steps is None and choices.env_spec is not None:
+            training = dataclasses.replace(training, steps=choices.env_spec.default_steps * len(env_names))
     reward_scale = None
     if training is not None and interfaces is not None:
         rewards = RewardConfig(training.reward, training.true_reward)
-        reward_scale = _collect_errors(problems, lambda: _check_rewards(rewards, env_names, env_options, interfaces))
+        check_rewards = partial(_check_rewards, rewards, env_names, choices.env_options, interfaces)
+        reward_scale = _collect_errors(problems, check_rewards)
     if training is not None and options.get("algo") is not None:
         direct = _values_by_schema({key: given[key] for key in given if key not in origin}, schemas)[""]
         training = derive_runtime(training, chosen[""], direct, problems)
@@ -111,7 +124,32 @@ def resolve(given: Mapping[str, Any], origin: Mapping[str, str] | None = None) -
     if problems:
         raise UserError(*dict.fromkeys(problems))
     component_configs = {kind: ComponentConfig(_absolute_name(names[kind]), options[kind]) for kind in classes}
-    return _make_config(env_names, env_options, component_configs, training)
+    return _make_config(env_names, choices.env_options, component_configs, training)
+
+
+def look_up(given: dict[str, Any], origin: Mapping[str, str], problems: list[str]) -> Choices:
+    """Look up the environments and components that `given` names, and remove their names from `given`.
+
+    The options of the environments are parsed, because the torso `auto` depends on the observations. Append messages
+    about invalid names and options to `problems`. `origin` is explained in `resolve`.
+    """
+    env_names = expand_env_names(given.pop("env", ()))
+    env_spec = _collect_errors(problems, lambda: _find_env_spec(env_names))
+    names = _choose_components(given, origin, problems)
+    env_options = interfaces = None
+    if env_spec is not None:
+        values = _values_by_schema(given, {"": Training, "env": env_spec.options})["env"]
+        env_options = parse_options(env_spec.options, values, "env", problems)
+    if env_options is not None:
+        found = _collect_errors(problems, lambda: _find_interfaces(env_names, env_spec, env_options))
+        interfaces, env_options = found or (None, env_options)
+    if interfaces is not None and names.get("torso") == "auto":
+        names["torso"] = default_torso(interfaces[0].observation_spec)
+    first_interface = None if interfaces is None else interfaces[0]
+    defaults = declared_defaults(names["agent"], names["algo"], env_spec, first_interface)
+    components = {kind: _find_component(kind, name, problems) for kind, name in names.items()}
+    classes = {kind: component for kind, component in components.items() if component is not None}
+    return Choices(env_names, env_spec, env_options, interfaces, names, classes, defaults)
 
 
 def declared_defaults(

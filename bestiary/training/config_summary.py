@@ -5,6 +5,7 @@ from typing import Any
 
 from bestiary.agents.agent import Agent, count_fc_parameters, count_parameters
 from bestiary.agents.defaults import AgentDefaults
+from bestiary.algorithms.base import ActorCriticOptions
 from bestiary.config.config import Config, make_vector_env, task_interfaces
 from bestiary.config.reward_clipping_check import clipping_warnings, unclipped_scale
 from bestiary.envs.episode_stats import return_name
@@ -16,6 +17,7 @@ from bestiary.training.validation import check_validation
 from bestiary.training.warm_start import check_pretrained_state, load_pretrained
 from bestiary.utils import plugins
 from bestiary.utils.console import warn
+from bestiary.utils.options import field_types
 
 
 def describe(config: Config) -> str:
@@ -64,7 +66,7 @@ def describe_rewards(config: Config, agent: Agent) -> str:
         False: "none",
         None: "last training reward, if the agent uses it",
     }[agent.uses_last_reward if isinstance(agent, AgentDefaults) else None]
-    if hasattr(config.components["agent"].options, "extra_inputs"):
+    if "extra_inputs" in field_types(type(config.components["agent"].options)):
         observed += " (--agent.extra-inputs)"
     lines = [
         f"{'reward':<12} training: {rewards.training}, times {scale:g}, {clipping}",
@@ -95,7 +97,9 @@ def warn_about_clipping(config: Config) -> None:
 def _reward_transform(config: Config) -> tuple[Any, float]:
     """Return the clipping mode and the scale factor of the training reward."""
     options = config.components["algo"].options
-    return getattr(options, "reward_clipping", "none"), getattr(options, "reward_scale", None) or 1.0
+    if not isinstance(options, ActorCriticOptions):
+        return "none", 1.0
+    return options.reward_clipping, options.reward_scale or 1.0
 
 
 def describe_warm_start(config: Config) -> str:

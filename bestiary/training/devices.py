@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 
 from bestiary import kernels
-from bestiary.agents.memories import MEMORIES
+from bestiary.agents.memories.fast_weights import RecurrenceOptions
 from bestiary.config.config import Config
 from bestiary.config.training_options import Training
 from bestiary.utils.errors import UserError
@@ -76,7 +76,7 @@ def check_devices(config: Config) -> None:
     else:
         actors, learner = choose_devices(config.training)
     memory = config.components.get("memory")
-    if memory is None or memory.name not in MEMORIES or not hasattr(memory.options, "kernel"):
+    if memory is None or not isinstance(memory.options, RecurrenceOptions):
         return
     kernel = memory.options.kernel
     try:

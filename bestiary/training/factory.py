@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from bestiary.agents.agent import Agent
+from bestiary.agents.defaults import TorsoDefaults
 from bestiary.algorithms.base import Algorithm, updates_per_learn
 from bestiary.config.config import Config
 from bestiary.config.training_options import Training
@@ -163,11 +164,12 @@ def make_learner(config: Config, agent: Agent, device: torch.device, num_learner
 
 
 def calibrate_agent(config: Config, agent: Agent, num_steps: int = 100) -> None:
-    """Collect observations with random actions. Pass them to `calibrate` of each module that sets `needs_calibration`.
+    """Collect observations with random actions. Pass them to `calibrate` of each torso that sets `needs_calibration`.
 
-    Call this function before the weights are copied to the actors. It does nothing if no module needs calibration.
+    Call this function before the weights are copied to the actors. It does nothing if no torso needs calibration.
     """
-    modules: list[Any] = [module for module in agent.modules() if getattr(module, "needs_calibration", False)]
+    torsos: list[Any] = [module for module in agent.modules() if isinstance(module, TorsoDefaults)]
+    modules = [torso for torso in torsos if torso.needs_calibration]
     if not modules:
         return
     seed = np.random.SeedSequence([config.training.seed, 1])
