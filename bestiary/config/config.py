@@ -17,7 +17,8 @@ import torch
 from bestiary import __version__, envs
 from bestiary.agents.agent import Agent
 from bestiary.algorithms.base import Algorithm
-from bestiary.config.components import ComponentConfig, build_module, check_forward_pass, construct_component
+from bestiary.config.components import ComponentConfig, build_module, construct_component
+from bestiary.config.forward_check import check_forward_pass
 from bestiary.config.toml import dump_toml, flatten
 from bestiary.config.training_options import Training, group_key, unused_options
 from bestiary.envs.multitask import MultiTaskVectorEnv, combine_interfaces

@@ -8,7 +8,8 @@ from bestiary.config.component_kinds import DEFAULT_COMPONENTS
 from bestiary.config.components import lookup_component
 from bestiary.config.config import Config
 from bestiary.config.option_merging import convert_or_none
-from bestiary.config.resolve import declared_defaults, option_spellings
+from bestiary.config.option_spellings import option_spellings
+from bestiary.config.resolve import declared_defaults
 from bestiary.envs import lookup_env
 from bestiary.utils.options import field_types
 

@@ -21,29 +21,23 @@ from bestiary import envs
 from bestiary.agents.run_context import RunContext
 from bestiary.agents.torsos import default_torso
 from bestiary.config.component_kinds import DEFAULT_COMPONENTS
-from bestiary.config.components import REGISTRIES, ComponentConfig, construct_component, lookup_component
+from bestiary.config.components import ComponentConfig, construct_component, lookup_component
 from bestiary.config.config import Config, task_interfaces
 from bestiary.config.derived_options import check_batches, derive_max_lag, derive_num_envs, derive_runtime
 from bestiary.config.option_merging import expand_env_names
+from bestiary.config.option_spellings import unknown_options, values_by_schema
 from bestiary.config.reward_clipping_check import unclipped_scale
 from bestiary.config.training_options import Training
 from bestiary.envs.multitask import combine_interfaces, task_name
-from bestiary.envs.registry import options_by_family
 from bestiary.envs.rewards.wrapper import RewardConfig, RewardWrapper, check_custom_rewards, parse_rewards
 from bestiary.envs.vector_env import EnvInterface
 from bestiary.utils import plugins
 from bestiary.utils.errors import UserError
 from bestiary.utils.options import (
-    field_types,
     options_class,
     parse_options,
-    positional_hint,
     same_options,
-    suggest,
 )
-
-# Options that choose the run folder. They are not part of a Config, so they are accepted only on the command line.
-LOCATION_OPTIONS = ("name", "run_dir", "if_exists")
 
 
 @dataclass(frozen=True)
@@ -84,10 +78,10 @@ def resolve(given: Mapping[str, Any], origin: Mapping[str, str] | None = None) -
 
     # 2. Options of the components and the training.
     schemas = choices.schemas
-    chosen = _values_by_schema(given, schemas)  # values that the user has set
+    chosen = values_by_schema(given, schemas)  # values that the user has set
     # These values also contain the defaults that the environment and the agent declare.
-    values = _values_by_schema({**choices.defaults, **given}, schemas)
-    problems += _unknown_options(given, schemas, {"env", *names} - set(schemas), origin)
+    values = values_by_schema({**choices.defaults, **given}, schemas)
+    problems += unknown_options(given, schemas, {"env", *names} - set(schemas), origin)
     options = {kind: parse_options(schemas[kind], values[kind], kind, problems) for kind in classes}
     training = parse_options(Training, values[""], "", problems)
 
@@ -102,7 +96,7 @@ def resolve(given: Mapping[str, Any], origin: Mapping[str, str] | None = None) -
         check_rewards = partial(_check_rewards, rewards, env_names, choices.env_options, interfaces)
         reward_scale = _collect_errors(problems, check_rewards)
     if training is not None and options.get("algo") is not None:
-        direct = _values_by_schema({key: given[key] for key in given if key not in origin}, schemas)[""]
+        direct = values_by_schema({key: given[key] for key in given if key not in origin}, schemas)[""]
         training = derive_runtime(training, chosen[""], direct, problems)
         if interfaces is not None:
             context = RunContext(
@@ -138,7 +132,7 @@ def look_up(given: dict[str, Any], origin: Mapping[str, str], problems: list[str
     names = _choose_components(given, origin, problems)
     env_options = interfaces = None
     if env_spec is not None:
-        values = _values_by_schema(given, {"": Training, "env": env_spec.options})["env"]
+        values = values_by_schema(given, {"": Training, "env": env_spec.options})["env"]
         env_options = parse_options(env_spec.options, values, "env", problems)
     if env_options is not None:
         found = _collect_errors(problems, lambda: _find_interfaces(env_names, env_spec, env_options))
@@ -335,78 +329,3 @@ def _find_component(kind: str, name: str, problems: list[str]) -> Any:
     if (kind, name) == ("torso", "auto"):
         return None
     return _collect_errors(problems, lambda: lookup_component(kind, name))
-
-
-# --- spellings of options ---
-
-
-def option_spellings(schemas: Mapping[str, type]) -> dict[str, tuple[str, str]]:
-    """Map each spelling of an option to its kind and field: both `algo.lr` and `lr` are mapped to ("algo", "lr").
-
-    `schemas` maps each kind of component to its options dataclass. The kind "" stands for the training options.
-    """
-    spellings: dict[str, tuple[str, str]] = {}
-    # Training options come last. If a component has an option of the same name, the short name then means the training
-    # option.
-    for kind in sorted(schemas, key=lambda kind: kind == ""):
-        for f in dataclasses.fields(schemas[kind]):
-            if kind:
-                spellings[f"{kind}.{f.name}"] = (kind, f.name)
-            if kind in ("", "env") or f.metadata.get("unprefixed"):
-                spellings[f.name] = (kind, f.name)
-    return spellings
-
-
-def _values_by_schema(given: Mapping[str, Any], schemas: Mapping[str, type]) -> dict[str, dict[str, Any]]:
-    """Group the given values, which are not converted yet, by kind of component and field name."""
-    spellings = option_spellings(schemas)
-    values: dict[str, dict[str, Any]] = {kind: {} for kind in schemas}
-    for key, value in given.items():
-        if key in spellings:
-            kind, name = spellings[key]
-            values[kind][name] = value
-    return values
-
-
-def _unknown_options(
-    given: Mapping[str, Any], schemas: Mapping[str, type], missing: set[str], origin: Mapping[str, str]
-) -> list[str]:
-    """Return a problem for each given option that is neither a training option nor an option of a component.
-
-    Options of the kinds in `missing` are not checked, because the components of these kinds were not found.
-    """
-    spellings = option_spellings(schemas)
-    problems = []
-    command_line = ("preset", "config", "dry_run", *LOCATION_OPTIONS)
-    valid = [name for name in (*spellings, *DEFAULT_COMPONENTS, *command_line) if not name.startswith("env.")]
-    for key in given:
-        kind = key.split(".")[0] if "." in key else ""
-        if key in spellings or kind in missing or (not kind and missing & {"env", "algo"}):
-            continue
-        flag = f"--{key.replace('_', '-')}"
-        where = f" (in {origin[key]})" if key in origin else ""
-        own = positional_hint(schemas.get(kind or "env"), key.rpartition(".")[2])
-        advice = own or _components_with_option(key) or suggest(flag, [f"--{name.replace('_', '-')}" for name in valid])
-        if key in LOCATION_OPTIONS:
-            advice = ": the location of a run is set on the command line, not in a file"
-        problems.append(f"unknown option {flag}{where}{advice}")
-    return problems
-
-
-def _components_with_option(key: str) -> str:
-    """Return a hint that names the environments or components that have this option; empty if there is none."""
-    kind, dot, name = key.partition(".")
-    if dot and kind != "env":
-        registry = REGISTRIES.get(kind, {})
-        owners = [n for n, component in registry.items() if name in field_types(options_class(component))]
-        return f": it is an option of {kind} {' and '.join(owners)}" if owners else ""
-    name = name or key
-    families = [family for family, options in options_by_family().items() if name in field_types(options)]
-    if families:
-        return f": it is an option of {' and '.join(families)} environments"
-    algorithms = [
-        algorithm
-        for algorithm, component in REGISTRIES["algo"].items()
-        if any(f.name == name and f.metadata.get("unprefixed") for f in dataclasses.fields(options_class(component)))
-    ]
-    return f": it is an option of algo {' and '.join(algorithms)}" if algorithms else ""

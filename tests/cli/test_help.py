@@ -25,6 +25,32 @@ def test_train_help_has_groups_and_defaults(capsys: pytest.CaptureFixture[str]) 
     assert command() == 2
 
 
+def train_help(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    with pytest.raises(SystemExit):
+        command("train", *words, "--help")
+    return " ".join(capsys.readouterr().out.split())
+
+
+def test_train_help_shows_the_defaults_of_the_environment(capsys: pytest.CaptureFixture[str]) -> None:
+    def shown_discount(text: str) -> str:
+        return text.partition("--algo.discount")[2].partition("default: ")[2].partition(")")[0]
+
+    assert shown_discount(train_help(capsys, "toy/catch", "--algo", "ppo")) == "0.99"
+    assert shown_discount(train_help(capsys, "warehouse", "--algo", "ppo")) == "0.95"
+
+
+def test_train_help_lists_only_components_of_the_agent(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "torso shallow:" in train_help(capsys, "atari/Pong")
+    text = train_help(capsys, "atari/Pong", "--agent", "aaa")
+    assert "agent aaa:" in text
+    assert "torso shallow:" not in text
+
+
+def test_train_help_lists_the_torso_for_the_chosen_observation(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "torso mlp:" in train_help(capsys, "warehouse", "--legacy")
+    assert "torso shallow:" in train_help(capsys, "warehouse", "--observation", "image")
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_each_command_has_help_and_is_in_the_overview(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert f"\n  {name} " in USAGE
