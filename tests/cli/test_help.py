@@ -46,9 +46,10 @@ def test_train_help_lists_only_components_of_the_agent(capsys: pytest.CaptureFix
     assert "torso shallow:" not in text
 
 
-def test_train_help_lists_the_torso_for_the_chosen_observation(capsys: pytest.CaptureFixture[str]) -> None:
+def test_train_help_lists_the_torso_if_a_flag_of_the_environment_has_no_value(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert "torso mlp:" in train_help(capsys, "warehouse", "--legacy")
-    assert "torso shallow:" in train_help(capsys, "warehouse", "--observation", "image")
 
 
 @pytest.mark.parametrize("name", COMMANDS)
