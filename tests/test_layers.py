@@ -21,7 +21,7 @@ LAYERS = [
     {"training"},
     {"distributed"},
     {"interpretability", "reward_audit"},
-    {"studies", "bench"},
+    {"studies", "bench", "compat"},
     {"api"},
     {"cli", "testing"},
     {"__main__"},

@@ -9,6 +9,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, NoReturn
 
+from bestiary.config.foreign_flags import foreign_flag_hint
 from bestiary.utils.errors import UserError
 from bestiary.utils.options import check_limits, convert, field_types, flag_name, parse_range, suggest
 
@@ -82,7 +83,9 @@ class Parser(argparse.ArgumentParser):
         if unknown:
             flags = [flag for action in self._actions for flag in action.option_strings if flag.startswith("--")]
             unknown_flags = [
-                f"unknown option {word}{suggest(word, flags)}" for word in unknown if word.startswith("--")
+                f"unknown option {word}{foreign_flag_hint(word, flags) or suggest(word, flags)}"
+                for word in unknown
+                if word.startswith("--")
             ]
             raise UserError(*(unknown_flags or [f"unexpected argument {word}" for word in unknown]))
         return arguments

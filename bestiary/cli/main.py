@@ -11,6 +11,7 @@ import faulthandler
 import importlib
 import os
 import sys
+from collections.abc import Sequence
 
 from bestiary import __version__
 from bestiary.utils import plugins
@@ -23,6 +24,7 @@ Training
   train ENV...        train a new agent, for example: bestiary train atari/Pong
   resume RUN          continue a stopped run, or extend a finished one
   study FILE          train all runs of a study (variants and seeds) and report the results
+  compat PROGRAM ...  run the command line of an original program, for example torchbeast.monobeast
 
 Evaluation
   eval RUN            play whole games with a trained agent and report its returns
@@ -60,6 +62,25 @@ COMMANDS = {
     "doctor": ("doctor", "doctor"),
     "bench": ("bench", "bench_command"),
     "completion": ("completion", "completion"),
+    "compat": ("compat", "compat_command"),
+}
+# Names of commands in other programs, for the hint about an unknown command.
+FOREIGN_COMMANDS = {
+    "test": "eval",
+    "evaluate": "eval",
+    "enjoy": "eval or video",
+    "play": "eval or video",
+    "render": "video",
+    "test_render": "video",
+    "rollout": "eval or export",
+    "movie": "video",
+    "saliency": "look saliency",
+    "learn": "train",
+    "run": "train",
+    "tune": "study",
+    "sweep": "study",
+    "benchmark": "bench",
+    "plot": "compare",
 }
 
 
@@ -132,13 +153,19 @@ def _dispatch(argv: list[str]) -> int:
         print(f"bestiary {__version__}")
         return 0
     if command not in COMMANDS:
-        raise UserError(
-            f"unknown command {command}{suggest(command, COMMANDS)} (to list all commands: bestiary --help)"
-        )
-    module, function = COMMANDS[command]
-    run = getattr(importlib.import_module(f"bestiary.cli.{module}"), function)
-    run([_with_hyphens(word) for word in argv[1:]])
+        foreign = FOREIGN_COMMANDS.get(command.replace("-", "_"))
+        hint = f"; did you mean {foreign}?" if foreign else suggest(command, COMMANDS)
+        raise UserError(f"unknown command {command}{hint} (to list all commands: bestiary --help)")
+    call_command(argv)
     return 0
+
+
+def call_command(argv: Sequence[str]) -> None:
+    """Call the function of the command `argv[0]` with the other words."""
+    module, function = COMMANDS[argv[0]]
+    run = getattr(importlib.import_module(f"bestiary.cli.{module}"), function)
+    # The flags of the original programs are not changed.
+    run(list(argv[1:]) if argv[0] == "compat" else [_with_hyphens(word) for word in argv[1:]])
 
 
 def _with_hyphens(word: str) -> str:

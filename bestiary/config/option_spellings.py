@@ -9,6 +9,7 @@ from typing import Any
 
 from bestiary.config.component_kinds import DEFAULT_COMPONENTS
 from bestiary.config.components import REGISTRIES
+from bestiary.config.foreign_flags import foreign_flag_hint
 from bestiary.envs.registry import options_by_family
 from bestiary.utils.options import field_types, options_class, positional_hint, suggest
 
@@ -62,7 +63,8 @@ def unknown_options(
         flag = f"--{key.replace('_', '-')}"
         where = f" (in {origin[key]})" if key in origin else ""
         own = positional_hint(schemas.get(kind or "env"), key.rpartition(".")[2])
-        advice = own or _components_with_option(key) or suggest(flag, [f"--{name.replace('_', '-')}" for name in valid])
+        flags = [f"--{name.replace('_', '-')}" for name in valid]
+        advice = own or _components_with_option(key) or foreign_flag_hint(flag, flags) or suggest(flag, flags)
         if key in LOCATION_OPTIONS:
             advice = ": the location of a run is set on the command line, not in a file"
         problems.append(f"unknown option {flag}{where}{advice}")

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from bestiary.envs import atari, atari_games, gymnasium_env, procgen, toy
+from bestiary.envs import atari, atari_games, gymnasium_env, original_names, procgen, toy
 from bestiary.envs.atari_scores import RANDOM_AND_HUMAN_SCORES
 from bestiary.envs.vector_env import EnvInterface, VectorEnv
 from bestiary.envs.warehouse.env import WarehouseVectorEnv
@@ -208,6 +208,8 @@ def lookup_env(name: str) -> EnvSpec:
         return STANDALONE_ENVS[standalone](name)
     family, slash, game = name.partition("/")
     if family not in ENV_FAMILIES or not game:
+        if names := original_names.bestiary_names(name):
+            raise UserError(f"{name}: a name of another project; in Bestiary, write {' '.join(names)}")
         hint = suggest(family, [*ENV_FAMILIES, *STANDALONE_ENVS])
         if family in STANDALONE_ENVS:
             hint = f"; did you mean {name.replace('/', ':', 1)}?"

@@ -1,0 +1,78 @@
+"""Command `compat`: run the command line of an original program."""
+
+import argparse
+
+from bestiary.cli.arguments import Parser
+from bestiary.cli.main import call_command
+from bestiary.compat.programs import PROGRAMS
+from bestiary.compat.table import EXPLAINED, REFUSED, Flag, Program
+from bestiary.compat.translate import find_program, format_command, translate
+from bestiary.utils.console import note
+
+
+def compat_command(argv: list[str]) -> None:
+    """Print the Bestiary commands that correspond to the command line of an original program, and run them."""
+    program = next((word for word in argv if word in PROGRAMS), None)
+    if program is not None and not {"-h", "--help"}.isdisjoint(argv[argv.index(program) :]):
+        print(describe_flags(find_program(program)))
+        return
+    a = _parser().parse_strictly(argv)
+    words, cluster = _own_options(a.arguments, a.cluster)
+    translation = translate(a.program, [word for word in words if word != "--dry-run"], cluster)
+    for command in translation.commands:
+        print(format_command(command), flush=True)
+    for line in translation.differences:
+        note(f"note: {line}")
+    if a.dry_run or "--dry-run" in words or not translation.starts:
+        return
+    for command in translation.commands:
+        call_command(command)
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        "compat",
+        "Accept the command line of an original program, print the equivalent Bestiary command and the differences "
+        "that matter, and run this command. The defaults are those of the original. PROGRAM is the word after python "
+        "-m. The page docs/migration.md lists the flags of all programs.",
+        usage="bestiary compat [--dry-run] [--cluster ADDRESS] PROGRAM [ARGUMENT ...]",
+    )
+    parser.add_argument("--dry-run", action="store_true", help="print the command and the differences, and stop")
+    parser.add_argument(
+        "--cluster",
+        metavar="ADDRESS",
+        help="train with actor processes on a Ray cluster, one for each actor or environment server: local (start one "
+        "on this machine for the run), auto (one that already runs on this machine) or host:port",
+    )
+    parser.add_argument("program", metavar="PROGRAM", help=f"original program: {', '.join(PROGRAMS)}")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENT", help="flags of the original program")
+    return parser
+
+
+def _own_options(words: list[str], cluster: str | None) -> tuple[list[str], str | None]:
+    """Return the arguments of the original program and the value of --cluster, which may also follow PROGRAM."""
+    remaining: list[str] = []
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        if word.startswith("--cluster="):
+            cluster = word.partition("=")[2]
+        elif word == "--cluster" and rest:
+            cluster = rest.pop(0)
+        else:
+            remaining.append(word)
+    return remaining, cluster
+
+
+def describe_flags(program: Program) -> str:
+    """Return the help text of an original program: its flags, with their defaults and the options of Bestiary."""
+    lines = [f"usage: bestiary compat {program.name} [--dry-run] [FLAG ...]", ""]
+    width = max(len(flag.name) for flag in program.flags) + 4
+    lines += [f"  {'--' + flag.name:<{width}}{_describe(flag)}" for flag in program.flags]
+    return "\n".join(lines)
+
+
+def _describe(flag: Flag) -> str:
+    text = {EXPLAINED: "accepted", REFUSED: "refused"}.get(flag.status, flag.option.replace("`", ""))
+    default = "" if flag.kind is bool or flag.default is None else f" (default: {flag.default})"
+    return "; ".join(part for part in (text, flag.difference) if part) + default

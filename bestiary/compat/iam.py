@@ -1,0 +1,262 @@
+"""`main.py` of the influence-aware-memory reproduction, which is based on pytorch-a2c-ppo-acktr."""
+
+from bestiary.algorithms.ppo import PPO
+from bestiary.compat.batch_fit import fit_num_envs
+from bestiary.compat.table import EXPLAINED, JOINT, REFUSED, Flag, Mode, Program, Values, Words, format_value
+from bestiary.compat.torchbeast_flags import expand_path
+from bestiary.envs.original_names import bestiary_names
+from bestiary.utils.errors import UserError
+
+HIDDEN = 64  # units of the GRU and of the last fully connected layer
+
+
+def env_name(text: str) -> str:
+    """Return the Bestiary name of an environment."""
+    if text.lower().startswith("traffic"):
+        raise UserError(
+            f"--env-name {text}: the traffic simulation (SUMO) is not available; use warehouse or an Atari game"
+        )
+    names = bestiary_names(text)
+    if text == "warehouse" or len(names) == 1:
+        return text if text == "warehouse" else names[0]
+    raise UserError(f"--env-name {text}: unknown; expected warehouse or an Atari game such as BreakoutNoFrameskip-v4")
+
+
+def environment(values: Values) -> Words:
+    """Return the environment and its options."""
+    name = env_name(values["env-name"])
+    if name != "warehouse":
+        return Words((name,))
+    return Words(
+        (name, "--legacy", "on"),
+        (
+            "warehouse: at the time limit, the value of the final observation is bootstrapped; in the original, the "
+            "limit is a terminal state",
+            "warehouse: rewards are not normalised by their running deviation (VecNormalize)",
+        ),
+    )
+
+
+def new_run(values: Values) -> Words:
+    """Return the run folder."""
+    if values["log-dir"] is None:
+        return Words((), ("no --log-dir: the run folder is created in runs/",))
+    return Words(("--run-dir", expand_path(values["log-dir"])))
+
+
+def network(values: Values) -> Words:
+    """Return the network: IAM, GRU or FNN. The meaning of --recurrent-policy is inverted in the original."""
+    is_image = env_name(values["env-name"]) != "warehouse"
+    if values["IAM"]:
+        return _iam(values, is_image)
+    if is_image:
+        raise UserError(
+            f"--env-name {values['env-name']}: the original has only the IAM network for Atari games; add --IAM"
+        )
+    words = ["--torso", "mlp", "--torso.normalise-inputs", "on", "--agent.extra-inputs", "none"]
+    if values["recurrent-policy"]:
+        words += ["--torso.sizes", "512,256,64", "--memory", "none"]
+        return Words(tuple(words), ("--recurrent-policy: switches the GRU off, as in the original (network FNN)",))
+    words += ["--torso.depth", "0", "--memory", "gru", "--memory.hidden", str(HIDDEN)]
+    return Words(tuple(words))
+
+
+def _iam(values: Values, is_image: bool) -> Words:
+    if values["recurrent-policy"]:
+        raise UserError(
+            "--recurrent-policy: with --IAM, the original ends with an error, because this flag switches the GRU off; "
+            "remove it"
+        )
+    words = ["--agent", "iam", "--memory", "gru", "--memory.hidden", str(HIDDEN)]
+    if is_image:
+        words += ["--agent.dset", "attention", "--agent.heads", "1", "--agent.units", "128"]
+        words += ["--torso", "shallow", "--torso.width", "64", "--torso.depth", "3", "--torso.subtract-mean", "off"]
+        layers = "the policy head and the value head are linear layers; in the original, two Tanh layers precede them"
+    else:
+        words += ["--agent.dset", "legacy", "--torso", "mlp", "--torso.sizes", "512,256,64"]
+        words += ["--torso.normalise-inputs", "on"]
+        layers = "the policy head is one linear layer; in the original, a linear layer of 64 units precedes it"
+    return Words(tuple(words), (f"--IAM: {layers}",))
+
+
+def batches(values: Values) -> Words:
+    """Return the number of environments and minibatches and the length of sequences."""
+    length = values["num-steps"]
+    has_memory = values["IAM"] or not values["recurrent-policy"]
+    sequence = length if has_memory else 1  # without memory, the original shuffles single steps
+    wanted = 1 if values["algo"] == "a2c" else values["num-mini-batch"]
+    processes = values["num-processes"]
+    sequences = processes * length // sequence
+    minibatches = next(count for count in range(min(wanted, sequences), 0, -1) if sequences % count == 0)
+    options = PPO.Options(rollout_length=length, sequence_length=sequence, minibatches=minibatches)
+    fit = fit_num_envs(processes, PPO(options), 1)
+    words = ["--num-envs", str(fit.num_envs), "--pools", str(fit.pools), "--algo.minibatches", str(minibatches)]
+    words += ["--algo.sequence-length", str(sequence)]
+    differences = []
+    if minibatches != wanted:
+        differences.append(
+            f"num-mini-batch {wanted}: {minibatches}, which divides the {sequences} sequences of a rollout"
+        )
+    if values["algo"] == "ppo" and "num-mini-batch" not in values.given:
+        differences.append("the documents do not state the number of minibatches; 4 was chosen here")
+    return Words(tuple(words), tuple(differences))
+
+
+def targets(values: Values) -> Words:
+    """Return the options of the advantages: with lambda, or without GAE."""
+    return Words(("--algo.lam", format_value(values["gae-lambda"] if values["use-gae"] else 1)))
+
+
+def loss(values: Values) -> Words:
+    """Return the options of the loss and of the epochs, which differ between PPO and A2C."""
+    if values["algo"] == "acktr":
+        raise UserError("--algo acktr: ACKTR (K-FAC) is not available; use ppo or a2c")
+    words = ["--algo", "ppo", "--algo.clip", format_value(values["clip-param"])]
+    if values["algo"] == "a2c":
+        words += ["--algo.value-coef", format_value(2 * values["value-loss-coef"]), "--algo.epochs", "1"]
+        words += ["--algo.value-clip", "off", "--algo.normalise-advantages", "off"]
+        differences = (
+            "--algo a2c: one epoch of PPO with one minibatch; the optimizer is Adam, in the original RMSProp",
+            "value-loss-coef: doubled, because the value loss of a2c has no factor 1/2 in the original",
+        )
+        return Words(tuple(words), differences)
+    words += ["--algo.value-coef", format_value(values["value-loss-coef"])]
+    words += ["--algo.epochs", str(values["ppo-epoch"])]
+    return Words((*words, "--algo.value-clip", "on", "--algo.normalise-advantages", "on"))
+
+
+def intervals(values: Values) -> Words:
+    """Return the intervals of logs and validations: updates there, steps here."""
+    steps = values["num-processes"] * values["num-steps"]
+    words = ["--log-every", str(values["log-interval"] * steps)]
+    if values["eval-interval"] is not None:
+        words += ["--valid-every", str(values["eval-interval"] * steps)]
+    return Words(tuple(words))
+
+
+def schedule(values: Values) -> Words:
+    """Return the learning-rate schedule."""
+    return Words(("--algo.lr-schedule", "linear" if values["use-linear-lr-decay"] else "constant"))
+
+
+def flicker(values: Values) -> Words:
+    """Return the flicker of the whole stack of frames."""
+    if not values["flicker"]:
+        return Words()
+    if env_name(values["env-name"]) == "warehouse":
+        raise UserError("--flicker: only for Atari games; remove it")
+    return Words(("--flicker", "0.5", "--flicker-mode", "stack"))
+
+
+FLAGS = (
+    Flag("env-name", "BreakoutNoFrameskip-v4", "ENV: `atari/Breakout` or `warehouse --legacy on`", status=JOINT),
+    Flag(
+        "algo",
+        "ppo",
+        "`--algo ppo` or `--preset a2c`",
+        status=JOINT,
+        choices=("ppo", "a2c", "acktr"),
+    ),
+    Flag("IAM", False, "`--agent iam --memory gru --memory.hidden 64`", status=JOINT, kind=bool),
+    Flag(
+        "recurrent-policy",
+        False,
+        "given: `--memory none` (FNN); not given: `--memory gru` (GRU), as in the original",
+        status=JOINT,
+        kind=bool,
+    ),
+    Flag("num-processes", 16, "`--num-envs`, `--pools`", status=JOINT, kind=int),
+    Flag("num-steps", 8, "--rollout-length", kind=int),
+    Flag("num-env-steps", 4_000_000, "--steps", kind=int),
+    Flag("lr", 2.5e-4, "--lr", kind=float),
+    Flag("eps", 1e-5, "--algo.eps", kind=float),
+    Flag("alpha", 0.99, "", "not available: the optimizer is Adam, also for a2c", EXPLAINED, float),
+    Flag("gamma", 0.99, "--algo.discount", kind=float),
+    Flag("use-gae", False, "`--algo.lam` gae-lambda; not given: `--algo.lam 1`", status=JOINT, kind=bool),
+    Flag("gae-lambda", 0.95, "`--algo.lam`", "has an effect only with --use-gae, as in the original", JOINT, float),
+    Flag("entropy-coef", 0.01, "--algo.entropy-coef", kind=float),
+    Flag("value-loss-coef", 0.5, "`--algo.value-coef`; a2c: doubled", status=JOINT, kind=float),
+    Flag("max-grad-norm", 0.5, "--algo.max-grad-norm", kind=float),
+    Flag("seed", 1, "--seed", kind=int),
+    Flag("ppo-epoch", 3, "`--algo.epochs`", status=JOINT, kind=int),
+    Flag("num-mini-batch", 4, "`--algo.minibatches` (the next lower divisor)", status=JOINT, kind=int),
+    Flag("clip-param", 0.1, "`--algo.clip`", status=JOINT, kind=float),
+    Flag("use-linear-lr-decay", False, "`--algo.lr-schedule linear`; not given: `constant`", status=JOINT, kind=bool),
+    Flag(
+        "flicker",
+        False,
+        "`--flicker 0.5 --flicker-mode stack`",
+        "the whole stack of frames is blank, as in the original; --flicker-mode frame blanks single frames as in the "
+        "paper",
+        JOINT,
+        bool,
+    ),
+    Flag("log-dir", None, "--run-dir", status=JOINT),
+    Flag("save-dir", None, "", "not needed: checkpoints are written to the run folder (--log-dir)", EXPLAINED),
+    Flag("log-interval", 10, "`--log-every` N x processes x steps", status=JOINT, kind=int),
+    Flag(
+        "save-interval",
+        100,
+        "",
+        "not needed: a checkpoint is saved every 5 minutes and replaces older ones (--save-minutes, --save-every)",
+        EXPLAINED,
+        int,
+    ),
+    Flag("eval-interval", None, "`--valid-every` N x processes x steps", status=JOINT, kind=int),
+    Flag("no-cuda", False, "--device cpu", kind=bool),
+    Flag(
+        "cuda-deterministic",
+        False,
+        "",
+        "only with one thread: add --runtime serial to the printed command, without --pools",
+        EXPLAINED,
+        bool,
+    ),
+    Flag(
+        "use-proper-time-limits",
+        False,
+        "",
+        "always on: the value of the final observation is bootstrapped at time limits",
+        EXPLAINED,
+        bool,
+    ),
+    Flag("gail", False, "", "imitation learning (GAIL) is not available", REFUSED, bool),
+    Flag("gail-experts-dir", None, "", "imitation learning (GAIL) is not available", REFUSED),
+    Flag("gail-batch-size", None, "", "imitation learning (GAIL) is not available", REFUSED, int),
+    Flag("gail-epoch", None, "", "imitation learning (GAIL) is not available", REFUSED, int),
+)
+
+
+MAIN = Program(
+    "iam.main",
+    "Influence-aware memory (pytorch-a2c-ppo-acktr)",
+    FLAGS,
+    {
+        "train": Mode(
+            command=("train",),
+            rules=(
+                environment,
+                new_run,
+                loss,
+                batches,
+                network,
+                targets,
+                schedule,
+                intervals,
+                flicker,
+            ),
+            fixed=(("--save-every 0", "only rolling checkpoints"),),
+            differences=(
+                "defaults that the document does not state are those of pytorch-a2c-ppo-acktr, except for --algo, "
+                "--ppo-epoch, --clip-param and --num-mini-batch",
+            ),
+        )
+    },
+    extra_words="words without a flag are notes in the document, for example the duration of the run",
+    examples=(
+        "--env-name warehouse --num-steps 8 --recurrent-policy --log-dir ./log_w/FNN8-1 --seed 1",
+        "--env-name warehouse --num-steps 8 --IAM --log-dir ./log_w/IAM-1 --seed 1",
+        "--env-name BreakoutNoFrameskip-v4 --num-processes 8 --num-env-steps 50007104 --num-steps 8 --ppo-epoch 3 "
+        "--lr 0.00025 --log-dir ./log_bf/IAM-1 --IAM --flicker",
+    ),
+)

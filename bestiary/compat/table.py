@@ -1,0 +1,107 @@
+"""Data classes of the tables that describe the original programs, flag by flag.
+
+The translator (`translate.py`) and the migration page (`migration_page.py`) read the same tables.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+# How a flag is translated.
+OPTION = "option"  # to `Flag.option` with the converted value
+JOINT = "joint"  # together with other flags, by a rule of the mode; `Flag.option` only describes the result
+EXPLAINED = "explained"  # not at all: the flag has no meaning in Bestiary
+REFUSED = "refused"  # not at all: the translation fails unless the flag has its default value
+
+
+def format_value(value: Any) -> str:
+    """Return a value as text for a Bestiary option: 300000000 -> 300M, 40.0 -> 40, 0.00048 -> 0.00048."""
+    if isinstance(value, int) and value and not isinstance(value, bool):
+        for size, suffix in ((1_000_000, "M"), (1_000, "k")):
+            if value % size == 0:
+                return f"{value // size}{suffix}"
+    if isinstance(value, float):
+        short = f"{value:g}"
+        return short if float(short) == value else repr(value)
+    return str(value)
+
+
+@dataclass(frozen=True)
+class Flag:
+    """One row of a table: a flag of the original program, and the option that does the same in Bestiary."""
+
+    name: str  # as in the original, without the leading hyphens
+    default: Any  # default value of the original
+    option: str = ""  # Bestiary option; for a switch also its value, for example "--device cpu"
+    difference: str = ""  # how the option differs, or why there is none; one line
+    status: str = OPTION
+    kind: type = str  # type of the value; bool: a switch without a value
+    several: bool = False  # whether the flag accepts several words, which are joined by spaces
+    choices: tuple[str, ...] = ()
+    convert: Callable[[Any], str] = format_value  # unit conversion: value of the original -> value of the option
+    fork: str = ""  # the fork that has this flag; empty: all
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # other default values of variants (Values.variants)
+    commands: tuple[str, ...] = ("train",)  # Bestiary commands for which the flag matters
+
+
+@dataclass(frozen=True)
+class Values:
+    """The values of all flags of a program."""
+
+    flags: Mapping[str, Any]
+    given: frozenset[str]  # names of the flags on the command line
+    program: str
+    variants: tuple[str, ...] = ()  # names for Flag.defaults, the most specific first
+    cluster: str | None = None  # value of --cluster of `bestiary compat`
+
+    def __getitem__(self, name: str) -> Any:
+        return self.flags[name]
+
+    @property
+    def fork(self) -> str:
+        """The fork whose defaults are used; empty: the base project."""
+        return next((variant for variant in self.variants if variant in ("popart", "reward")), "")
+
+
+@dataclass(frozen=True)
+class Words:
+    """Words of a Bestiary command, and the differences from the original that the user should know."""
+
+    words: tuple[str, ...] = ()
+    differences: tuple[str, ...] = ()
+
+    def __add__(self, other: "Words") -> "Words":
+        return Words(self.words + other.words, self.differences + other.differences)
+
+
+@dataclass(frozen=True)
+class Mode:
+    """A mode of an original program (train, test, ...) and the Bestiary command that does the same."""
+
+    command: tuple[str, ...]  # for example ("look", "saliency"); empty: the mode is only explained
+    rules: tuple[Callable[[Values], Words], ...] = ()  # each returns words that depend on several flags
+    # each(values) returns the additional words of each command, if one original command needs several commands here.
+    each: Callable[[Values], tuple[Words, ...]] | None = None
+    # What the original has built in, without a flag: (words of the Bestiary command, description).
+    fixed: tuple[tuple[str, str], ...] = ()
+    differences: tuple[str, ...] = ()  # printed for each command of this mode
+    fork: str = ""  # the fork that has this mode; empty: all
+    starts: bool = True  # False: the command is only printed
+    runs_with_cluster: bool = False  # whether `starts` is ignored if --cluster is given
+
+
+@dataclass(frozen=True)
+class Program:
+    """An original program."""
+
+    name: str
+    source: str  # heading of its section on the migration page
+    flags: tuple[Flag, ...]
+    modes: Mapping[str, Mode]
+    default_mode: str = "train"
+    # detect(values of the given flags) returns Values.variants.
+    detect: Callable[[Mapping[str, Any]], tuple[str, ...]] = lambda given: ()
+    # Why words without a flag are ignored; empty: they are refused.
+    extra_words: str = ""
+    supports_cluster: bool = False
+    examples: tuple[str, ...] = ()  # command lines of the documents, for the migration page

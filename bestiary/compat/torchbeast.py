@@ -1,0 +1,374 @@
+"""MonoBeast and PolyBeast of TorchBeast, of its PopArt fork and of its reward-misspecification fork."""
+
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from bestiary.algorithms.impala import Impala
+from bestiary.compat.batch_fit import fit_actors, fit_num_envs
+from bestiary.compat.table import Mode, Program, Values, Words, format_value
+from bestiary.compat.torchbeast_flags import FLAGS, expand_path
+from bestiary.envs.atari_games import action_names
+from bestiary.envs.original_names import bestiary_names
+from bestiary.utils.cpu import num_cores
+from bestiary.utils.errors import UserError
+
+SIX_GAMES = ("AirRaid", "Carnival", "DemonAttack", "NameThisGame", "Pong", "SpaceInvaders")
+GROUPS = {"six": SIX_GAMES, "three": SIX_GAMES[:3]}
+AGENT_TYPES = {
+    **dict.fromkeys(("aaa", "attention_augmented", "attention_augmented_agent"), "aaa"),
+    **dict.fromkeys(("rn", "res", "resnet", "res_net"), "resnet"),
+}
+FORK_TITLES = {"popart": "PopArt fork", "reward": "reward-misspecification fork"}
+
+# --- environments, runs, actors ---
+
+
+def task_names(text: str) -> tuple[str, ...]:
+    """Return the Bestiary names of the games in a value of --env."""
+    if text in GROUPS:
+        return tuple(f"atari/{game}" for game in GROUPS[text])
+    if text == "Mock":
+        raise UserError("--env Mock: Bestiary has no environment without a game; use a toy, for example toy/catch")
+    names = bestiary_names(text) or tuple(text.split(",") if "/" in text else ())
+    if not names:
+        advice = "; write the games, separated by commas" if text == "all" else " (bestiary list envs shows all)"
+        raise UserError(f"--env {text}: not a known game; expected for example PongNoFrameskip-v4{advice}")
+    return names
+
+
+def environments(values: Values) -> Words:
+    """Return the names of the environments of a training."""
+    return Words(task_names(values["env"]))
+
+
+def new_run(values: Values) -> Words:
+    """Return the run folder SAVEDIR/XPID of a training."""
+    xpid = values["xpid"] or f"torchbeast-{time.strftime('%Y%m%d-%H%M%S')}"
+    words = ("--run-dir", expand_path(f"{values['savedir']}/{xpid}"))
+    if "popart" in values.variants or "poly" in values.variants:
+        return Words((*words, "--if-exists", "resume"))
+    return Words(words, ("an existing run with this xpid is not overwritten: the command stops with an error",))
+
+
+def existing_run(values: Values) -> Words:
+    """Return the run folder SAVEDIR/XPID of a finished training."""
+    if values["xpid"] is None:
+        raise UserError("--xpid: required, because it is the name of the run folder in --savedir")
+    return Words((expand_path(f"{values['savedir']}/{values['xpid']}"),))
+
+
+def played_environments(values: Values) -> Words:
+    """Return the environments of a test, which need not be those of the training."""
+    return Words(("--env", *task_names(values["env"])))
+
+
+def actors(values: Values, tasks: Sequence[str], wanted: int, name: str, cluster: str | None) -> Words:
+    """Return the number of environments that corresponds to `wanted` actors, the value of the flag `name`."""
+    algorithm = Impala(Impala.Options(batch_size=values["batch_size"], rollout_length=values["unroll_length"]))
+    words: tuple[str, ...] = ()
+    if cluster is not None:
+        limit = num_cores() if cluster == "local" else wanted
+        fit = fit_actors(wanted, algorithm, len(tasks), cluster, limit)
+        words = ("--cluster", cluster, "--actors", str(fit.actors))
+    else:
+        fit = fit_num_envs(wanted, algorithm, len(tasks))
+    total = fit.num_envs * fit.actors
+    differences: tuple[str, ...] = ()
+    if cluster is not None and fit.actors != wanted:
+        differences = (f"{name} {wanted}: {fit.actors} actor processes, one per core of this machine",)
+    if total != wanted:
+        task_text = f" and {len(tasks)} tasks" if len(tasks) > 1 else ""
+        differences += (
+            f"{name} {wanted}: {total} environments, the next number that fits batches of {values['batch_size']}"
+            f"{task_text}",
+        )
+    return Words((*words, "--num-envs", str(fit.num_envs), "--pools", str(fit.pools)), differences)
+
+
+def num_envs(values: Values) -> Words:
+    """Return the number of environments of a training."""
+    tasks = task_names(values["env"])
+    # MonoBeast of the PopArt fork counts the actors of each game.
+    factor = len(tasks) if "popart-mono" in values.variants else 1
+    return actors(values, tasks, factor * values["num_actors"], "num_actors", values.cluster)
+
+
+def num_servers(values: Values) -> Words:
+    """Return the actors of a local cluster that correspond to the environment servers of PolyBeast."""
+    tasks = task_names(values["env"])
+    return actors(values, tasks, values["num_servers"], "num_servers", values.cluster or "local")
+
+
+# --- networks and rewards ---
+
+
+def network(values: Values) -> Words:
+    """Return the options of the agent, its torso and its memory."""
+    kind = AGENT_TYPES.get(values["agent_type"], "shallow")
+    if kind == "aaa":
+        return Words(("--agent", "aaa", "--agent.subtract-mean", "off"))
+    words = ["--torso", kind, "--torso.subtract-mean", "off", "--agent.init", "torch"]
+    width = values["hidden_size"]
+    if values.fork == "reward":
+        words += ["--torso.width", str(width), "--torso.depth", str(values["num_layers"])]
+    if values["use_lstm"]:
+        words += ["--memory", "lstm"]
+        if kind == "shallow":
+            words += ["--memory.layers", "2", "--memory.hidden", str(width + 1 + _num_actions(values))]
+        else:
+            words += ["--memory.layers", "1", "--memory.hidden", "256"]
+    return Words(tuple(words))
+
+
+def _num_actions(values: Values) -> int:
+    """Return the number of actions: those of the games, or all 18 if the games have different actions."""
+    games = [name.removeprefix("atari/") for name in task_names(values["env"])]
+    action_sets = {action_names(game, full=False) for game in games}
+    return len(next(iter(action_sets))) if len(action_sets) == 1 else len(action_names(games[0], full=True))
+
+
+def frames(values: Values) -> Words:
+    """Return the size and the format of the frames."""
+    words: list[str] = []
+    if {"frame_height", "frame_width"} & values.given:
+        words += ["--frame-size", f"{values['frame_height']}x{values['frame_width']}"]
+    if values["aaa_input_format"] != "gray_stack":
+        words += ["--gray", "off"]
+    if values["aaa_input_format"] == "rgb_last":
+        words += ["--frame-stack", "1"]
+    return Words(tuple(words))
+
+
+def critic(values: Values) -> Words:
+    """Return the options of PopArt."""
+    if not values["use_popart"]:
+        return Words()
+    words = shlex.split("--critic popart --critic.beta 4e-4 --critic.average deviations --critic.debias off")
+    if values["reward_clipping"] != "none":
+        return Words(
+            tuple(words),
+            (
+                "--use_popart: rewards are also clipped, because the fork does so unless --reward_clipping none is "
+                "given; its published models were trained with --reward_clipping none",
+            ),
+        )
+    clamped = "the last reward, which is an input of the network, is clamped to [-1,1]; in the fork it is not"
+    return Words(tuple(words), (f"--reward_clipping none: {clamped}",))
+
+
+def proxy_reward(values: Values) -> Words:
+    """Return the proxy reward, the true rewards and the learning-rate schedule of the reward-misspecification fork."""
+    if values.fork != "reward":
+        return Words()
+    fuel, move, true_move = (values[name] for name in ("fuel_multiplier", "move_penalty", "true_move_penalty"))
+    differences = [
+        "learning rate: the stages of the fork end after a fixed 100M steps; here they are stretched to --steps "
+        f"{format_value(values['total_steps'])}"
+    ]
+    if fuel < 0:
+        reward = f"pacifist:{format_value(-fuel)}"
+    elif fuel != 1:
+        reward = f"fuel:{format_value(fuel)}"
+        differences.append("fuel: depots are also counted if another object is hit in the same step")
+    else:
+        reward = _move_reward(move)
+    words = ["--reward", reward, "--algo.reward-scale", "1"]
+    if true_move:
+        words += ["--true-reward", f"score=1; {_move_reward(true_move)}"]
+    if fuel == 1 and not {"fuel_multiplier", "move_penalty"} & values.given:
+        differences.append("no proxy flag: the fork then trains on a constant reward of 10 per step, and so does this")
+    if values["reward_clipping"] == "abs_one":
+        differences.append(
+            "the proxy is clipped to [-1,1] as in the fork, which hides most strengths (docs/rewards.md)"
+        )
+    return Words(tuple(words), tuple(differences))
+
+
+def _move_reward(penalty: float) -> str:
+    return f"smooth:{format_value(penalty)}" if penalty >= 0 else f"center:{format_value(-penalty)}"
+
+
+# --- checkpoints and tests ---
+
+
+def checkpoint_schedule(values: Values) -> Words:
+    """Return the intervals of the checkpoints: rolling ones every 10 minutes, permanent ones as in the PopArt fork."""
+    interval = values["save_model_every_nsteps"]
+    words = ["--save-every", format_value(interval)]
+    if interval:
+        words += ["--keep-at", "0"]
+    if not values["disable_checkpoint"]:
+        words += ["--save-minutes", "10"]
+    return Words(tuple(words))
+
+
+def test_episodes(values: Values) -> Words:
+    """Return the number of games of a test."""
+    return Words(("--episodes", str(values["num_episodes"])))
+
+
+def audit_episodes(values: Values) -> Words:
+    """Return the number of games of an audit: the fork plays 15 times N lives, and River Raid has 4 lives per game."""
+    lives = values["num_episodes"] if "num_episodes" in values.given else 4
+    games = max(1, round(15 * lives / 4))
+    return Words(
+        ("--episodes", str(games)),
+        (f"{games} games: the fork plays {lives} lives 15 times, and a game of River Raid has 4 lives",),
+    )
+
+
+def lr_schedule(values: Values) -> Words:
+    """Return the learning-rate schedule: stages in the reward-misspecification fork, else linear."""
+    return Words(("--algo.lr-schedule", "staggered" if values.fork == "reward" else "linear"))
+
+
+def fork_note(values: Values) -> Words:
+    """Return the line that names the fork whose defaults are used."""
+    if not values.fork:
+        return Words()
+    own = [f"--{flag.name}" for flag in FLAGS if flag.fork == values.fork and flag.name in values.given]
+    reason = own[0] if own else "several games"
+    return Words((), (f"defaults: those of the {FORK_TITLES[values.fork]} (because of {reason})",))
+
+
+# --- programs ---
+
+TRAIN_FIXED = (
+    ("--algo.optimizer rmsprop", "RMSProp of PyTorch"),
+    ("--algo.lam 1", "V-trace without lambda"),
+    ("--time-limit 100k", "time limit of Gym: 400,000 frames"),
+)
+TRAIN_DIFFERENCES = (
+    "episodes.csv has both lives and whole games; the returns that the original logs are returns of lives",
+    "Atari: starts of lives and the time limit differ slightly (docs/atari.md); the last reward and action, which are "
+    "inputs of the network, are zero when an episode starts",
+)
+NETWORK_RULES = (network, frames, critic, proxy_reward, lr_schedule, checkpoint_schedule, fork_note)
+TRAIN = Mode(
+    command=("train",),
+    rules=(environments, new_run, num_envs, *NETWORK_RULES),
+    fixed=TRAIN_FIXED,
+    differences=TRAIN_DIFFERENCES,
+)
+LEARNER = replace(
+    TRAIN,
+    differences=(
+        "the environment servers are part of this command; for actor processes on one or several machines: bestiary "
+        "compat --cluster local (or auto, or HOST:PORT, see docs/cluster.md)",
+        *TRAIN_DIFFERENCES,
+    ),
+)
+SERVERS = replace(
+    TRAIN,
+    rules=(environments, new_run, num_servers, *NETWORK_RULES),
+    differences=(
+        "environment servers are not started separately: run only the learner, which starts its environments; or start "
+        "the printed command, which trains with actor processes on a local Ray cluster, with bestiary compat --cluster "
+        "local (several machines: auto or HOST:PORT, see docs/cluster.md)",
+        *TRAIN_DIFFERENCES,
+    ),
+    starts=False,
+    runs_with_cluster=True,
+)
+TEST = Mode(
+    command=("eval",),
+    rules=(existing_run, played_environments, test_episodes),
+    fixed=(("--greedy", "the most probable action is chosen"),),
+    differences=("episodes are whole games; in the original, they are lives",),
+)
+TEST_RENDER = Mode(
+    command=("video",),
+    rules=(existing_run, played_environments),
+    fixed=(("--greedy", "the most probable action is chosen"),),
+    differences=("a video file is written instead of a window",),
+)
+RECORD = Mode(
+    command=("eval",),
+    rules=(existing_run, played_environments),
+    fixed=(
+        ("--greedy --record --episodes 1 --seed 0", "one game, with the most probable actions"),
+        ("--noop-max 20 --noop-mode fixed", "20 no-op frames at the start"),
+    ),
+    differences=(
+        "the actions of the game are recorded; to draw it: bestiary video RUN --replay RUN/recordings/NAME.json",
+    ),
+    fork="popart",
+)
+AUDIT = Mode(
+    command=("audit",),
+    rules=(existing_run, audit_episodes),
+    fixed=(("--greedy", "the most probable action is chosen"),),
+    differences=(
+        "only the run --xpid is audited; for several runs give their folders to bestiary audit",
+        "tables are written to audit/ instead of one JSON file",
+    ),
+    fork="reward",
+)
+ENV_INFO = Mode(
+    command=(),
+    differences=(
+        "env_info: in Python, bestiary.make_env('atari/Pong').action_spec.names has the names of the actions",
+    ),
+    fork="popart",
+    starts=False,
+)
+
+
+def _variants(kind: str, given: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the variants of a program of TorchBeast. `kind` is mono or poly."""
+    fork = given["fork"]
+    if not fork and ("," in given.get("env", "") or given.get("env") in GROUPS):
+        fork = "popart"  # only this fork trains on several games
+    return (f"{fork}-{kind}", fork, kind) if fork else (kind,)
+
+
+POPART_TESTS = {
+    "test": replace(TEST, fork="popart"),
+    "test_render": replace(TEST_RENDER, fork="popart"),
+    "record": RECORD,
+    "env_info": ENV_INFO,
+}
+SOURCE = "TorchBeast"
+MONOBEAST = Program(
+    "torchbeast.monobeast",
+    SOURCE,
+    FLAGS,
+    {"train": TRAIN, "test": TEST, "test_render": TEST_RENDER, "eval": AUDIT},
+    detect=partial(_variants, "mono"),
+    supports_cluster=True,
+    examples=(
+        "--env PongNoFrameskip-v4 --num_actors 45 --total_steps 30000000 --learning_rate 0.0004 --epsilon 0.01 "
+        "--entropy_cost 0.01 --batch_size 4 --unroll_length 80 --num_buffers 60 --num_threads 4 --xpid example",
+        "--env PongNoFrameskip-v4 --mode test --xpid example",
+        "--env RiverraidNoFrameskip-v4 --fuel_multiplier 10 --hidden_size 1024 --num_layers 2 --num_actors 45 "
+        "--total_steps 50000000 --learning_rate 0.0004 --epsilon 0.01 --entropy_cost 0.01 --batch_size 4 --xpid fuel",
+        "--env RiverraidNoFrameskip-v4 --mode eval --xpid fuel --num_episodes 4 --fuel_multiplier 10",
+    ),
+)
+POLYBEAST = Program(
+    "torchbeast.polybeast",
+    SOURCE,
+    FLAGS,
+    {"train": TRAIN, **POPART_TESTS},
+    detect=partial(_variants, "poly"),
+    supports_cluster=True,
+    examples=(
+        "--mode train --xpid MultiTaskPopArt --env AirRaidNoFrameskip-v4,CarnivalNoFrameskip-v4 --total_steps "
+        "300000000 --use_popart",
+        "--mode test --xpid MultiTaskPopArt --env PongNoFrameskip-v4 --savedir=./models",
+        "--mode test_render --xpid MultiTaskPopArt --env PongNoFrameskip-v4 --savedir=./models",
+    ),
+)
+POLYBEAST_LEARNER = replace(
+    POLYBEAST,
+    name="torchbeast.polybeast_learner",
+    modes={"train": LEARNER, "test": TEST, "test_render": TEST_RENDER},
+    examples=("--num_actors 10",),
+)
+POLYBEAST_ENV = replace(
+    POLYBEAST, name="torchbeast.polybeast_env", modes={"train": SERVERS}, examples=("--num_servers 10",)
+)

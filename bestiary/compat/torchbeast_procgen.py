@@ -1,0 +1,321 @@
+"""PolyBeast of the fork of TorchBeast for self-referential weight matrices (SRWM) on ProcGen."""
+
+from dataclasses import replace
+
+from bestiary.compat.table import EXPLAINED, JOINT, REFUSED, Flag, Mode, Program, Values, Words, format_value
+from bestiary.compat.torchbeast import actors, existing_run, new_run
+from bestiary.compat.torchbeast_flags import LEARNER_FLAGS, PLAY
+from bestiary.envs.original_names import bestiary_names
+from bestiary.utils.errors import UserError
+
+MODES = ("easy", "hard", "extreme", "memory", "exploration")
+# The first N games of a list are the tasks of --multi_env N.
+GAMES = (
+    "bigfish fruitbot maze leaper plunder starpilot miner bossfight caveflyer chaser climber coinrun dodgeball heist "
+    "jumper ninja"
+).split()
+MEMORY_GAMES = "dodgeball heist maze miner caveflyer jumper".split()
+
+# Flag that chooses the memory -> its options. The first flag that is given wins, as in the original.
+MEMORIES = {
+    "use_delta": "delta",
+    "use_sr": "srwm",
+    "use_psr": "fake-sr",
+    "use_smfwp": "sr-delta",
+    "use_no_carry_sr": "srwm-no-carry",
+}
+TRUNCATED = ("delta", "srwm", "sr-delta", "srwm-no-carry")  # memories with the option `truncate`
+NOT_AVAILABLE = "this model is not available; the nearest memories are delta and srwm (docs/memories.md)"
+
+
+def games(values: Values) -> tuple[str, ...]:
+    """Return the names of the tasks of a training."""
+    mode = values["distribution_mode"]
+    if values["multi_env"] > 1:
+        known = MEMORY_GAMES if mode == "memory" else GAMES
+        if values["multi_env"] > len(known):
+            raise UserError(f"--multi_env {values['multi_env']}: the list of mode {mode} has only {len(known)} games")
+        return tuple(f"procgen/{game}:{mode}" for game in known[: values["multi_env"]])
+    return (f"{game_name(values['env'])}:{mode}",)
+
+
+def game_name(text: str) -> str:
+    """Return the Bestiary name of a ProcGen game, without its mode."""
+    names = bestiary_names(text)
+    if len(names) != 1 or not names[0].startswith("procgen/"):
+        raise UserError(f"--env {text}: expected a ProcGen game, for example procgen:procgen-starpilot-v0")
+    return names[0].partition(":")[0]
+
+
+def environments(values: Values) -> Words:
+    """Return the names of the environments of a training."""
+    return Words(games(values))
+
+
+def num_envs(values: Values) -> Words:
+    """Return the number of environments of a training."""
+    return actors(values, games(values), values["num_actors"], "num_actors", values.cluster)
+
+
+def level_range(start: int, count: int) -> str:
+    """Return `count` levels from `start` as a value of --levels; 0 levels: all."""
+    return f"{start}:{start + count}" if count else "all"
+
+
+def levels(values: Values) -> Words:
+    """Return the training levels."""
+    return Words(("--levels", level_range(values["start_level"], values["num_levels"])))
+
+
+def memory(values: Values) -> Words:
+    """Return the memory and its sizes."""
+    chosen = next((name for name in MEMORIES if values[name]), None)
+    if chosen is None:
+        if values["use_deep_ff"]:
+            return Words(("--torso.depth", str(values["num_layers"])))
+        return Words(("--memory", "lstm", "--memory.hidden", "256") if values["use_lstm"] else ("--memory", "none"))
+    sizes = {"hidden": "hidden_size", "layers": "num_layers", "heads": "num_head", "ff": "dim_ff"}
+    words = ["--memory", MEMORIES[chosen]]
+    for option, flag in sizes.items():
+        words += [f"--memory.{option}", str(values[flag])]
+    words += ["--memory.head-size", str(values["dim_head"])]
+    differences: tuple[str, ...] = ()
+    if MEMORIES[chosen] in TRUNCATED:
+        words += ["--memory.truncate", "step"]
+        differences = (
+            f"--{chosen}: gradients do not pass from step to step, as in the published code; --memory.truncate none "
+            "lets them pass through the rollout, as in the paper",
+        )
+    if chosen == "use_no_carry_sr":
+        differences += ("the state is reset at the start of each rollout, as in the paper; the code resets every step",)
+    return Words(tuple(words), differences)
+
+
+def torso(values: Values) -> Words:
+    """Return the number of channels of the convolutions."""
+    scale = values["conv_scale"]
+    return Words(("--torso.channels", f"{16 * scale},{32 * scale},{32 * scale}") if scale != 1 else ())
+
+
+def validation(values: Values) -> Words:
+    """Return the options of the validation during training."""
+    if values["disable_validation"]:
+        return Words()
+    every = values["validate_step_every"]
+    differences: tuple[str, ...] = ()
+    if every <= 0:
+        every = 1_000_000
+        differences = (f"validation every 1M steps; in the original, every {values['validate_every']} minutes",)
+    episodes = values["valid_num_episodes"] * values["valid_num_runs"]
+    words = ["--valid-every", format_value(every), "--valid-episodes", str(episodes)]
+    words += ["--valid-levels", level_range(values["valid_start_level"], values["valid_num_levels"])]
+    words += ["--valid-mode", values["valid_distribution_mode"]]
+    return Words(tuple(words), differences)
+
+
+def extra_checkpoint(values: Values) -> Words:
+    """Return the step of the additional checkpoint, if it is within the training."""
+    steps = values["save_extra_checkpoint"]
+    return Words(("--keep-at", format_value(steps)) if 0 < steps <= values["total_steps"] else ())
+
+
+def rolling_checkpoints(values: Values) -> Words:
+    """Return the interval of the rolling checkpoints."""
+    return Words(() if values["disable_checkpoint"] else ("--save-minutes", "10"))
+
+
+def wandb(values: Values) -> Words:
+    """Return the Weights & Biases project."""
+    return Words(("--wandb", values["project_name"] or "bestiary") if values["use_wandb"] else ())
+
+
+def test_levels(values: Values) -> Words:
+    """Return the test levels and the number of games."""
+    count = values["test_num_levels"]
+    words = ("--levels", level_range(values["test_start_level"], count))
+    if count == TEST_GAMES:
+        return Words(words, (f"each of the {count} levels is played once; in the original, {count} levels are drawn",))
+    return Words((*words, "--episodes", str(TEST_GAMES)))
+
+
+def test_environment(values: Values) -> Words:
+    """Return the game and the mode of a test."""
+    return Words(("--env", f"{game_name(values['env'])}:{values['test_distribution_mode']}"))
+
+
+def test_checkpoint(values: Values) -> Words:
+    """Return the checkpoint of a test."""
+    name = values["test_model_name"]
+    if values["eval_extra"] or name == "model_extra.tar":
+        return Words(("--checkpoint", format_value(values["save_extra_checkpoint"])))
+    return Words(("--checkpoint", "best") if name == "model_best_val.tar" else ())
+
+
+def test_memory(values: Values) -> Words:
+    """Return the interval at which the recurrent state is reset in a test."""
+    return Words(("--reset-state-every", str(values["unroll_length"])) if values["test_no_carry_sr"] else ())
+
+
+TEST_GAMES = 200
+TRAIN_EVAL = ("train", *PLAY)
+FLAGS = (
+    Flag("mode", "train", "the commands `train`, `eval`, `video`", status=JOINT, commands=TRAIN_EVAL),
+    Flag(
+        "env",
+        "PongNoFrameskip-v4",
+        "ENV, for example `procgen/starpilot:easy`; for a test `--env ENV`",
+        status=JOINT,
+        commands=TRAIN_EVAL,
+    ),
+    Flag("multi_env", 1, "the first N games of a list as several ENV", status=JOINT, kind=int),
+    Flag("distribution_mode", "hard", "the mode in ENV, `:easy`", status=JOINT, choices=MODES),
+    Flag("xpid", None, "last part of `--run-dir`, or RUN", status=JOINT, commands=TRAIN_EVAL),
+    Flag(
+        "savedir",
+        "~/palaas/torchbeast",
+        "first part of `--run-dir SAVEDIR/XPID`, or of RUN",
+        status=JOINT,
+        commands=TRAIN_EVAL,
+    ),
+    Flag("num_actors", 4, "`--num-envs` (the next number that fits the batches), `--pools`", status=JOINT, kind=int),
+    Flag("num_servers", 4, "", "not needed: the training starts as many environments as actors", EXPLAINED, int),
+    *LEARNER_FLAGS,
+    Flag("num_levels", 0, "`--levels START:START+N`; 0: `--levels all`", status=JOINT, kind=int),
+    Flag("start_level", 0, "`--levels`", status=JOINT, kind=int),
+    # Validation and checkpoints
+    Flag("disable_validation", False, "no `--valid-...` option", status=JOINT, kind=bool),
+    Flag("validate_every", 10, "`--valid-every 1M`", "steps here, minutes there", JOINT, int),
+    Flag("validate_step_every", -1, "`--valid-every`", status=JOINT, kind=int),
+    Flag("valid_num_levels", 0, "`--valid-levels START:START+N`; 0: all", status=JOINT, kind=int),
+    Flag("valid_start_level", 0, "`--valid-levels`", status=JOINT, kind=int),
+    Flag("valid_distribution_mode", "hard", "`--valid-mode`", status=JOINT, choices=MODES),
+    Flag("valid_num_episodes", 5, "`--valid-episodes`", status=JOINT, kind=int),
+    Flag("valid_num_runs", 1, "`--valid-episodes`, multiplied by N", status=JOINT, kind=int),
+    Flag("save_extra_checkpoint", 50_000_000, "`--keep-at`", status=JOINT, kind=int, commands=TRAIN_EVAL),
+    # Tests
+    Flag("test_num_levels", 0, "`--levels START:START+N`; 0: all", status=JOINT, kind=int, commands=("eval",)),
+    Flag("test_start_level", 0, "`--levels`", status=JOINT, kind=int, commands=("eval",)),
+    Flag("test_distribution_mode", "hard", "the mode in `--env`", status=JOINT, choices=MODES, commands=PLAY),
+    Flag("eval_extra", False, "`--checkpoint STEPS` of save_extra_checkpoint", status=JOINT, kind=bool, commands=PLAY),
+    Flag(
+        "test_model_name",
+        None,
+        "`--checkpoint best` or `--checkpoint STEPS`",
+        status=JOINT,
+        choices=("model.tar", "model_best_val.tar", "model_extra.tar"),
+        commands=PLAY,
+    ),
+    Flag(
+        "test_no_carry_sr",
+        False,
+        "`--reset-state-every` unroll_length",
+        status=JOINT,
+        kind=bool,
+        commands=("eval",),
+    ),
+    # Networks
+    Flag("use_lstm", False, "`--memory lstm --memory.hidden 256`", status=JOINT, kind=bool),
+    Flag("use_delta", False, "`--memory delta --memory.truncate step`", status=JOINT, kind=bool),
+    Flag("use_sr", False, "`--memory srwm --memory.truncate step`", status=JOINT, kind=bool),
+    Flag("use_psr", False, "`--memory fake-sr`", status=JOINT, kind=bool),
+    Flag(
+        "use_smfwp",
+        False,
+        "`--memory sr-delta --memory.truncate step`",
+        "the published code of this model ends with an error",
+        JOINT,
+        bool,
+    ),
+    Flag("use_no_carry_sr", False, "`--memory srwm-no-carry --memory.truncate step`", status=JOINT, kind=bool),
+    Flag(
+        "use_deep_ff",
+        False,
+        "`--torso.depth` num_layers",
+        "fully connected layers without residual connections and layer normalisation",
+        JOINT,
+        bool,
+    ),
+    Flag("use_lt", False, "", NOT_AVAILABLE, REFUSED, bool),
+    Flag("use_delta_rnn", False, "", NOT_AVAILABLE, REFUSED, bool),
+    Flag("use_rec_delta", False, "", NOT_AVAILABLE, REFUSED, bool),
+    Flag("use_dd", False, "", NOT_AVAILABLE, REFUSED, bool),
+    Flag("keep_dd", False, "", "not used, as in the original", EXPLAINED, bool),
+    Flag("allow_oov", False, "", "not used, as in the original", EXPLAINED, bool),
+    Flag("hidden_size", 128, "`--memory.hidden`", status=JOINT, kind=int),
+    Flag("num_layers", 2, "`--memory.layers`", status=JOINT, kind=int),
+    Flag("num_head", 4, "`--memory.heads`", status=JOINT, kind=int),
+    Flag("dim_head", 32, "`--memory.head-size`", status=JOINT, kind=int),
+    Flag("dim_ff", 512, "`--memory.ff`", status=JOINT, kind=int),
+    Flag("conv_scale", 1, "`--torso.channels` 16N,32N,32N", status=JOINT, kind=int),
+    Flag("dropout", 0.0, "", "the memories have no dropout; use 0", REFUSED, float),
+    # Devices and loggers
+    Flag(
+        "single_gpu",
+        False,
+        "",
+        "the default; two GPUs are used with --device cuda:0 --actor-device cuda:1",
+        EXPLAINED,
+        bool,
+    ),
+    Flag("use_wandb", False, "`--wandb` project_name", status=JOINT, kind=bool),
+    Flag("project_name", None, "`--wandb`", status=JOINT),
+    Flag("job_name", None, "", "the name in Weights & Biases is the name of the run folder, that is xpid", EXPLAINED),
+)
+TRAIN = Mode(
+    command=("train",),
+    rules=(
+        environments,
+        new_run,
+        num_envs,
+        levels,
+        torso,
+        memory,
+        validation,
+        extra_checkpoint,
+        rolling_checkpoints,
+        wandb,
+    ),
+    fixed=(
+        ("--torso resnet --torso.subtract-mean off --agent.init torch", "deep ResNet, initialised as by PyTorch"),
+        ("--algo.optimizer rmsprop", "RMSProp of PyTorch"),
+        ("--algo.lam 1 --algo.lr-schedule linear", "V-trace without lambda, linear schedule"),
+        ("--save-every 0", "only rolling checkpoints"),
+    ),
+    differences=(
+        "the last reward, which is an input of the network, is zero when an episode starts",
+        "the best checkpoint is chosen by the normalised return; several games of mode memory have none",
+    ),
+)
+TEST = Mode(
+    command=("eval",),
+    rules=(existing_run, test_environment, test_levels, test_checkpoint, test_memory),
+    fixed=(("--greedy", "the most probable action is chosen"),),
+)
+TEST_RENDER = Mode(
+    command=("video",),
+    rules=(existing_run, test_environment, test_checkpoint),
+    fixed=(("--greedy", "the most probable action is chosen"),),
+    differences=("a video file is written instead of a window",),
+)
+POLYBEAST = Program(
+    "torchbeast_procgen.polybeast",
+    "Self-referential weight matrices on ProcGen",
+    FLAGS,
+    {"train": TRAIN, "test": TEST, "test_render": TEST_RENDER},
+    detect=lambda given: ("poly",),  # resumes an existing run, as PolyBeast
+    supports_cluster=True,
+    examples=(
+        "--multi_env 6 --num_actors 48 --total_steps 300_000_000 --save_extra_checkpoint 150_000_000 --learning_rate "
+        "0.0006 --entropy_cost 0.01 --batch_size 32 --unroll_length 50 --num_head 8 --dim_head 16 --use_sr "
+        "--num_levels 200 --distribution_mode easy --valid_distribution_mode easy --valid_num_levels 200 "
+        "--valid_start_level 500 --valid_num_episodes 10 --xpid experiment_name --savedir saved_models",
+    ),
+)
+POLYBEAST_LEARNER = replace(
+    POLYBEAST,
+    name="torchbeast_procgen.polybeast_learner",
+    examples=(
+        "--mode test --env procgen:procgen-starpilot-v0 --test_distribution_mode easy --test_num_levels 200 "
+        "--test_start_level 1000 --use_sr --xpid experiment_name --savedir saved_models",
+    ),
+)

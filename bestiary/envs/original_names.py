@@ -1,0 +1,39 @@
+"""Environment names of other projects: the Bestiary names of Gym's Atari games and of Gym's ProcGen games."""
+
+import re
+from functools import cache
+
+from bestiary.envs.atari_games import list_games
+from bestiary.envs.procgen import GAMES
+
+# PongNoFrameskip-v4, PongDeterministic-v4, Pong-v0, ALE/Pong-v5, and Pong-v5 of EnvPool.
+GYM_ATARI = re.compile(r"(?:ALE/)?(?P<game>[A-Za-z0-9]+?)(?:-ram)?(?:NoFrameskip|Deterministic)?-v\d+")
+# procgen:procgen-starpilot-v0, procgen-starpilot-v0, and StarpilotEasy-v0 of EnvPool.
+GYM_PROCGEN = re.compile(r"(?:procgen:|procgen_gym/)?procgen-(?P<game>[a-z]+)-v\d+")
+ENVPOOL_PROCGEN = re.compile(r"(?P<game>[A-Za-z]+?)(?P<mode>Easy|Hard|Extreme|Memory|Exploration)-v0")
+
+
+def bestiary_names(text: str) -> tuple[str, ...]:
+    """Return the Bestiary names of environments that another project names `text`, separated by commas.
+
+    Return an empty tuple if one of them is not known. The mode of ProcGen games is not part of their names in Gym; the
+    name that is returned has no mode either.
+    """
+    names = [_bestiary_name(part.strip()) for part in text.split(",")]
+    return tuple(name for name in names if name) if all(names) else ()
+
+
+def _bestiary_name(name: str) -> str:
+    if match := GYM_PROCGEN.fullmatch(name):
+        return f"procgen/{match['game']}" if match["game"] in GAMES else ""
+    if (match := ENVPOOL_PROCGEN.fullmatch(name)) and match["game"].lower() in GAMES:
+        return f"procgen/{match['game'].lower()}:{match['mode'].lower()}"
+    if match := GYM_ATARI.fullmatch(name):
+        game = _games_by_lowercase().get(match["game"].lower())
+        return f"atari/{game}" if game else ""
+    return ""
+
+
+@cache
+def _games_by_lowercase() -> dict[str, str]:
+    return {game.lower(): game for game in list_games()}
