@@ -17,6 +17,7 @@ from bestiary.cli.completion import SCRIPTS
 from bestiary.cli.listing import LISTS
 from bestiary.cli.look import TOOLS
 from bestiary.cli.main import COMMANDS
+from bestiary.compat.programs import PROGRAMS
 from bestiary.config.components import REGISTRIES
 from bestiary.config.toml import preset_paths
 from bestiary.config.training_options import Training
@@ -107,6 +108,8 @@ def _argument(command: str, action: argparse.Action, choices: dict[str, tuple[st
         words = tuple(name for name in LISTS["envs"]() if ".py:" not in name)
     elif metavar == "RUN":
         words = tuple(zoo.agent_names())
+    elif metavar == "PROGRAM":
+        words = tuple(PROGRAMS)
     elif metavar == "SHELL":
         words = tuple(SCRIPTS)
     elif metavar == BOOLEAN_METAVAR:

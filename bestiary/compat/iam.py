@@ -229,7 +229,6 @@ FLAGS = (
 
 MAIN = Program(
     "iam.main",
-    "Influence-aware memory (pytorch-a2c-ppo-acktr)",
     FLAGS,
     {
         "train": Mode(
@@ -253,10 +252,4 @@ MAIN = Program(
         )
     },
     extra_words="words without a flag are notes in the document, for example the duration of the run",
-    examples=(
-        "--env-name warehouse --num-steps 8 --recurrent-policy --log-dir ./log_w/FNN8-1 --seed 1",
-        "--env-name warehouse --num-steps 8 --IAM --log-dir ./log_w/IAM-1 --seed 1",
-        "--env-name BreakoutNoFrameskip-v4 --num-processes 8 --num-env-steps 50007104 --num-steps 8 --ppo-epoch 3 "
-        "--lr 0.00025 --log-dir ./log_bf/IAM-1 --IAM --flicker",
-    ),
 )

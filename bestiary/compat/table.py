@@ -95,7 +95,6 @@ class Program:
     """An original program."""
 
     name: str
-    source: str  # heading of its section on the migration page
     flags: tuple[Flag, ...]
     modes: Mapping[str, Mode]
     default_mode: str = "train"
@@ -104,4 +103,3 @@ class Program:
     # Why words without a flag are ignored; empty: they are refused.
     extra_words: str = ""
     supports_cluster: bool = False
-    examples: tuple[str, ...] = ()  # command lines of the documents, for the migration page

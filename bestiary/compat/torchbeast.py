@@ -2,6 +2,7 @@
 
 import shlex
 import time
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -22,6 +23,7 @@ AGENT_TYPES = {
     **dict.fromkeys(("aaa", "attention_augmented", "attention_augmented_agent"), "aaa"),
     **dict.fromkeys(("rn", "res", "resnet", "res_net"), "resnet"),
 }
+NUM_SEEDS = 1_000_000
 FORK_TITLES = {"popart": "PopArt fork", "reward": "reward-misspecification fork"}
 
 # --- environments, runs, actors ---
@@ -46,12 +48,20 @@ def environments(values: Values) -> Words:
 
 
 def new_run(values: Values) -> Words:
-    """Return the run folder SAVEDIR/XPID of a training."""
+    """Return the run folder SAVEDIR/XPID of a training, and its seed.
+
+    The seed follows from the name of the run, so that runs have different initial weights, as in the original, and a
+    run is resumed with its own seed.
+    """
     xpid = values["xpid"] or f"torchbeast-{time.strftime('%Y%m%d-%H%M%S')}"
-    words = ("--run-dir", expand_path(f"{values['savedir']}/{xpid}"))
+    seed = str(zlib.crc32(xpid.encode()) % NUM_SEEDS)
+    words = ("--run-dir", expand_path(f"{values['savedir']}/{xpid}"), "--seed", seed)
+    differences = (f"seed {seed}: follows from the name of the run; the original draws a random seed",)
     if "popart" in values.variants or "poly" in values.variants:
-        return Words((*words, "--if-exists", "resume"))
-    return Words(words, ("an existing run with this xpid is not overwritten: the command stops with an error",))
+        return Words((*words, "--if-exists", "resume"), differences)
+    return Words(
+        words, (*differences, "an existing run with this xpid is not overwritten: the command stops with an error")
+    )
 
 
 def existing_run(values: Values) -> Words:
@@ -217,7 +227,7 @@ def audit_episodes(values: Values) -> Words:
     games = max(1, round(15 * lives / 4))
     return Words(
         ("--episodes", str(games)),
-        (f"{games} games: the fork plays {lives} lives 15 times, and a game of River Raid has 4 lives",),
+        (f"{games} games: the fork plays 15 x {lives} lives, and a game of River Raid has 4 lives",),
     )
 
 
@@ -332,43 +342,21 @@ POPART_TESTS = {
     "record": RECORD,
     "env_info": ENV_INFO,
 }
-SOURCE = "TorchBeast"
 MONOBEAST = Program(
     "torchbeast.monobeast",
-    SOURCE,
     FLAGS,
     {"train": TRAIN, "test": TEST, "test_render": TEST_RENDER, "eval": AUDIT},
     detect=partial(_variants, "mono"),
     supports_cluster=True,
-    examples=(
-        "--env PongNoFrameskip-v4 --num_actors 45 --total_steps 30000000 --learning_rate 0.0004 --epsilon 0.01 "
-        "--entropy_cost 0.01 --batch_size 4 --unroll_length 80 --num_buffers 60 --num_threads 4 --xpid example",
-        "--env PongNoFrameskip-v4 --mode test --xpid example",
-        "--env RiverraidNoFrameskip-v4 --fuel_multiplier 10 --hidden_size 1024 --num_layers 2 --num_actors 45 "
-        "--total_steps 50000000 --learning_rate 0.0004 --epsilon 0.01 --entropy_cost 0.01 --batch_size 4 --xpid fuel",
-        "--env RiverraidNoFrameskip-v4 --mode eval --xpid fuel --num_episodes 4 --fuel_multiplier 10",
-    ),
 )
 POLYBEAST = Program(
     "torchbeast.polybeast",
-    SOURCE,
     FLAGS,
     {"train": TRAIN, **POPART_TESTS},
     detect=partial(_variants, "poly"),
     supports_cluster=True,
-    examples=(
-        "--mode train --xpid MultiTaskPopArt --env AirRaidNoFrameskip-v4,CarnivalNoFrameskip-v4 --total_steps "
-        "300000000 --use_popart",
-        "--mode test --xpid MultiTaskPopArt --env PongNoFrameskip-v4 --savedir=./models",
-        "--mode test_render --xpid MultiTaskPopArt --env PongNoFrameskip-v4 --savedir=./models",
-    ),
 )
 POLYBEAST_LEARNER = replace(
-    POLYBEAST,
-    name="torchbeast.polybeast_learner",
-    modes={"train": LEARNER, "test": TEST, "test_render": TEST_RENDER},
-    examples=("--num_actors 10",),
+    POLYBEAST, name="torchbeast.polybeast_learner", modes={"train": LEARNER, "test": TEST, "test_render": TEST_RENDER}
 )
-POLYBEAST_ENV = replace(
-    POLYBEAST, name="torchbeast.polybeast_env", modes={"train": SERVERS}, examples=("--num_servers 10",)
-)
+POLYBEAST_ENV = replace(POLYBEAST, name="torchbeast.polybeast_env", modes={"train": SERVERS})

@@ -7,7 +7,6 @@ from bestiary.compat.torchbeast import SIX_GAMES, existing_run, task_names
 from bestiary.compat.torchbeast_flags import expand_path
 from bestiary.utils.errors import UserError
 
-SOURCE = "PopArt fork of TorchBeast: analysis"
 SALIENCY_COMMAND = "look saliency"
 ATTENTION_COMMAND = "look attention"
 FILTERS_COMMAND = "look filters"
@@ -55,7 +54,6 @@ RUN_FLAGS = (
 )
 SALIENCY = Program(
     "torchbeast.saliency",
-    SOURCE,
     (
         *RUN_FLAGS,
         Flag("first_frame", 0, "--start", kind=int, commands=DRAWN, convert=str),
@@ -101,14 +99,9 @@ SALIENCY = Program(
         )
     },
     default_mode="saliency",
-    examples=(
-        "--xpid MultiTaskPopArt --env PongNoFrameskip-v4 --first_frame 0 --num_frames 100 --savedir=./models",
-        "--xpid MultiTask --env PongNoFrameskip-v4 --resolution=75 --num_frames 5 --savedir=./logs/torchbeast",
-    ),
 )
 VISUALIZE_AAA = Program(
     "torchbeast.analysis.visualize_aaa",
-    SOURCE,
     (
         *RUN_FLAGS,
         Flag("first_frame", 200, "--start", kind=int, commands=DRAWN, convert=str),
@@ -124,7 +117,6 @@ VISUALIZE_AAA = Program(
         )
     },
     default_mode="attention",
-    examples=("--xpid aaa --env PongNoFrameskip-v4 --savedir ./logs/torchbeast",),
 )
 
 # --- filters ---
@@ -203,7 +195,6 @@ COMPARE = Mode(
 )
 ANALYZE_RESNET = Program(
     "torchbeast.analysis.analyze_resnet",
-    SOURCE,
     (
         Flag(
             "mode",
@@ -293,8 +284,4 @@ ANALYZE_RESNET = Program(
         ),
     },
     default_mode="filter_vis",
-    examples=(
-        "--model_load_path models --mode filter_comp --comp_num_models 10",
-        "--load_path models --mode filter_comp_plot --save_figures",
-    ),
 )

@@ -299,23 +299,12 @@ TEST_RENDER = Mode(
 )
 POLYBEAST = Program(
     "torchbeast_procgen.polybeast",
-    "Self-referential weight matrices on ProcGen",
     FLAGS,
     {"train": TRAIN, "test": TEST, "test_render": TEST_RENDER},
     detect=lambda given: ("poly",),  # resumes an existing run, as PolyBeast
     supports_cluster=True,
-    examples=(
-        "--multi_env 6 --num_actors 48 --total_steps 300_000_000 --save_extra_checkpoint 150_000_000 --learning_rate "
-        "0.0006 --entropy_cost 0.01 --batch_size 32 --unroll_length 50 --num_head 8 --dim_head 16 --use_sr "
-        "--num_levels 200 --distribution_mode easy --valid_distribution_mode easy --valid_num_levels 200 "
-        "--valid_start_level 500 --valid_num_episodes 10 --xpid experiment_name --savedir saved_models",
-    ),
 )
 POLYBEAST_LEARNER = replace(
     POLYBEAST,
     name="torchbeast_procgen.polybeast_learner",
-    examples=(
-        "--mode test --env procgen:procgen-starpilot-v0 --test_distribution_mode easy --test_num_levels 200 "
-        "--test_start_level 1000 --use_sr --xpid experiment_name --savedir saved_models",
-    ),
 )

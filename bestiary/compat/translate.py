@@ -100,8 +100,7 @@ def parse_flags(program: Program, argv: Sequence[str]) -> tuple[dict[str, Any], 
         name, equals, text = word[2:].partition("=")
         flag = table.get(_normalise(name))
         if flag is None:
-            known = [f"--{known.name}" for known in program.flags]
-            problems.append(f"--{name}: unknown flag of {program.name}{suggest(f'--{name}', known)}")
+            problems.append(f"--{name}: unknown flag of {program.name}{_hint(name, program)}")
             if words and not words[0].startswith("--"):
                 words.pop(0)  # probably its value
         elif flag.kind is bool:
@@ -124,6 +123,14 @@ def parse_flags(program: Program, argv: Sequence[str]) -> tuple[dict[str, Any], 
     if problems:
         raise UserError(*problems)
     return given, [f"{' '.join(extra)}: ignored; {program.extra_words}"] if extra else []
+
+
+def _hint(name: str, program: Program) -> str:
+    """Return a hint about an unknown flag: the flag for this option of Bestiary, or flags with similar names."""
+    same = [flag.name for flag in program.flags if flag.option.strip("`").split() == [f"--{name}"]]
+    return (
+        f"; did you mean --{same[0]}?" if same else suggest(f"--{name}", [f"--{flag.name}" for flag in program.flags])
+    )
 
 
 def _normalise(name: str) -> str:

@@ -258,13 +258,13 @@ TRAININGS = [
         f"python -m torchbeast.polybeast --mode train --xpid MultiTaskPopArt --env {SIX_ORIGINAL} "
         "--total_steps 300000000 --use_popart",
         {**POPART, "algo.entropy_coef": 0.01},
-        "--run-dir ./logs/torchbeast-local/MultiTaskPopArt --if-exists resume",
+        "--run-dir ./logs/torchbeast-local/MultiTaskPopArt",
     ),
     Training(
         f"python -m torchbeast.monobeast --mode train --xpid MultiTaskPopArt --env {SIX_ORIGINAL} "
         "--total_steps 300000000 --use_popart",
         {**POPART, "algo.entropy_coef": 6e-4},
-        "--run-dir /home/me/logs/torchbeast/MultiTaskPopArt --if-exists resume",
+        "--run-dir /home/me/logs/torchbeast/MultiTaskPopArt",
     ),
     # Reward misspecification
     Training(
@@ -356,7 +356,7 @@ TRAININGS = [
      --valid_num_episodes 10 \
      --savedir ${SAVE_DIR}""",
         SRWM,
-        "--run-dir saved_models/experiment_name --if-exists resume",
+        "--run-dir saved_models/experiment_name",
     ),
     # Influence-aware memory
     *_warehouse(),
