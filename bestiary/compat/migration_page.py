@@ -4,7 +4,6 @@ python -m bestiary.compat.migration_page > docs/migration.md
 """
 
 import shlex
-import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,6 @@ from bestiary.compat.translate import format_command, translate
 
 TEMPLATE = Path(__file__).with_name("migration_template.md")
 PLACEHOLDER = "<!-- sections -->\n"
-LINE_WIDTH = 110
 VARIANTS = {
     "popart": "PopArt fork",
     "popart-poly": "PolyBeast of the PopArt fork",
@@ -182,18 +180,12 @@ def _render_section(section: Section) -> str:
 
 def _render_example(example: Example) -> str:
     """Return an example: the original command line and its translation."""
-    cluster = "" if example.cluster is None else f"--cluster {example.cluster} "
-    original = f"bestiary compat {cluster}{example.program} {example.arguments}"
-    commands = translate(example.program, shlex.split(example.arguments), example.cluster).commands
+    arguments = shlex.split(example.arguments)
+    cluster = [] if example.cluster is None else ["--cluster", example.cluster]
+    original = format_command(["compat", *cluster, example.program, *arguments])
+    commands = translate(example.program, arguments, example.cluster).commands
     translated = "\n".join(format_command(words) for words in commands)
-    return f"```\n$ {_wrap(original)}\n{translated}\n```\n"
-
-
-def _wrap(command: str) -> str:
-    """Return a command with line breaks that a shell accepts."""
-    return " \\\n    ".join(
-        textwrap.wrap(command, LINE_WIDTH, break_long_words=False, break_on_hyphens=False, subsequent_indent="")
-    )
+    return f"```\n$ {original}\n{translated}\n```\n"
 
 
 def _render_modes(modes: dict[str, Mode]) -> Iterator[str]:
