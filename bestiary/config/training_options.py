@@ -208,6 +208,15 @@ class Training:
         runtimes=("cluster",),
         compared=False,
     )
+    learner_timeout: float = option(
+        120.0,
+        "time without an answer of a learner process after which all learners are restarted, in seconds",
+        above=0,
+        metavar="SECONDS",
+        group=CLUSTER,
+        runtimes=("cluster",),
+        compared=False,
+    )
     trust_open_cluster: bool = option(
         False,
         "allow connecting to a cluster that other machines can reach and that requires no token",

@@ -16,6 +16,7 @@ from typing import Any
 
 from bestiary.config.training_options import Training
 from bestiary.distributed.faults import RestartCounter, error_summary, unwrap_task_error
+from bestiary.distributed.health_check import HealthCheck
 from bestiary.distributed.inference_server import InferenceServer
 from bestiary.distributed.learner_group import RemoteWeights
 from bestiary.distributed.pending_calls import PendingCalls
@@ -25,6 +26,7 @@ from bestiary.training.local import STALL_WARNING_SECONDS
 from bestiary.training.utilisation import PhaseTimer
 from bestiary.utils.console import warn
 
+MAX_CHECK_INTERVAL = 1.0  # time between two checks that counts for --actor-timeout; see `check_health`
 MAX_POLL_DELAY = 10.0  # an actor is asked for its step counts at most this many seconds after its last known progress
 
 
@@ -86,6 +88,8 @@ class ActorManager:
         self.start_step = start_step
         self.worker_class: Any = ray.remote(RolloutWorker)
         self.inference_server: Any = None  # Ray handle; None without central inference
+        self.server_health: HealthCheck | None = None  # None without central inference
+        self.newest_weights: RemoteWeights | None = None  # None until the first call of `publish`
         self.actors = [self._make_handle(index) for index in range(training.actors)]
         # Cyclic order in which `idle_slots` examines slots: first slot 0 of each actor, then slot 1 of each actor, and
         # so on.
@@ -96,6 +100,7 @@ class ActorManager:
         self.any_ready = False  # whether the setup of at least one actor has succeeded
         self.last_rollout_time = time.monotonic()
         self.last_warning_time = time.monotonic()
+        self.last_check_time = time.monotonic()
 
     def _make_handle(self, index: int) -> ActorHandle:
         """Return the handle of an actor whose process is not started yet."""
@@ -233,12 +238,22 @@ class ActorManager:
     # --- progress checks ---
 
     def check_health(self, learner_is_busy: bool) -> None:
-        """Replace actors that have made no progress for --actor-timeout seconds.
+        """Replace actors that have made no progress, and a server that has not answered, for --actor-timeout seconds.
 
         Warn the user if no rollout has arrived for STALL_WARNING_SECONDS although the learners are idle.
         """
         now = time.monotonic()
         timeout = self.training.actor_timeout
+        # While the driver was validating or was stopped, it did not ask the actors for their progress.
+        not_checked = max(0.0, now - self.last_check_time - MAX_CHECK_INTERVAL)
+        self.last_check_time = now
+        for actor in self.actors:
+            actor.placed_at += not_checked * bool(actor.placed_at)
+            for slot in actor.slots:
+                slot.last_progress_time += not_checked
+        self.last_rollout_time += not_checked
+        if self.server_health is not None and (seconds := self.server_health.silent_seconds()):
+            self._replace_inference_server(f"the inference server has not answered for {seconds:.0f} s")
         for actor in self.actors:
             if actor.placed_at and not actor.ready and now - actor.placed_at > max(timeout, PLACEMENT_TIMEOUT):
                 seconds = now - actor.placed_at
@@ -299,6 +314,7 @@ class ActorManager:
             setup = self.inference_server.setup.remote(self.shipped_config, self.gpus > 0)
             try:
                 self.ray.get(setup, timeout=PLACEMENT_TIMEOUT)
+                self.server_health = HealthCheck(self.ray, self.inference_server, self.training.actor_timeout)
                 return
             except errors.RayTaskError as error:
                 raise unwrap_task_error(error) from error
@@ -309,24 +325,24 @@ class ActorManager:
 
     def publish(self, weights: RemoteWeights) -> None:
         """Send new weights to the inference server. Without a server, `start_rollout` sends them to the actors."""
+        self.newest_weights = weights
         if self.inference_server is not None:
             self.inference_server.set_weights.remote(weights.version, weights.reference)
 
-    def replace_inference_server(self, actor: ActorHandle, incarnation: int, weights: RemoteWeights) -> None:
-        """Start a new inference server. Restart all actors too, because they have the handle of the lost server.
+    def on_lost_inference_server(self, actor: ActorHandle, incarnation: int) -> None:
+        """Replace the inference server, because an actor with this `incarnation` has reported that it was lost.
 
         Do nothing if `actor` no longer has this `incarnation`: it was restarted when the server was replaced.
-
-        Args:
-            actor: an actor that reported that the server was lost.
-            incarnation: incarnation of the actor when it sent this report.
-            weights: the newest weights, which are sent to the new server.
         """
-        if incarnation != actor.incarnation:
-            return
-        self.restarts.record("the inference server was lost")
+        if incarnation == actor.incarnation:
+            self._replace_inference_server("the inference server was lost")
+
+    def _replace_inference_server(self, reason: str) -> None:
+        """Start a new inference server. Restart all actors too, because they have the handle of the old server."""
+        self.restarts.record(reason)
         self.ray.kill(self.inference_server)
         self._start_inference_server()
-        self.publish(weights)
-        for other in self.actors:
-            self._restart(other)
+        assert self.newest_weights is not None
+        self.publish(self.newest_weights)
+        for actor in self.actors:
+            self._restart(actor)

@@ -134,6 +134,7 @@ class Driver:
                     result: UpdateResult = self.learner_group.get(call.results[0])
                     self._publish(result, call.rollouts)
                     self._log(result, call.rollouts)
+                self.learner_group.check_health()
                 self.actor_manager.check_health(learner_is_busy=bool(self.learn_calls))
                 self._save_if_due()
             self.learner_group.copy_state_to(self.learner)
@@ -238,8 +239,7 @@ class Driver:
             if isinstance(error.cause, errors.ObjectLostError):
                 return  # the weights were lost together with a learner; that loss is handled in `LearnerGroup.get`
             if isinstance(error.cause, errors.RayError) and self.actor_manager.inference_server is not None:
-                weights = self.queue.latest_weights()
-                self.actor_manager.replace_inference_server(actor, call.incarnation, weights)
+                self.actor_manager.on_lost_inference_server(actor, call.incarnation)
                 return
             self.restarts.record(f"{actor.name}: {error_summary(error.cause)}")
         # An ObjectLostError means that only the RolloutReport was lost, together with the node that stored it.

@@ -61,6 +61,9 @@ class InferenceServer:
                 self.newest_weights = weights
             self.changed.notify()
 
+    def answer(self) -> None:
+        """Do nothing. The driver calls this method to check that the process is not stopped."""
+
     def infer(self, min_version: int, inputs: dict[str, Any], state: list[np.ndarray]) -> Any:
         """Run the agent on one time step of a vector environment, with weights of at least version `min_version`.
 

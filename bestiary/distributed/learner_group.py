@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from bestiary.config.training_options import Training
 from bestiary.distributed.faults import GroupSplitError, LearnersLostError, error_summary, unwrap_task_error
+from bestiary.distributed.health_check import HealthCheck
 from bestiary.distributed.learner_worker import LearnerWorker
 from bestiary.distributed.placement import PLACEMENT_TIMEOUT, placement_error, prefer_driver_node
 from bestiary.distributed.serialisation import pack_state, unpack_state
@@ -12,6 +13,7 @@ from bestiary.training.learner import Learner
 from bestiary.utils.errors import RunError, UserError
 
 COLLECTIVE_TIMEOUT = 120.0  # maximum time in seconds that learners wait for each other, at the start and in each update
+HEALTH_INTERVAL = 0.5  # time between two checks whether the learners answer, in seconds
 
 
 class RemoteWeights(NamedTuple):
@@ -34,6 +36,7 @@ class LearnerGroup:
         self.gpus = gpus  # number of GPUs of each learner
         self.workers: list[Any] = []  # Ray handles of the LearnerWorker processes, in the order of their ranks
         self.addresses: list[str] = []  # IP addresses of the workers' nodes, in the same order
+        self.health_checks: list[HealthCheck] = []  # of each worker, in the same order
 
     def place(self) -> None:
         """Start the learner processes and wait until Ray has placed all of them on nodes.
@@ -49,11 +52,12 @@ class LearnerGroup:
             "num_gpus": self.gpus,
             "scheduling_strategy": "SPREAD" if count > 1 else prefer_driver_node(ray),
         }
-        # A separate thread fetches rollouts while `learn` runs.
-        for name in ("fetch_rollout", "discard_rollout"):
-            setattr(LearnerWorker, name, ray.method(concurrency_group="io")(getattr(LearnerWorker, name)))
-        worker_class = ray.remote(concurrency_groups={"io": 1})(LearnerWorker)
+        # Separate threads fetch rollouts and answer the health check while `learn` runs.
+        for name, group in (("fetch_rollout", "io"), ("discard_rollout", "io"), ("answer", "health")):
+            setattr(LearnerWorker, name, ray.method(concurrency_group=group)(getattr(LearnerWorker, name)))
+        worker_class = ray.remote(concurrency_groups={"io": 1, "health": 1})(LearnerWorker)
         self.workers = [worker_class.options(**options).remote() for _ in range(count)]
+        self.health_checks = [HealthCheck(ray, worker, self.training.learner_timeout) for worker in self.workers]
         try:
             self.addresses = self.get([w.node_address.remote() for w in self.workers], PLACEMENT_TIMEOUT)
         except ray.exceptions.GetTimeoutError:
@@ -85,6 +89,13 @@ class LearnerGroup:
         for worker in self.workers:
             self.ray.kill(worker)
 
+    def check_health(self) -> None:
+        """Raise LearnersLostError if a learner has not answered for --learner-timeout seconds."""
+        for rank, health_check in enumerate(self.health_checks):
+            if seconds := health_check.silent_seconds():
+                host = f" on {self.addresses[rank]}" if self.addresses else ""
+                raise LearnersLostError(f"learner {rank}{host} has not answered for {seconds:.0f} s")
+
     def fetch_rollout(self, rollout_id: int, shards: list[Any]) -> list[Any]:
         """Let each learner fetch its part of a rollout. Return the object reference of each learner's call.
 
@@ -115,13 +126,19 @@ class LearnerGroup:
         """Wait for calls to learners and return their results.
 
         Raises:
-            LearnersLostError: a learner was lost, or lost its connection to the others.
+            LearnersLostError: a learner was lost, does not answer, or lost its connection to the others.
             UserError, RunError: a learner raised an error of this type.
             ray.exceptions.RayTaskError: a learner raised another exception.
             ray.exceptions.GetTimeoutError: a result was not available after `timeout` seconds.
         """
         errors = self.ray.exceptions
         try:
+            waiting = references if isinstance(references, list) else [references]
+            while waiting and timeout is None:
+                finished, waiting = self.ray.wait(waiting, num_returns=len(waiting), timeout=HEALTH_INTERVAL)
+                if waiting:
+                    self.ray.get(finished)  # raises the error of a failed call, although other calls have not finished
+                    self.check_health()
             return self.ray.get(references, timeout=timeout)
         except errors.RayTaskError as error:
             cause = error.cause

@@ -76,6 +76,9 @@ class LearnerWorker:
             self.learner.all_reduce_gradient = all_reduce_gradient
             self.learner.all_reduce = all_reduce
 
+    def answer(self) -> None:
+        """Do nothing. The driver calls this method to check that the process is not stopped."""
+
     # --- learner group ---
 
     def node_address(self) -> str:

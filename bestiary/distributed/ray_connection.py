@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from bestiary.distributed import ray_watchdog
 from bestiary.utils.console import note
 from bestiary.utils.cpu import num_cores
 from bestiary.utils.errors import UserError
@@ -89,28 +90,25 @@ def _start_private_ray() -> Iterator[Any]:
     # Ray makes its folder writable for all users. Therefore the folder of Ray is inside a folder that only this user
     # can open.
     (folder / "r").mkdir()
-    try:
-        with private_ray_settings():
-            try:
-                ray.init(
-                    address="local",
-                    _node_ip_address="127.0.0.1",
-                    _temp_dir=str(folder / "r"),
-                    num_cpus=num_cores(),
-                    object_store_memory=_object_store_bytes(),
-                    include_dashboard=False,
-                    log_to_driver=False,
-                    configure_logging=False,
-                    logging_level=logging.ERROR,
-                )
-            except Exception as error:
-                raise UserError(f"--cluster local: Ray could not be started: {_first_lines(error)}") from error
-            try:
-                yield ray
-            finally:
-                ray.shutdown()
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with ray_watchdog.watch(folder), private_ray_settings():
+        try:
+            ray.init(
+                address="local",
+                _node_ip_address="127.0.0.1",
+                _temp_dir=str(folder / "r"),
+                num_cpus=num_cores(),
+                object_store_memory=_object_store_bytes(),
+                include_dashboard=False,
+                log_to_driver=False,
+                configure_logging=False,
+                logging_level=logging.ERROR,
+            )
+        except Exception as error:
+            raise UserError(f"--cluster local: Ray could not be started: {_first_lines(error)}") from error
+        try:
+            yield ray
+        finally:
+            ray.shutdown()
 
 
 @contextmanager
@@ -134,7 +132,7 @@ def private_ray_settings() -> Iterator[None]:
         ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR: "0",
         # By default, Ray's worker processes have a lower scheduling priority than other processes of the machine.
         "RAY_worker_niceness": "0",
-        # If the driver is killed, Ray's processes wait 15 s for it and then end.
+        # If the server of Ray is killed, the other processes wait 15 s for it and then end.
         "RAY_gcs_rpc_server_reconnect_timeout_s": "15",
     }
     previous = {name: os.environ.pop(name, None) for name in [*settings, "RAY_ADDRESS"]}

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import psutil
 import pytest
 
 import bestiary
@@ -77,6 +78,38 @@ def test_after_the_loss_of_a_learner_training_resumes_from_the_newest_checkpoint
     assert (run.metrics["step"][1:] > run.metrics["step"][:-1]).all()  # the rows of lost updates were removed
     assert (run.episodes["step"][1:] >= run.episodes["step"][:-1]).all()
     assert run.metrics["restarts"][-1] == 1
+
+
+def test_a_learner_that_is_stopped_but_not_dead_is_replaced(
+    ray_cluster: RayCluster, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def act() -> None:
+        wait_until(lambda: Run(Path("r")).steps > 0)
+        (learner,) = ray_cluster.processes("LearnerWorker")
+        learner.suspend()
+        wait_until(lambda: last_metric("restarts") == 1)
+        wait_until(lambda: not psutil.pid_exists(learner.pid))
+        wait_for_steps(400)
+
+    run = train_while(act, write_faulty_env(), cluster=ray_cluster.address, save_every=200, learner_timeout=3)
+    assert "learner 0" in (text := capfd.readouterr().err)
+    assert "has not answered" in text
+    assert (run.metrics["step"][1:] > run.metrics["step"][:-1]).all()
+    assert run.metrics["restarts"][-1] == 1
+
+
+@pytest.mark.slow
+def test_an_inference_server_that_is_stopped_but_not_dead_is_replaced(ray_cluster: RayCluster) -> None:
+    def act() -> None:
+        wait_until(lambda: last_metric("step") > 200)
+        (server,) = ray_cluster.processes("InferenceServer")
+        server.suspend()
+        wait_until(lambda: last_metric("restarts") > 0)
+        wait_for_steps(400)
+
+    options = {"cluster": ray_cluster.address, "inference": "central", "actor_timeout": 5}
+    run = train_while(act, "toy/catch", **options)
+    assert run.steps > 0
 
 
 # --- nodes with another version of Bestiary ---

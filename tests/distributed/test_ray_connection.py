@@ -61,18 +61,27 @@ def test_a_private_ray_is_inaccessible_to_others_ends_with_its_run_and_the_run_c
         assert probe.stdout.strip() == "closed", probe.stderr
 
         # The token is in no file of the run, and usage statistics are disabled.
-        environment = next(p for p in processes if p.name().startswith("ray::RolloutWorker")).environ()
+        worker = next(p for p in processes if p.name().startswith("ray::RolloutWorker"))
+        environment = worker.environ()
         assert len(environment["RAY_AUTH_TOKEN"]) >= 32
         assert environment["RAY_USAGE_STATS_ENABLED"] == "0"
         for path in [path for path in Path("r").rglob("*") if path.is_file()]:
             assert environment["RAY_AUTH_TOKEN"].encode() not in path.read_bytes()
+        worker.suspend()
     finally:
         driver.kill()
         driver.communicate()
 
+    # The watchdog of the killed driver ends its processes, also those that do not react, and removes its folder.
+    wait_until(lambda: temporary_folders(driver.pid) == [])
+    assert psutil.wait_procs(processes, timeout=60)[1] == []
+    assert not any(path.exists() for path in shared_memory)
+
     resumed = subprocess.Popen(
         [*BESTIARY, "resume", "r", "--steps", str(open_run("r").steps + 200)], stderr=subprocess.PIPE, text=True
     )
+
+    processes = []
 
     def resumed_has_ended() -> bool:
         processes.extend(psutil.Process(resumed.pid).children(recursive=True))
@@ -80,10 +89,8 @@ def test_a_private_ray_is_inaccessible_to_others_ends_with_its_run_and_the_run_c
 
     wait_until(resumed_has_ended, 120)
     assert resumed.returncode == 0, resumed.communicate()[1]
-    assert psutil.wait_procs(set(processes), timeout=120)[1] == []  # those of the killed driver, too
+    assert psutil.wait_procs(set(processes), timeout=120)[1] == []
     assert temporary_folders(resumed.pid) == []
-    assert temporary_folders(driver.pid) == []  # removed by the resumed run
-    assert not any(path.exists() for path in shared_memory)
 
 
 @pytest.mark.slow

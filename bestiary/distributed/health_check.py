@@ -1,0 +1,45 @@
+"""Detection of remote processes that do not answer. Ray notices a lost process, but not a stopped one (SIGSTOP)."""
+
+import time
+from typing import Any
+
+MAX_CALL_INTERVAL = 10.0  # a process is called at most this many seconds after its last answer
+MAX_CHECK_INTERVAL = 1.0  # time between two checks that counts as silence; the driver itself may have been stopped
+
+
+class HealthCheck:
+    """Regularly calls the method `answer` of a remote process.
+
+    The process must run this method in a thread of its own, so that it also answers while it computes.
+
+    Args:
+        ray: the connected Ray module.
+        worker: Ray handle of the process.
+        timeout: time without an answer after which the caller replaces the process, in seconds.
+    """
+
+    def __init__(self, ray: Any, worker: Any, timeout: float):
+        self.ray = ray
+        self.worker = worker
+        self.timeout = timeout
+        self.call: Any = None  # object reference of the unanswered call; None if there is none
+        self.seconds = 0.0  # time since the call, or since the last answer if there is no call
+        self.last_check_time = time.monotonic()
+
+    def silent_seconds(self) -> float:
+        """Return for how long the process has not answered if this is more than `timeout` seconds, otherwise 0.
+
+        Call this method several times per second.
+        """
+        now = time.monotonic()
+        self.seconds += min(now - self.last_check_time, MAX_CHECK_INTERVAL)
+        self.last_check_time = now
+        if self.call is None:
+            if self.seconds > min(self.timeout / 4, MAX_CALL_INTERVAL):
+                self.call = self.worker.answer.remote()
+                self.seconds = 0.0
+        elif self.ray.wait([self.call], timeout=0)[0]:
+            # If the process was lost, other calls fail, too, and their callers handle the loss.
+            self.call = None
+            self.seconds = 0.0
+        return self.seconds if self.call is not None and self.seconds > self.timeout else 0.0

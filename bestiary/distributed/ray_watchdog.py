@@ -1,0 +1,92 @@
+"""A process that ends a private Ray instance and removes its folder when the process that started it has ended.
+
+If the driver is killed with SIGKILL, it cannot end Ray. Without this process, some processes of Ray would wait for the
+driver for about a minute, and the folder of the instance would remain.
+
+The driver holds the write end of a pipe, which is the standard input of this process. The operating system closes the
+pipe when the driver ends, for whatever reason. This file runs as a script and imports only the standard library, so
+that the process starts quickly and needs little memory.
+"""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+MAX_SECONDS = 10.0  # maximum time to end the processes; processes of Ray may start others until they are killed
+STOP_SECONDS = 30.0  # maximum time that the driver waits for this process
+
+
+@contextmanager
+def watch(folder: Path) -> Iterator[None]:
+    """Context in which a process of this module waits for the end of the current process or of the context.
+
+    After either of them, the processes of the Ray instance that uses `folder` are killed, and the folder is removed.
+    """
+    # In a session of its own, the process does not receive the signals of the terminal.
+    watchdog = subprocess.Popen(
+        [sys.executable, "-I", __file__, str(folder)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        cwd="/",
+        start_new_session=True,
+    )
+    assert watchdog.stdin is not None
+    try:
+        yield
+    finally:
+        watchdog.stdin.close()
+        try:
+            watchdog.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            watchdog.kill()
+            watchdog.wait()
+        shutil.rmtree(folder, ignore_errors=True)  # if the watchdog was killed
+
+
+def find_processes(folder: Path) -> list[int]:
+    """Return the IDs of the processes that use a folder: in their command line or as an open file.
+
+    All processes of Ray have log files in its folder. On systems without /proc, the list is empty.
+    """
+    found = []
+    own = (os.getpid(), os.getppid())
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # the process has ended, or belongs to another user
+            if int(process.name) not in own and _uses(process, f"{folder}/"):
+                found.append(int(process.name))
+    return found
+
+
+def _uses(process: Path, prefix: str) -> bool:
+    """Return whether a process (a folder of /proc) uses a path that starts with `prefix`."""
+    if prefix.encode() in (process / "cmdline").read_bytes():
+        return True
+    for descriptor in (process / "fd").iterdir():
+        with contextlib.suppress(OSError):  # the file was closed
+            if os.readlink(descriptor).startswith(prefix):
+                return True
+    return False
+
+
+def clean_up(folder: Path) -> None:
+    """Kill all processes that use a folder, until there are none, and remove the folder."""
+    deadline = time.monotonic() + MAX_SECONDS
+    while (found := find_processes(folder)) and time.monotonic() < deadline:
+        for pid in found:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.1)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    sys.stdin.buffer.read()  # returns when the driver has closed the pipe or has ended
+    clean_up(Path(sys.argv[1]))
