@@ -132,9 +132,14 @@ class CheckpointManager(Callback):
         """
         learner, training = session.learner, session.config.training
         folder = session.run.path / "checkpoints"
-        contents = (learner.save(), session.save_actor(), session.save())
-        try:
+
+        def write() -> None:
+            # `session.save` also writes the rows of tables that could not be written before.
+            contents = (learner.save(), session.save_actor(), session.save())
             checkpoints.write_checkpoint(folder, learner.steps, *contents)
+
+        try:
+            write()
         except OSError as error:
             newest = session.run.checkpoints[-1:]
             if error.errno not in FULL_DISK_ERRORS or not newest or newest[0].find_damage() is not None:
@@ -143,7 +148,7 @@ class CheckpointManager(Callback):
             if not removed:
                 raise
             warn(f"{error.strerror}: removed the old checkpoints {', '.join(removed)} of this run to free space")
-            checkpoints.write_checkpoint(folder, learner.steps, *contents)
+            write()
         try:
             checkpoints.remove_old(folder, training.save_every, training.keep_at)
         except OSError as error:
@@ -155,7 +160,8 @@ class CheckpointManager(Callback):
         self.save_error = error.strerror or str(error)
         limit = session.config.training.max_failed_saves
         warn(
-            f"{self.save_error}: the checkpoint at step {session.learner.steps} was not saved; training continues, and "
+            f"{self.save_error}: the checkpoint at step {session.learner.steps} was not saved; "
+            f"{'' if session.done else 'training continues, and '}"
             f"saving is tried again in {format_duration(self.retry_seconds)}"
         )
         if limit and self.failed_saves >= limit:

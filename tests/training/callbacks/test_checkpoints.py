@@ -13,6 +13,7 @@ from bestiary.api import resume
 from bestiary.runs import checkpoints
 from bestiary.runs.run import Run
 from bestiary.training.callbacks.checkpoints import CheckpointManager
+from bestiary.utils import safe_files
 
 SMALL: dict[str, Any] = {
     "runtime": "serial",
@@ -62,6 +63,24 @@ def test_full_disk_frees_old_checkpoints_and_saves_again(monkeypatch, capsys) ->
     run = bestiary.train("toy/catch", run_dir="r", steps=1_600, keep_at=(300,), save_minutes=1e-9, **SMALL)
     assert [c.steps for c in run.checkpoints] == [320, 1_440, 1_600]
     assert "No space left on device: removed the old checkpoints" in capsys.readouterr().err
+
+
+def test_full_disk_frees_old_checkpoints_if_rows_of_a_table_could_not_be_written(monkeypatch, capsys) -> None:
+    """There is space for the rows only after an old checkpoint was removed. Saving writes rows that are in memory."""
+    append = safe_files.append_text
+
+    def append_if_there_is_space(path: Path, text: str, root: Path | None = None) -> None:
+        if len(checkpoints.list_checkpoints(Path("r/checkpoints"))) >= 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        append(path, text, root)
+
+    monkeypatch.setattr(safe_files, "append_text", append_if_there_is_space)
+    run = bestiary.train("toy/catch", run_dir="r", steps=1_600, save_minutes=1e-9, **SMALL)
+    assert run.steps == 1_600
+    errors = capsys.readouterr().err
+    assert "No space left on device: removed the old checkpoints" in errors
+    assert "was not saved" not in errors
+    assert run.metrics["step"].tolist() == sorted(set(run.metrics["step"]))
 
 
 def test_attempts_to_save_are_spread_over_minutes() -> None:
