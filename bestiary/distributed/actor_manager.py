@@ -22,7 +22,7 @@ from bestiary.distributed.learner_group import RemoteWeights
 from bestiary.distributed.pending_calls import PendingCalls
 from bestiary.distributed.placement import PLACEMENT_TIMEOUT, avoid_nodes, placement_error, prefer_driver_node
 from bestiary.distributed.rollout_worker import RolloutWorker
-from bestiary.training.local import STALL_WARNING_SECONDS
+from bestiary.training.stall_monitor import STALL_WARNING_SECONDS
 from bestiary.training.utilisation import PhaseTimer
 from bestiary.utils.console import warn
 

@@ -27,6 +27,8 @@ from bestiary.utils.console import warn
 from bestiary.utils.errors import RunError, UserError
 from bestiary.utils.options import option, suggest
 
+CLOSE_SECONDS = 5.0  # maximum time to wait for an unfinished step before the environments are closed
+
 
 @dataclass(frozen=True)
 class SpaceConverter:
@@ -327,7 +329,8 @@ class GymnasiumVectorEnv(VectorEnv):
         return [np.asarray(image, np.uint8) for image in images]
 
     def close(self) -> None:
-        self.env.close()
+        # With --processes, Gymnasium waits for an unfinished step before it ends the processes.
+        self.env.close(timeout=CLOSE_SECONDS)
 
 
 def task_name(name: str) -> str:

@@ -5,8 +5,11 @@ and, after each T steps, returns a rollout. The serial runtime calls the two met
 calls them for several actors alternately: while one vector environment steps, the agent computes actions for another.
 """
 
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,6 +25,13 @@ from bestiary.utils import plugins
 from bestiary.utils.errors import RunError, UserError
 
 CPU = torch.device("cpu")
+
+
+class EnvCall(NamedTuple):
+    """A call of the vector environment that has not returned yet."""
+
+    start: float  # time of the call
+    thread: int  # identifier of the thread that waits for the result
 
 
 class Actor:
@@ -57,13 +67,16 @@ class Actor:
         self.episode_tracker = EpisodeTracker(pool.num_envs, pool.tasks, pool.measures_spec, first_env)
         self.version = 0  # version of the agent's weights
         self.steps = 0  # steps so far, summed over all environments of this actor
+        self.env_call: EnvCall | None = None  # None while the actor does not wait for its environments
+        # Names of the environments in messages.
+        self.env_names = f"{', '.join(pool.tasks)} (environments {first_env} to {first_env + pool.num_envs - 1})"
         self.state: tuple[Tensor, ...] = agent.initial_state(pool.num_envs)
         self.last_actions = np.zeros(pool.num_envs, np.int64)
         self.last_step: Step | None = None
 
     def start(self) -> None:
         """Reset the environments and start the first rollout. Call `start` or `load` before `act` and `receive`."""
-        with self._describe_env_errors():
+        with self._env_call():
             step = self.pool.reset()
         self._start_rollout(step)
 
@@ -91,7 +104,7 @@ class Actor:
         self.rollout.value[self.t] = output.value[0]
         self.rollout.version[self.t] = self.version
         self.last_actions = action[0].cpu().numpy()
-        with self._describe_env_errors():
+        with self._env_call():
             self.pool.send(self.last_actions)
 
     def receive(self) -> Rollout | None:
@@ -100,7 +113,7 @@ class Actor:
         Raises:
             RunError: the environment failed or returned values that are not finite.
         """
-        with self._describe_env_errors():
+        with self._env_call():
             step = self.pool.recv()
         self.steps += self.pool.num_envs
         if (problem := find_nonfinite(step, self.pool.tasks)) is not None:
@@ -118,12 +131,13 @@ class Actor:
         return complete
 
     @contextmanager
-    def _describe_env_errors(self) -> Iterator[None]:
-        """Turn an exception of the environment into RunError.
+    def _env_call(self) -> Iterator[None]:
+        """Context of a call of the environments: set `env_call`, and turn an exception into RunError.
 
         This includes SystemExit: otherwise, `sys.exit(0)` in an environment would end the run without a message and
         with the exit status 0.
         """
+        self.env_call = EnvCall(time.monotonic(), threading.get_ident())
         try:
             yield
         except UserError:
@@ -133,6 +147,8 @@ class Actor:
         except (Exception, SystemExit) as error:
             cause = plugins.describe_error(error) or f"{type(error).__name__}: {error}"
             raise RunError(f"the environment failed after step {self.steps} of the actor: {cause}") from error
+        finally:
+            self.env_call = None
 
     @torch.no_grad()
     def _store_bootstrap_values(self, step: Step) -> None:

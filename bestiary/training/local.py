@@ -25,10 +25,10 @@ from bestiary.training.actor import Actor
 from bestiary.training.learner import Learner
 from bestiary.training.rollout_queue import RolloutQueue
 from bestiary.training.session import Session
+from bestiary.training.stall_monitor import STALL_WARNING_SECONDS
 from bestiary.training.utilisation import PhaseTimer, Utilisation
 from bestiary.training.weights import Weights
 
-STALL_WARNING_SECONDS = 30.0  # the user is warned if no rollout has arrived for this time
 STUCK_SECONDS = 5.0  # at the end of a run, an actor thread counts as stuck if its current phase has lasted longer
 JOIN_SECONDS = 30.0  # maximum time to wait for the end of an actor thread that is not stuck
 

@@ -14,6 +14,7 @@ from bestiary.training.factory import env_seeds, make_actors_and_learner, make_t
 from bestiary.training.interrupts import Interrupted
 from bestiary.training.learner import Learner
 from bestiary.training.session import Session
+from bestiary.training.stall_monitor import StallMonitor
 from bestiary.utils.console import note
 
 
@@ -27,13 +28,14 @@ def train_run(run: Run, config: Config, checkpoint: Checkpoint | None) -> None:
     callbacks = make_callbacks(config)
     actor = actors[0]
     try:
-        if training.runtime == "serial":
-            _start_serial_actor(actor, checkpoint, learner)
-            with Session(run, config, learner, actor.save, callbacks, saved_state) as session:
-                serial.train(actor, learner, session)
-        else:
-            with Session(run, config, learner, dict, callbacks, saved_state) as session:
-                local.train(actors, learner, session, make_thread_layout(config))
+        with StallMonitor(actors):
+            if training.runtime == "serial":
+                _start_serial_actor(actor, checkpoint, learner)
+                with Session(run, config, learner, actor.save, callbacks, saved_state) as session:
+                    serial.train(actor, learner, session)
+            else:
+                with Session(run, config, learner, dict, callbacks, saved_state) as session:
+                    local.train(actors, learner, session, make_thread_layout(config))
     finally:
         for actor in actors:
             actor.pool.close()

@@ -95,6 +95,36 @@ def test_signal_stops_a_run_whose_environment_hangs() -> None:
     assert open_run("r").checkpoints[-1].find_damage() is None
 
 
+SHORT_STALL = """
+import sys
+from bestiary.cli.main import main
+from bestiary.training import stall_monitor
+stall_monitor.STALL_WARNING_SECONDS = 1.0
+main(sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize("runtime", ["serial", "local"])
+def test_hanging_environment_is_named_and_ctrl_c_stops_the_run(runtime: str) -> None:
+    Path("stuck.py").write_text(STUCK_ENV)
+    options = ["--num-envs", "4", "--batch-size", "2", "--save-every", "100", "--steps", "1M", "--run-dir", "r"]
+    command = [sys.executable, "-c", SHORT_STALL, "train", "stuck.py:Stuck", "--runtime", runtime, *options]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    warning = next(line for line in process.stderr if "did not return" in line)
+    assert "stuck.py:Stuck (environments " in warning
+    assert "stuck.py, line 12, in step" in warning
+    process.send_signal(signal.SIGINT)
+    if runtime == "serial":  # the update, after which a checkpoint would be saved, never ends
+        assert any("send the signal again" in line for line in process.stderr)
+        time.sleep(1.5)  # signals within 1 s count as one
+        process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in errors
+    assert open_run("r").checkpoints[-1].find_damage() is None
+
+
 KILL_IN_SAVE = """
 import os, signal, sys
 import bestiary
