@@ -41,21 +41,15 @@ class MetricsWriter(Callback):
 
     def on_update(self, session: Session, metrics: list[dict[str, float]], episodes: list[Episode]) -> None:
         self.pending += metrics
-        try:
-            self.episodes.write([make_episode_row(episode, session.channels) for episode in episodes])
-            intervals = session.learner.steps // session.config.training.log_every
-            if intervals > self.log_intervals:
-                self.log_intervals = intervals
-                self._write_row(session)
-        except OSError as error:
-            session.warn_once("rows of metrics.csv and episodes.csv are not written yet", error)
+        self._write(session, self.episodes, [make_episode_row(episode, session.channels) for episode in episodes])
+        intervals = session.learner.steps // session.config.training.log_every
+        if intervals > self.log_intervals:
+            self.log_intervals = intervals
+            self._write_row(session)
 
     def on_end(self, session: Session) -> None:
         if session.learner.steps >= session.total_steps and self.pending:
-            try:
-                self._write_row(session)  # the last log interval may be shorter than --log-every
-            except OSError as error:
-                session.warn_once("rows of metrics.csv and episodes.csv are not written yet", error)
+            self._write_row(session)  # the last log interval may be shorter than --log-every
 
     def close(self) -> None:
         for logger in self.loggers:
@@ -107,7 +101,15 @@ class MetricsWriter(Callback):
         }
         for logger in self.loggers:
             logger.log(row)
-        self.metrics.write([row])
+        self._write(session, self.metrics, [row])
+
+    @staticmethod
+    def _write(session: Session, table: CsvTable, rows: list[dict[str, Any]]) -> None:
+        """Append rows to a table. If this fails, warn the user; the table keeps the rows in memory."""
+        try:
+            table.write(rows)
+        except OSError as error:
+            session.warn_once("rows of metrics.csv and episodes.csv are not written yet", error)
 
     def _task_columns(self, session: Session) -> dict[str, float]:
         """Return the columns of metrics.csv that describe the tasks.
