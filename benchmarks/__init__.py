@@ -1,0 +1,1 @@
+"""Long tests and measurements that are not part of the package."""
