@@ -86,6 +86,7 @@ FOREIGN_COMMANDS = {
 
 def main(argv: list[str] | None = None) -> None:
     """Run a command and exit with its status."""
+    _open_closed_streams()
     faulthandler.enable()  # print a traceback if C++ code crashes
     status = run_command(list(sys.argv[1:] if argv is None else argv))
     _drop_unwritable_messages()
@@ -129,6 +130,16 @@ def run_command(argv: list[str]) -> int:
             raise  # an error in Bestiary itself: show the traceback
         _print_error(cause)
         return 1
+
+
+def _open_closed_streams() -> None:
+    """Connect standard streams that the parent process has closed (`>&-`) to /dev/null.
+
+    Otherwise the next files that are opened would get their descriptors, and messages would be written to these files.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
 
 
 def _drop_unwritable_messages() -> None:

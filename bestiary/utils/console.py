@@ -35,7 +35,8 @@ class MessageConsole(Console):
 
 
 # If the output goes to a file or a pipe, tables may be 200 characters wide.
-stdout = Console(soft_wrap=True, highlight=False, width=None if sys.stdout.isatty() else 200)
+_is_terminal = sys.stdout is not None and sys.stdout.isatty()  # it is None if the parent process has closed it
+stdout = Console(soft_wrap=True, highlight=False, width=None if _is_terminal else 200)
 stderr = MessageConsole(stderr=True, soft_wrap=True, highlight=False)
 
 

@@ -269,6 +269,14 @@ def test_output_that_cannot_be_written_does_not_stop_the_run(target: str) -> Non
     assert run.checkpoints[-1].find_damage() is None
 
 
+def test_run_whose_output_streams_are_closed_is_trained_and_saved() -> None:
+    command = " ".join([*BESTIARY, "train", *TOY, "--steps", "2k", "--run-dir", "r"])
+    assert subprocess.run(["sh", "-c", f"exec {command} <&- >&- 2>&-"], timeout=120).returncode == 0
+    run = open_run("r")
+    assert run.steps >= 2_000
+    assert run.metrics["step"][-1] == run.steps
+
+
 def test_recording_continues_in_memory_while_the_disk_is_full() -> None:
     result = run_on_full_disk("train", *TOY, "--steps", "10k", "--run-dir", "r", "--record", "--runtime", "serial")
     assert "actions are not written to the recording yet" in result.stderr
