@@ -18,6 +18,7 @@ from bestiary.cli.run_arguments import parse_with_env_options, select_checkpoint
 from bestiary.config.option_merging import expand_env_names
 from bestiary.evaluation.learning_curves import DEFAULT_SMOOTH
 from bestiary.runs.run import open_run
+from bestiary.utils.console import print_line
 from bestiary.utils.errors import UserError
 
 
@@ -194,7 +195,7 @@ def video_command(argv: list[str]) -> None:
     else:
         make_overlay = attention_overlay if a.attention else None
         path = record_video(runs[0], playback, out=a.out, overwrite=a.overwrite, make_overlay=make_overlay)
-    print(f"video: {path}")
+    print_line(f"video: {path}")
 
 
 def export_command(argv: list[str]) -> None:
@@ -232,7 +233,7 @@ def export_command(argv: list[str]) -> None:
         env=a.env,
         overwrite=a.overwrite,
     )
-    print(f"rollouts: {path}")
+    print_line(f"rollouts: {path}")
 
 
 def compare_command(argv: list[str]) -> None:
@@ -318,4 +319,4 @@ def report_command(argv: list[str]) -> None:
     path = write_folder_report(
         Path(a.folder), Path(a.out), draw_missing=not a.no_draw, trust_code=a.trust_code, overwrite=a.overwrite
     )
-    print(f"report: {path}")
+    print_line(f"report: {path}")

@@ -15,6 +15,7 @@ from bestiary.cli.arguments import (
 )
 from bestiary.cli.run_arguments import parse_with_env_options, select_checkpoint, select_replay
 from bestiary.runs.run import Run, open_run
+from bestiary.utils.console import print_line
 from bestiary.utils.errors import UserError
 from bestiary.utils.options import suggest
 
@@ -128,7 +129,7 @@ def _saliency(argv: list[str]) -> None:
         saliency_options=SaliencyOptions(a.density, a.radius, a.mode, a.distance, a.preset),
         style=SaliencyStyle(a.output, a.scale, a.colors, full),
     )
-    print(f"saliency: {_describe_paths(written)}")
+    print_line(f"saliency: {_describe_paths(written)}")
 
 
 def _attention(argv: list[str]) -> None:
@@ -145,7 +146,7 @@ def _attention(argv: list[str]) -> None:
     from bestiary.interpretability.attention import render_attention
 
     written = render_attention(run, _playback_options(a, run), out=a.out, overwrite=a.overwrite)
-    print(f"attention: {_describe_paths(written)}")
+    print_line(f"attention: {_describe_paths(written)}")
 
 
 def _actions(argv: list[str]) -> None:
@@ -222,7 +223,7 @@ def _filters(argv: list[str]) -> None:
         if len(runs) > 1:
             raise UserError(f"--draw {a.draw}: needs exactly one run, but {len(runs)} are given")
         path = maximise_activations(runs[0], a.draw, out=a.out, seed=a.seed, overwrite=a.overwrite)
-        print(f"filters: {path}")
+        print_line(f"filters: {path}")
         return
     if 0 < a.frames < MIN_CKA_FRAMES:
         raise UserError(f"--frames {a.frames}: CKA needs at least {MIN_CKA_FRAMES} frames; use 0 to compute no CKA")

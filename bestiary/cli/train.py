@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from bestiary.cli.arguments import Parser, add_trust_code
 from bestiary.runs.option_sources import merge_sources
 from bestiary.runs.run import RunLocation, open_run
+from bestiary.utils.console import print_line
 
 if TYPE_CHECKING:
     from bestiary.config.config import Config
@@ -26,7 +27,7 @@ def train(argv: list[str]) -> None:
     from bestiary import api
 
     run = api.start(config, RunLocation(**location))
-    print(f"run: {run.path}")
+    print_line(f"run: {run.path}")
 
 
 def _print_config(config: "Config", options: Mapping[str, Any], sources: Mapping[str, str]) -> None:
@@ -68,4 +69,4 @@ def resume(argv: list[str]) -> None:
     from bestiary import api
 
     run = api.resume(open_run(a.run, a.trust_code), a.steps, a.checkpoint, a.accept_changes)
-    print(f"run: {run.path}")
+    print_line(f"run: {run.path}")

@@ -17,7 +17,11 @@ NON_OPTION_TABLES = ("versions", "plugins")  # tables of config.toml that only d
 def read_toml(path: Path, in_run_folder: bool = False) -> dict[str, Any]:
     """Read a config file or preset and return it as a flat dict for `resolve`. See `read_tables`."""
     tables = read_tables(path, in_run_folder)
-    return flatten({name: value for name, value in tables.items() if name not in NON_OPTION_TABLES})
+    options = flatten({name: value for name, value in tables.items() if name not in NON_OPTION_TABLES})
+    envs = options.get("env", [])
+    if in_run_folder and not (isinstance(envs, list) and all(isinstance(name, str) for name in envs)):
+        raise UserError(f"{path}: env is {str(envs)[:60]!r}; it must be a list of names of environments")
+    return options
 
 
 def read_tables(path: Path, in_run_folder: bool = False) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from bestiary.evaluation.game_runner import play_games
 from bestiary.rollout import ArraySpec, Episode, Step
 from bestiary.runs import checkpoints
 from bestiary.runs.run import Run, run_labels
-from bestiary.utils.console import note, stdout
+from bestiary.utils.console import note, plain, stdout
 
 MEASURE_PREFIX = "action "  # the names of the measures that count actions begin with this prefix
 
@@ -231,12 +231,12 @@ def _print_tables(results: list[ActionShares]) -> None:
     """Print one table for each task, with one column for each run."""
     for task in dict.fromkeys(result.task for result in results):
         own = [result for result in results if result.task == task]
-        table = Table(title=f"{task}: % of steps, mean over games ± standard deviation")
+        table = Table(title=plain(f"{task}: % of steps, mean over games ± standard deviation"))
         table.add_column("action")
         for result in own:
-            table.add_column(result.run, justify="right")
+            table.add_column(plain(result.run), justify="right")
         shares_by_run = [result.groupings()["actions"] for result in own]
         for name in dict.fromkeys(name for result in own for name in result.names):
             cells = [100 * shares[name] if name in shares else None for shares in shares_by_run]
-            table.add_row(name, *("" if x is None else f"{x.mean():.1f} ± {x.std():.1f}" for x in cells))
+            table.add_row(plain(name), *("" if x is None else f"{x.mean():.1f} ± {x.std():.1f}" for x in cells))
         stdout.print(table)

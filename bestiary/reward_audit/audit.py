@@ -40,7 +40,7 @@ from bestiary.runs import checkpoints
 from bestiary.runs.checkpoints import Checkpoint
 from bestiary.runs.run import Run
 from bestiary.utils import plugins
-from bestiary.utils.console import note, stdout
+from bestiary.utils.console import note, plain, stdout
 from bestiary.utils.errors import UserError
 
 RANDOM_STREAM = 5  # part of the seed; other values are used by training, evaluation and playback
@@ -352,11 +352,11 @@ def _print_table(rows: Sequence[AuditRow]) -> None:
     ]
     columns = [name for name in columns if any(name in record for record in records)]
     for name in ("run", "reward", *columns):
-        table.add_column(name.replace("_", " "), justify="left" if name in ("run", "reward") else "right")
+        table.add_column(plain(name.replace("_", " ")), justify="left" if name in ("run", "reward") else "right")
     for record in records:
         # Runs may have different numbers of true rewards, so a record may lack a column.
         cells = [_format_cell(record.get(name, "")) for name in columns]
-        table.add_row(record["run"], str(record["reward"]), *cells)
+        table.add_row(*map(plain, (record["run"], str(record["reward"]), *cells)))
     stdout.print(table)
 
 

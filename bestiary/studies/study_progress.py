@@ -6,7 +6,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from bestiary.studies.run_log import last_output
 from bestiary.studies.trial import Trial
-from bestiary.utils.console import format_duration, is_interactive, note, stderr
+from bestiary.utils.console import format_duration, is_interactive, note, printable, stderr
 
 
 class StudyProgress:
@@ -25,7 +25,11 @@ class StudyProgress:
 
     def __enter__(self) -> "StudyProgress":
         if is_interactive():
-            columns = (TextColumn("{task.description}"), BarColumn(20), TextColumn("{task.fields[info]}"))
+            columns = (
+                TextColumn("{task.description}", markup=False),
+                BarColumn(20),
+                TextColumn("{task.fields[info]}", markup=False),
+            )
             self.bar = Progress(*columns, console=stderr, transient=True)
             self.bar_tasks[None] = self.bar.add_task("study", total=len(self.trials), info="")
             self.bar.start()
@@ -37,7 +41,7 @@ class StudyProgress:
 
     def print(self, text: str) -> None:
         """Print a line, above the bars if there are any."""
-        (self.bar.console if self.bar is not None else stderr).print(text, markup=False, style="dim")
+        (self.bar.console if self.bar is not None else stderr).print(printable(text), markup=False, style="dim")
 
     def print_once(self, text: str) -> None:
         """Print a line unless it has been printed before."""
@@ -55,7 +59,7 @@ class StudyProgress:
         self.print(f"{self._number(trial)}: {action}")
         self.last_lines[trial] = (time.monotonic(), "")
         if self.bar is not None and trial not in self.bar_tasks:
-            self.bar_tasks[trial] = self.bar.add_task(trial.name, total=trial.total_steps, info="")
+            self.bar_tasks[trial] = self.bar.add_task(printable(trial.name), total=trial.total_steps, info="")
 
     def trial_ended(self, trial: Trial, result: str, *, stopping: bool = False) -> None:
         """Print the result of a trial and remove its bar. Print the remaining time unless the study is stopping."""

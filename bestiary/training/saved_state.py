@@ -7,6 +7,7 @@ from typing import Any
 from bestiary.utils.errors import UserError
 
 Check = Callable[[Any], bool]
+MISSING = object()  # value of a key that state.json does not have
 
 
 def check_saved_state(state: Mapping[str, Any]) -> None:
@@ -18,9 +19,9 @@ def check_saved_state(state: Mapping[str, Any]) -> None:
     for name, is_valid in CHECKS.items():
         value: Any = state
         for part in name.split("/"):
-            value = value.get(part) if isinstance(value, Mapping) else None
+            value = value.get(part, MISSING) if isinstance(value, Mapping) else MISSING
         # A run may have no validation, and older versions have no state of some callbacks.
-        is_optional = name.count("/") > 0 and value is None
+        is_optional = name.count("/") > 0 and value is MISSING
         if not is_optional and not is_valid(value):
             problems.append(f"{name} is {str(value)[:60]!r}")
     if problems:
@@ -70,6 +71,6 @@ CHECKS: dict[str, Check] = {
     "callbacks/checkpoints/best_returns": lambda value: _is_table(value, _is_number),
     "callbacks/checkpoints/last_best_check": _is_count,
     "callbacks/validation/rows": _is_count,
-    "callbacks/validation/best_score": _is_number,
+    "callbacks/validation/best_score": lambda value: value is None or _is_number(value),
     "callbacks/validation/last_step": _is_count,
 }

@@ -61,6 +61,11 @@ def warn(text: str) -> None:
     stderr.print(f"warning: {printable(text)}", markup=False, style="yellow")
 
 
+def print_line(text: str) -> None:
+    """Print a line to standard output, for example the path of a new file, with control characters escaped."""
+    print(printable(text))
+
+
 @dataclass(frozen=True)
 class TextTable:
     """A table as text, which can be printed or shown on an HTML page. Captions are lines below the table."""

@@ -197,3 +197,48 @@ def test_names_with_markup_and_control_characters_are_shown_as_text(
     assert "sweep[red]" in text
     assert "\x1b[31m" not in text
     assert open_run("[/x]").steps == 320
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["audit", "RUN", "--episodes", "2"],
+        ["video", "RUN"],
+        ["resume", "RUN"],
+        ["look", "actions", "RUN", "--episodes", "1"],
+    ],
+    ids=lambda command: command[0],
+)
+def test_commands_show_the_name_of_a_run_as_text(
+    toy_run: Path, command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("b\x1b[31m[").mkdir()
+    name = copy_run(toy_run, "b\x1b[31m[/x]").path  # two folders; rich would read [/x] as a closing tag
+    status, text = run_and_read(capsys, *(str(name) if word == "RUN" else word for word in command))
+    assert status == 0, text
+    assert "\x1b[31m" not in text
+    assert "b\\x1b[31m[" in text
+
+
+def test_environments_of_a_wrong_type_are_rejected(toy_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("r", "other"):
+        run = copy_run(toy_run, name)
+    config = run.path / "config.toml"
+    config.write_text("env = 3\nsteps = 320\n")
+    status, text = run_and_read(capsys, "compare", "r", "other", "--out", "c.png")
+    assert status == 2
+    assert "env is '3'" in text
+
+
+@pytest.mark.parametrize("name", ["rows", "log_intervals", "pending"])
+def test_missing_value_in_the_state_of_a_callback_is_rejected(
+    toy_run: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint = copy_run(toy_run).checkpoints[-1]
+    state = checkpoint.load_state()
+    state["callbacks"]["metrics"][name] = None
+    (checkpoint.path / "state.json").write_text(json.dumps(state))
+    write_manifest(checkpoint.path, json.loads((checkpoint.path / "manifest.json").read_text()))
+    status, text = run_and_read(capsys, "resume", "r", "--steps", "640")
+    assert status == 2
+    assert f"callbacks/metrics/{name} is 'None'" in text

@@ -11,7 +11,16 @@ from bestiary.rollout import Episode
 from bestiary.training.callbacks.base import Callback
 from bestiary.training.session import Session
 from bestiary.training.utilisation import find_bottleneck
-from bestiary.utils.console import format_count, format_duration, format_number, is_interactive, note, plural, stderr
+from bestiary.utils.console import (
+    format_count,
+    format_duration,
+    format_number,
+    is_interactive,
+    note,
+    plural,
+    printable,
+    stderr,
+)
 
 SECONDS_BETWEEN_LINES = 10.0  # time between two lines of text if there is no terminal
 
@@ -28,9 +37,13 @@ class ProgressDisplay(Callback):
 
     def on_start(self, session: Session) -> None:
         if is_interactive():
-            columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[info]}"))
+            columns = (
+                TextColumn("{task.description}", markup=False),
+                BarColumn(),
+                TextColumn("{task.fields[info]}", markup=False),
+            )
             self.bar = Progress(*columns, console=stderr)
-            self.bar_task = self.bar.add_task(session.config.label(), total=session.total_steps, info="")
+            self.bar_task = self.bar.add_task(printable(session.config.label()), total=session.total_steps, info="")
             self.bar.start()
 
     def on_update(self, session: Session, metrics: list[dict[str, float]], episodes: list[Episode]) -> None:
