@@ -303,7 +303,7 @@ def open_recording(path: str | Path) -> Recording:
         metadata = json.loads(safe_files.read_text(json_path))
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is not a recording: {error}") from error
     try:
         _check_metadata(metadata)

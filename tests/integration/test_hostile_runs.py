@@ -15,7 +15,9 @@ import torch
 import bestiary
 from bestiary.cli.main import run_command
 from bestiary.runs.checkpoints import Checkpoint, write_manifest
+from bestiary.runs.recordings import open_recording
 from bestiary.runs.run import Run, open_run
+from bestiary.utils.errors import UserError
 
 SMALL: dict[str, Any] = {"runtime": "serial", "num_envs": 4, "batch_size": 4, "micro_batch_size": 4, "steps": 320}
 
@@ -228,6 +230,16 @@ def test_environments_of_a_wrong_type_are_rejected(toy_run: Path, capsys: pytest
     status, text = run_and_read(capsys, "compare", "r", "other", "--out", "c.png")
     assert status == 2
     assert "env is '3'" in text
+
+
+def test_recording_with_rewards_of_a_wrong_type_is_rejected(toy_run: Path) -> None:
+    bestiary.evaluate(Run(toy_run), episodes=2, record=True)
+    path = next((toy_run / "recordings").glob("*.json"))
+    metadata = json.loads(path.read_text())
+    for content in (json.dumps({**metadata, "rewards": {"training": None, "true": 3}}), "[" * 100_000):
+        path.write_text(content)
+        with pytest.raises(UserError, match="is not a recording"):
+            open_recording(path)
 
 
 @pytest.mark.parametrize("name", ["rows", "log_intervals", "pending"])
