@@ -42,7 +42,7 @@ def test_updates_since_the_last_row_are_saved_with_a_checkpoint() -> None:
 
 def test_rows_of_a_time_without_disk_space_are_written_later(monkeypatch: pytest.MonkeyPatch) -> None:
     append = safe_files.append_text
-    failures = []
+    failures: list[str] = []
 
     def append_except_on_a_full_disk(path: Path, text: str, root: Path | None = None) -> None:
         if 400 < int(text.partition(",")[0]) < 900 and len(failures) < 30:
