@@ -15,6 +15,7 @@ from bestiary.runs import checkpoints
 from bestiary.runs.checkpoints import Checkpoint
 from bestiary.runs.config_changes import ConfigChange, find_changes
 from bestiary.runs.loggers import check_loggers
+from bestiary.runs.machine_options import choose_machine_options, machine_values, remember_run
 from bestiary.runs.option_sources import merge_sources
 from bestiary.runs.run import Run, RunLocation, create_run, open_run, unused_path, update_config
 from bestiary.training.callbacks.user_callback import make_user_callbacks
@@ -36,7 +37,12 @@ __all__ = ["Run", "evaluate", "load", "make_env", "resume", "train"]
 
 
 def train(
-    *envs: str, name: str | None = None, run_dir: str | None = None, if_exists: str = "error", **options: Any
+    *envs: str,
+    name: str | None = None,
+    run_dir: str | None = None,
+    if_exists: str = "error",
+    trust_code: bool = False,
+    **options: Any,
 ) -> Run:
     """Train a new run and return it.
 
@@ -46,6 +52,8 @@ def train(
         run_dir: path of the run folder. It replaces runs/NAME.
         if_exists: what to do if the run folder already exists and is not empty. "error": raise UserError. "resume":
             resume the run in this folder. "new": append a number to the name.
+        trust_code: whether plug-ins that a config file or the run of `init_from` names may be executed, although you
+            have not used them before. Plug-ins that you name in `options` are always executed.
         options: options of `bestiary train` with underscores instead of hyphens, for example `sticky=0.25`,
             `preset="hello"` or `config="runs/a/config.toml"`. Options of components are given as a dict
             (`memory={"name": "lstm", "hidden": 512}`) or with a dot (`**{"memory.hidden": 512}`).
@@ -54,7 +62,7 @@ def train(
         UserError: options are invalid. The exception lists all problems.
         RunError: the training cannot continue.
     """
-    given, origin = merge_sources({**({"env": list(envs)} if envs else {}), **options})
+    given, origin = merge_sources({**({"env": list(envs)} if envs else {}), **options}, trust_code=trust_code)
     if if_exists not in ("error", "resume", "new"):
         raise UserError(f"if_exists={if_exists!r}: expected error, resume or new")
     try:
@@ -67,8 +75,7 @@ def train(
 def load(path: str, trust_code: bool = False) -> Run:
     """Open a run folder, or a trained agent that comes with the package (for example `zoo/pong`), and return the run.
 
-    A run may use plug-ins, whose code is copied into the run folder. If the original file of a plug-in is missing or
-    has changed, its copy is executed only if `trust_code` is True.
+    A run may use plug-ins. Plug-ins that you have not used before are executed only if `trust_code` is True.
     """
     return open_run(path, trust_code)
 
@@ -101,6 +108,7 @@ def start(config: Config, location: RunLocation = RunLocation()) -> Run:
             same = group_key(flatten(run.config.tables()), "steps") == group_key(flatten(config.tables()), "steps")
             if not same or run.config.training.seed != config.training.seed:
                 raise UserError(f"{run.path} contains a run with another config or seed; choose another --name")
+            _set_machine_options(run, machine_values(config.training))
             trained = _resume(run, steps if steps != saved_steps else None, None, ray)
         else:
             trained = True
@@ -108,12 +116,15 @@ def start(config: Config, location: RunLocation = RunLocation()) -> Run:
                 if run.checkpoints:
                     raise UserError(f"{run.path}: another process has started this run; choose another --name")
                 run.config = config
+                remember_run(run, config.training)
                 auto_tune(run)
                 _train(run, run.config, None, ray)
     return run_final_tasks(run) if trained else run
 
 
-def resume(run: Run, steps: int | None = None, checkpoint: int | None = None, accept_changes: bool = False) -> Run:
+def resume(
+    run: Run, steps: int | None = None, checkpoint: int | None = None, accept_changes: bool = False, **machine: Any
+) -> Run:
     """Resume a run from its newest checkpoint, train it to its end, and return it.
 
     Args:
@@ -123,18 +134,29 @@ def resume(run: Run, steps: int | None = None, checkpoint: int | None = None, ac
             renamed to abandoned-*.
         accept_changes: resume although config.toml has other options or another seed than the checkpoint, or although
             another run saved the checkpoint.
+        machine: choices about this machine, for example `device="cpu"` or `tensorboard=True` (see MACHINE_OPTIONS).
+            By default, the values in config.toml are used if you have trained the run with them on this machine.
 
     Raises:
         UserError: the run cannot be resumed as requested.
         RunError: the training cannot continue.
         Interrupted: a signal stopped the run before its end.
     """
+    _set_machine_options(run, choose_machine_options(run, machine))
     check_loggers(run.config)
     make_user_callbacks(run.config)  # raises UserError if a callback is not usable
     check_devices(run.config)
     with connect_cluster(run.config) as ray:
         trained = _resume(run, steps, checkpoint, ray, accept_changes)
     return run_final_tasks(run) if trained else run
+
+
+def _set_machine_options(run: Run, chosen: dict[str, Any]) -> None:
+    """Change the options of a run that are choices about this machine."""
+    saved = machine_values(run.config.training)
+    changed = {name: value for name, value in chosen.items() if value != saved[name]}
+    if changed:
+        update_config(run, **changed)
 
 
 def _resume(run: Run, steps: int | None, checkpoint_steps: int | None, ray: Any, accept_changes: bool = False) -> bool:
@@ -170,6 +192,7 @@ def _resume(run: Run, steps: int | None, checkpoint_steps: int | None, ray: Any,
         if run.config.training.steps != total_steps:
             note(f"total steps {total_steps} -> {steps}; the learning-rate schedule is stretched to the new total")
         note(f"resuming {run.path} at step {done_steps}")
+        remember_run(run, run.config.training)
         _train(run, run.config, checkpoint, ray)
     return True
 

@@ -1,6 +1,6 @@
 """Fixtures of all tests: working folder, cache folder, small trained runs, and a Ray cluster."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, settings
 import bestiary
 from bestiary.distributed.ray_connection import private_ray_settings
 from bestiary.runs.run import Run
+from bestiary.utils import trust
 from tests.distributed.ray_cluster import RayCluster
 
 # The speed of the machine must not decide whether a test passes.
@@ -24,11 +25,23 @@ def run_in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.fixture(autouse=True, scope="session")
-def use_temporary_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep the results of auto-tuning in a temporary cache folder for the test session."""
+def use_temporary_home_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep the results of auto-tuning and the trusted plug-ins in temporary folders for the test session."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
         yield
+
+
+@pytest.fixture
+def another_user(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Callable[[], None]:
+    """Return a function after which the commands of the test are those of a user who has trusted nothing yet."""
+
+    def change_user() -> None:
+        monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
+        monkeypatch.setattr(trust, "_registered", {})
+
+    return change_user
 
 
 @pytest.fixture(scope="session")

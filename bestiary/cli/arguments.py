@@ -245,8 +245,8 @@ def add_trust_code(parser: Parser) -> None:
     parser.add_argument(
         "--trust-code",
         action="store_true",
-        help="if a plug-in (a Python file with your own component) was changed or removed after the run was created, "
-        "execute the copy in the run folder; use this option only for runs that you trust",
+        help="execute the plug-ins (Python files with components) that a run or file names, although you have not used "
+        "them before; the command prints their paths; read them first",
     )
 
 

@@ -11,6 +11,8 @@ from bestiary.cli.arguments import (
     add_seed,
 )
 from bestiary.runs.run import open_run
+from bestiary.utils import trust
+from bestiary.utils.plugin_names import split_rewards
 
 
 def audit_command(argv: list[str]) -> None:
@@ -50,7 +52,7 @@ def audit_command(argv: list[str]) -> None:
         [open_run(word, a.trust_code) for word in a.run],
         Path(a.out),
         trusted=open_run(a.trusted, a.trust_code) if a.trusted else None,
-        true_reward=a.true_reward,
+        true_reward="; ".join(map(trust.named_by_user, split_rewards(a.true_reward))) if a.true_reward else None,
         every_checkpoint=a.checkpoints == "all",
         episodes=a.episodes,
         greedy=a.greedy,

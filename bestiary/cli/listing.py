@@ -17,6 +17,7 @@ from bestiary.runs import zoo
 from bestiary.runs.csv_tables import read_columns
 from bestiary.runs.listing import COLUMNS, describe_run, find_runs
 from bestiary.runs.run_lock import is_locked
+from bestiary.utils import trust
 from bestiary.utils.console import is_interactive, plain, stdout
 from bestiary.utils.errors import UserError
 
@@ -160,7 +161,7 @@ def _list_rewards(env: str) -> dict[str, str]:
     """Return the reward components of an environment and the named rewards that it supports, with descriptions."""
     if not env:
         raise UserError("list rewards: no environment given; for example: bestiary list rewards atari/Riverraid")
-    spec = lookup_env(canonical_name(env))
+    spec = lookup_env(canonical_name(trust.named_by_user(env)))
     components = list_components(spec.interface(spec.options()))
     names = {f"{name}=WEIGHT": component.description for name, component in components.items()}
     for name in available_named_rewards(components):

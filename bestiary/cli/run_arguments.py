@@ -15,6 +15,7 @@ from bestiary.cli.arguments import (
 )
 from bestiary.runs.checkpoints import BEST_LINKS, best_steps
 from bestiary.runs.run import Run, open_run
+from bestiary.utils import trust
 from bestiary.utils.errors import UserError
 
 
@@ -78,7 +79,8 @@ def parse_with_env_options(parser: Parser, argv: list[str]) -> tuple[argparse.Na
     if env:
         group = parser.add_argument_group(f"options of {env} (default: as in training)")
         taken = [spelling for action in parser._actions for spelling in action.option_strings]
-        add_component_options(group, envs.lookup_env(env).options, "env", taken)
+        name = env if isinstance(found, Run) else trust.named_by_user(env)
+        add_component_options(group, envs.lookup_env(name).options, "env", taken)
     a = parser.parse_strictly(_with_explicit_booleans(argv, parser))
     given = {name[4:]: value for name, value in vars(a).items() if name.startswith("env.") and value is not None}
     return a, found if isinstance(found, Run) else None, given

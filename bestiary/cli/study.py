@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bestiary.cli.arguments import Parser
+from bestiary.cli.arguments import Parser, add_trust_code
 from bestiary.utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ def study(argv: list[str]) -> None:
         help="what to do if existing runs have other settings than the study file, because the file was changed; "
         "error: stop with a message; new: rename the folders of these runs and train new runs (default: error)",
     )
+    add_trust_code(parser)
     a = parser.parse_strictly(argv)
 
     from bestiary.studies.runner import run_study
@@ -64,6 +65,7 @@ def study(argv: list[str]) -> None:
         if_changed=a.if_changed,
         dry_run=a.dry_run,
         report_only=a.report,
+        trust_code=a.trust_code,
     )
 
 

@@ -3,7 +3,9 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from bestiary.cli.arguments import Parser, add_trust_code
+from bestiary.cli.arguments import Parser, add_component_options, add_trust_code
+from bestiary.config.training_options import Training
+from bestiary.runs.machine_options import MACHINE_OPTIONS
 from bestiary.runs.option_sources import merge_sources
 from bestiary.runs.run import RunLocation, open_run
 from bestiary.utils.console import print_line
@@ -17,8 +19,8 @@ def train(argv: list[str]) -> None:
     from bestiary.cli.train_parser import parse_train
     from bestiary.config.resolve import resolve
 
-    given, location, dry_run = parse_train(argv)
-    options, sources = merge_sources(given)
+    given, location, dry_run, trust_code = parse_train(argv)
+    options, sources = merge_sources(given, trust_code=trust_code)
     config = resolve(options, sources)
     if dry_run:
         _print_config(config, options, sources)
@@ -64,9 +66,14 @@ def resume(argv: list[str]) -> None:
         help="resume although config.toml has other options or another seed than the checkpoint, or although another "
         "run saved the checkpoint (default: stop with an error)",
     )
+    group = parser.add_argument_group(
+        "options of this machine (default: as in config.toml, if you have trained the run with them on this machine)"
+    )
+    add_component_options(group, Training, "", only=MACHINE_OPTIONS)
     a = parser.parse_strictly(argv)
+    machine = {name: getattr(a, name) for name in MACHINE_OPTIONS if getattr(a, name) is not None}
 
     from bestiary import api
 
-    run = api.resume(open_run(a.run, a.trust_code), a.steps, a.checkpoint, a.accept_changes)
+    run = api.resume(open_run(a.run, a.trust_code), a.steps, a.checkpoint, a.accept_changes, **machine)
     print_line(f"run: {run.path}")

@@ -11,7 +11,7 @@ import dataclasses
 import re
 from typing import Any
 
-from bestiary.cli.arguments import BOOLEAN_METAVAR, BOOLEAN_WORDS, Parser, add_component_options
+from bestiary.cli.arguments import BOOLEAN_METAVAR, BOOLEAN_WORDS, Parser, add_component_options, add_trust_code
 from bestiary.config.component_kinds import COMPONENT_TITLES
 from bestiary.config.components import REGISTRIES
 from bestiary.config.resolve import look_up
@@ -23,11 +23,11 @@ from bestiary.utils.errors import UserError
 from bestiary.utils.options import options_class, parse_options
 
 
-def parse_train(argv: list[str]) -> tuple[dict[str, Any], dict[str, Any], bool]:
+def parse_train(argv: list[str]) -> tuple[dict[str, Any], dict[str, Any], bool, bool]:
     """Parse the command line of `train`.
 
-    Return the options of the run as a flat dict, the fields of its RunLocation, and whether --dry-run is given. The
-    options of the run are not checked yet.
+    Return the options of the run as a flat dict, the fields of its RunLocation, and whether --dry-run and --trust-code
+    are given. The options of the run are not checked yet.
     """
     parser = _full_parser(argv)
     if not {"-h", "--help"}.isdisjoint(argv):
@@ -35,12 +35,13 @@ def parse_train(argv: list[str]) -> tuple[dict[str, Any], dict[str, Any], bool]:
         raise SystemExit(0)
     given = read_flags(argv, parser)
     dry_run = given.pop("dry_run", False)
+    trust_code = given.pop("trust_code", False)
     problems: list[str] = []
     location = {f.name: given.pop(f.name) for f in dataclasses.fields(RunLocation) if f.name in given}
     parse_options(RunLocation, location, "", problems)
     if problems:
         raise UserError(*problems)
-    return given, location, dry_run
+    return given, location, dry_run, trust_code
 
 
 def read_flags(argv: list[str], parser: Parser) -> dict[str, Any]:
@@ -103,6 +104,7 @@ def _base_parser() -> Parser:
         action="store_true",
         help="do not train; print the complete config, with the origin of each value, and the size of the network",
     )
+    add_trust_code(parser)
     group = parser.add_argument_group("environment and components")
     group.add_argument(
         "env",
@@ -139,7 +141,8 @@ def _full_parser(argv: list[str]) -> Parser:
     If an environment or component is unknown, no options are added for it, and `resolve` reports its name later.
     """
     parser = _base_parser()
-    chosen, sources = merge_sources(read_flags(argv, parser))
+    given = read_flags(argv, parser)
+    chosen, sources = merge_sources(given, trust_code=given.pop("trust_code", False))
     choices = look_up(chosen, sources, [])
     if choices.env_spec is not None:
         group = parser.add_argument_group(f"environment {choices.env_names[0]}")

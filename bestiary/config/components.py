@@ -19,6 +19,7 @@ from bestiary.algorithms.base import algorithm_problem
 from bestiary.utils import plugins
 from bestiary.utils.errors import UserError
 from bestiary.utils.options import construct, suggest
+from bestiary.utils.plugin_names import PluginRef
 
 REGISTRIES: dict[str, Mapping[str, type]] = {
     "algo": ALGORITHMS,
@@ -42,13 +43,13 @@ REQUIRED_ATTRIBUTES = {
 class ComponentConfig:
     """The name of a component and its options."""
 
-    name: str
+    name: str  # for a component in a user's file, a PluginRef
     options: Any  # instance of the options dataclass of the component
 
 
 def lookup_component(kind: str, name: str) -> Any:
     """Return the class of the component with this name. Raise UserError if there is none."""
-    if plugins.is_plugin(name):
+    if isinstance(name, PluginRef):
         component = plugins.load(name, kind, REQUIRED_ATTRIBUTES[kind])
         if kind == "algo" and (problem := algorithm_problem(component)) is not None:
             raise UserError(f"--algo {name}: {problem} (see docs/extending.md#algorithm)")
@@ -69,7 +70,7 @@ def construct_component(kind: str, component: ComponentConfig, *args: Any, **inn
     except UserError:
         raise
     except Exception as error:
-        if plugins.is_plugin(component.name):
+        if isinstance(component.name, PluginRef):
             location = plugins.error_location(error, plugins.plugin_files())
             where = "" if location is None else f" ({location})"
             raise UserError(f"{component.name}: the constructor failed: {plugins.error_line(error)}{where}") from error

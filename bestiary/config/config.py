@@ -24,7 +24,7 @@ from bestiary.config.training_options import Training, group_key, unused_options
 from bestiary.envs.multitask import MultiTaskVectorEnv, combine_interfaces
 from bestiary.envs.rewards.wrapper import DEFAULT_REWARDS, RewardConfig, RewardWrapper
 from bestiary.envs.vector_env import EnvInterface, VectorEnv
-from bestiary.utils import plugins
+from bestiary.utils.plugin_names import PluginRef
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,8 @@ class Config:
     env_options: Any  # instance of the options dataclass of the environment; all tasks have the same options
     components: dict[str, ComponentConfig]  # by kind: "algo", "agent", and the kinds that the agent consists of
     training: Training
-    plugin_hashes: dict[str, str] = field(default_factory=dict, compare=False)  # SHA-256 of each plug-in file, by path
+    # Path of each plug-in file -> SHA-256 hash of its content (see `PluginSource.sha256`).
+    plugin_hashes: dict[str, str] = field(default_factory=dict, compare=False)
 
     # --- construction ---
 
@@ -71,6 +72,11 @@ class Config:
     def rewards(self) -> RewardConfig:
         """Return the training reward and the true rewards."""
         return RewardConfig(self.training.reward, self.training.true_reward)
+
+    @property
+    def callbacks(self) -> tuple[PluginRef, ...]:
+        """Return the user's callbacks."""
+        return tuple(name for name in self.training.callback or () if isinstance(name, PluginRef))
 
     def make_agent(self, interface: VectorEnv | EnvInterface | None = None, seed: int = 0) -> Agent:
         """Build an untrained agent for the observations, actions and tasks of an interface.
@@ -131,12 +137,12 @@ class Config:
         """Return a short name of the environment, agent, torso, memory and critic, for example "Pong-shallow-lstm"."""
         task = env_slug(self.envs[0])
         if len(self.envs) > 1:
-            family = task if plugins.is_plugin(self.envs[0]) else self.envs[0].split("/")[0].replace(":", "-")
+            family = task if isinstance(self.envs[0], PluginRef) else self.envs[0].split("/")[0].replace(":", "-")
             task = f"{len(self.envs)}-{family}"
         inner = [p.name for kind, p in self.components.items() if kind in ("torso", "memory") and p.name != "none"]
         inner += [p.name for kind, p in self.components.items() if kind == "critic" and p.name != "shared"]
         named = [] if self.components["agent"].name == "basic" else [self.components["agent"].name]
-        return "-".join([task, *(plugins.split_name(n)[1] if plugins.is_plugin(n) else n for n in named + inner)])
+        return "-".join([task, *(n.attribute if isinstance(n, PluginRef) else n for n in named + inner)])
 
 
 def env_slug(env: str) -> str:

@@ -20,6 +20,7 @@ from bestiary.config.components import ComponentConfig
 from bestiary.envs.vector_env import EnvInterface
 from bestiary.utils import plugins
 from bestiary.utils.errors import UserError
+from bestiary.utils.plugin_names import PluginRef
 
 
 def check_forward_pass(agent: Agent, interface: EnvInterface, components: Mapping[str, ComponentConfig]) -> None:
@@ -31,7 +32,7 @@ def check_forward_pass(agent: Agent, interface: EnvInterface, components: Mappin
             steps gives other outputs than two calls with T=1. The last two tests include resets of the recurrent state.
     """
     T, B = 2, 3
-    names = {kind: component.name for kind, component in components.items() if plugins.is_plugin(component.name)}
+    names = {kind: component.name for kind, component in components.items() if isinstance(component.name, PluginRef)}
     own = ", ".join(names.values()) or "the agent"
     inputs = random_inputs(interface.observation_spec, interface.action_spec.n, len(interface.tasks), T, B)
     call = call_agent(agent)

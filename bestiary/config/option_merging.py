@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from bestiary.config.component_kinds import DEFAULT_COMPONENTS
-from bestiary.utils import plugins
 from bestiary.utils.errors import UserError
 from bestiary.utils.options import convert
+from bestiary.utils.plugin_names import PluginRef, parse_name
 
 
 def override_options(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:
@@ -26,21 +26,25 @@ def override_options(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict
 
 def _env_families(env: Any) -> set[str]:
     """Return the families of environments, for example {"atari"}. A user's environment is its own family."""
-    return {name if plugins.is_plugin(name) else re.split("[/:]", name)[0] for name in expand_env_names(env)}
+    names = expand_env_names(env)
+    return {name if isinstance(name, PluginRef) else re.split("[/:]", name)[0] for name in names}
 
 
 def expand_env_names(env: Any) -> tuple[str, ...]:
     """Return the environment names in `env`, which is one name or a list of names.
 
-    Braces are expanded as in most shells: `atari/{Pong,Breakout}` stands for two names.
+    Braces are expanded as in most shells: `atari/{Pong,Breakout}` stands for two names. Names of users' files become
+    PluginRefs.
     """
     names = tuple(env) if isinstance(env, list | tuple) else (env,)
     if not all(isinstance(name, str) for name in names):
         raise UserError(f"env = {env!r}: expected the name of an environment, for example atari/Pong")
-    return tuple(expanded for name in names for expanded in _expand_braces(name))
+    return tuple(parse_name(expanded) for name in names for expanded in _expand_braces(name))
 
 
 def _expand_braces(name: str) -> list[str]:
+    if isinstance(name, PluginRef):  # its braces were expanded before
+        return [name]
     braces = re.fullmatch(r"([^{}]*)\{([^{}]*)\}([^{}]*)", name)
     return [f"{braces[1]}{word}{braces[3]}" for word in braces[2].split(",")] if braces else [name]
 

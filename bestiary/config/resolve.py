@@ -26,6 +26,7 @@ from bestiary.config.config import Config, task_interfaces
 from bestiary.config.derived_options import check_batches, derive_max_lag, derive_num_envs, derive_runtime
 from bestiary.config.option_merging import expand_env_names
 from bestiary.config.option_spellings import unknown_options, values_by_schema
+from bestiary.config.plugin_options import map_plugins
 from bestiary.config.reward_clipping_check import unclipped_scale
 from bestiary.config.training_options import Training
 from bestiary.envs.multitask import combine_interfaces, task_name
@@ -38,6 +39,7 @@ from bestiary.utils.options import (
     parse_options,
     same_options,
 )
+from bestiary.utils.plugin_names import PluginRef
 
 
 @dataclass(frozen=True)
@@ -63,9 +65,10 @@ def resolve(given: Mapping[str, Any], origin: Mapping[str, str] | None = None) -
     """Check a flat dict of names and options and return a Config.
 
     `origin` is used in error messages. It maps each key that comes from a preset, file or run to a description of that
-    source, for example "config a.toml". Raise UserError with all problems found.
+    source, for example "config a.toml". Plug-ins must have been trusted before (`plugin_options.py`). Raise UserError
+    with all problems found.
     """
-    given = dict(given)
+    given = map_plugins(given, lambda ref: ref)
     origin = origin or {}
     problems: list[str] = []
 
@@ -117,7 +120,7 @@ def resolve(given: Mapping[str, Any], origin: Mapping[str, str] | None = None) -
 
     if problems:
         raise UserError(*dict.fromkeys(problems))
-    component_configs = {kind: ComponentConfig(_absolute_name(names[kind]), options[kind]) for kind in classes}
+    component_configs = {kind: ComponentConfig(names[kind], options[kind]) for kind in classes}
     return _make_config(env_names, choices.env_options, component_configs, training)
 
 
@@ -189,24 +192,25 @@ def _derive_options(
 def _make_config(
     env_names: tuple[str, ...], env_options: Any, components: dict[str, ComponentConfig], training: Training
 ) -> Config:
-    """Build the Config. Plug-ins are named by absolute paths, and the hashes of their files are stored."""
-    rewards = {name: getattr(training, name) for name in ("reward", "true_reward")}
-    functions = [name for text in rewards.values() for name in plugins.find_names(text or "")]
-    rewards = plugins.replace_names(rewards, lambda path, name: plugins.absolute_name(f"{path}:{name}"))
-    callbacks = tuple(plugins.absolute_name(name) for name in training.callback or ())
-    used = [*env_names, *(component.name for component in components.values()), *functions, *callbacks]
-    paths = [plugins.split_name(plugins.absolute_name(name))[0] for name in used if plugins.is_plugin(name)]
+    """Build the Config. Plug-ins are named by absolute paths, and the hashes of their contents are stored."""
+    hashes = {}
+
+    def absolute(ref: PluginRef) -> PluginRef:
+        found = ref.absolute()
+        hashes[str(found.path)] = plugins.content_hash(found)
+        return found
+
+    names = {"env": list(env_names), **{kind: component.name for kind, component in components.items()}}
+    named = {name: getattr(training, name) for name in ("reward", "true_reward", "callback")}
+    absolute_names = map_plugins({**names, **named}, absolute)
+    own = {name: absolute_names[name] for name in named}
     return Config(
-        envs=tuple(envs.canonical_name(name) for name in env_names),
+        envs=tuple(envs.canonical_name(name) for name in absolute_names["env"]),
         env_options=env_options,
-        components=components,
-        training=dataclasses.replace(training, **rewards, callback=callbacks or None),
-        plugin_hashes={str(path): plugins.file_sha256(path) for path in paths},
+        components={kind: dataclasses.replace(c, name=absolute_names[kind]) for kind, c in components.items()},
+        training=dataclasses.replace(training, **{**own, "callback": tuple(own["callback"] or ()) or None}),
+        plugin_hashes=hashes,
     )
-
-
-def _absolute_name(name: str) -> str:
-    return plugins.absolute_name(name) if plugins.is_plugin(name) else name
 
 
 def _collect_errors(problems: list[str], function: Callable[[], Any]) -> Any:
@@ -225,11 +229,10 @@ def _invalid_callbacks(names: Iterable[str]) -> list[str]:
     """
     problems = []
     for name in names:
-        path, _ = plugins.split_name(name)
-        if not plugins.is_plugin(name):
+        if not isinstance(name, PluginRef):
             problems.append(f"--callback {name}: expected a class in a Python file, for example my_callback.py:Name")
-        elif not path.is_file():
-            problems.append(f"--callback {name}: file {path} does not exist")
+        elif not name.path.is_file():
+            problems.append(f"--callback {name}: file {name.path} does not exist")
     return problems
 
 
@@ -303,13 +306,13 @@ def _choose_components(given: dict[str, Any], origin: Mapping[str, str], problem
     If a kind is not given, its default name is used. Besides "algo" and "agent", a run has the kinds in the attribute
     `components` of the agent class (torso, memory and critic if the class was not found).
     """
-    names = {kind: str(given.pop(kind, DEFAULT_COMPONENTS[kind])) for kind in ("algo", "agent")}
+    names = {kind: _component_name(given.pop(kind, DEFAULT_COMPONENTS[kind])) for kind in ("algo", "agent")}
     agent = _find_component("agent", names["agent"], problems)
     kinds, defaults = ("torso", "memory", "critic"), DEFAULT_COMPONENTS
     if agent is not None:
         kinds, defaults = agent.components, {**DEFAULT_COMPONENTS, **agent.config_defaults}
     for kind in kinds:
-        names[kind] = str(given.pop(kind, defaults[kind]))
+        names[kind] = _component_name(given.pop(kind, defaults[kind]))
     unused = DEFAULT_COMPONENTS.keys() - names.keys()
     for kind in unused:
         if kind in given and kind not in origin:
@@ -319,6 +322,10 @@ def _choose_components(given: dict[str, Any], origin: Mapping[str, str], problem
         for key in [key for key in given if key.split(".")[0] == kind and key in origin]:
             del given[key]
     return names
+
+
+def _component_name(value: Any) -> str:
+    return value if isinstance(value, str) else str(value)
 
 
 def _find_component(kind: str, name: str, problems: list[str]) -> Any:

@@ -65,6 +65,7 @@ class Training:
         "device of the learner: auto (a GPU if there is one), cpu, cuda or cuda:N",
         metavar="DEVICE",
         group=TRAINING,
+        machine=True,
     )
     precision: str = option(
         "float32",
@@ -78,6 +79,7 @@ class Training:
         "options are given, has the same agent, environments, frame stack and action set",
         metavar="RUN",
         group=TRAINING,
+        machine=True,
     )
 
     # --- runtime ---
@@ -103,6 +105,7 @@ class Training:
         low=0,
         group=RUNTIME,
         runtimes=("local",),
+        machine=True,
     )
     actor_device: str = option(
         "auto",
@@ -110,6 +113,7 @@ class Training:
         metavar="DEVICE",
         group=RUNTIME,
         runtimes=("local",),
+        machine=True,
     )
     learner_threads: int = option(
         0,
@@ -117,6 +121,7 @@ class Training:
         low=0,
         group=RUNTIME,
         runtimes=ASYNCHRONOUS,
+        machine=True,
     )
     micro_batch_size: int | None = option(
         None,
@@ -159,6 +164,7 @@ class Training:
         metavar="ADDRESS",
         group=CLUSTER,
         compared=False,
+        machine=True,
     )
     actors: int = option(
         1,
@@ -223,6 +229,7 @@ class Training:
         group=CLUSTER,
         runtimes=("cluster",),
         compared=False,
+        machine=True,
     )
 
     # --- logging and checkpoints ---
@@ -287,6 +294,7 @@ class Training:
         "also write TensorBoard event files",
         group=LOGGING,
         compared=False,
+        machine=True,
     )
     wandb: str | None = option(
         None,
@@ -295,6 +303,7 @@ class Training:
         metavar="PROJECT",
         group=LOGGING,
         compared=False,
+        machine=True,
     )
     eval_at_end: int = option(
         0,

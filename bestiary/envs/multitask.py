@@ -11,8 +11,8 @@ import numpy as np
 
 from bestiary.envs.vector_env import EnvInterface, VectorEnv
 from bestiary.step import Arrays, Step
-from bestiary.utils import plugins
 from bestiary.utils.errors import UserError
+from bestiary.utils.plugin_names import PluginRef, parse_name
 
 Build = Callable[[int, np.random.SeedSequence], VectorEnv]  # (num_envs, seed) -> the vector environment of one task
 
@@ -109,7 +109,7 @@ class MultiTaskVectorEnv(VectorEnv):
 
 def task_name(name: str) -> str:
     """Return the task name of an environment: the environment's name; for a class in a user's file, without folder."""
-    return name.rsplit("/", 1)[-1] if plugins.is_plugin(name) else name
+    return name.rsplit("/", 1)[-1] if isinstance(parse_name(name), PluginRef) else name
 
 
 def combine_interfaces(names: Sequence[str], interfaces: Sequence[EnvInterface]) -> EnvInterface:

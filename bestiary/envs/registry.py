@@ -19,9 +19,10 @@ from bestiary.envs.atari_scores import RANDOM_AND_HUMAN_SCORES
 from bestiary.envs.vector_env import EnvInterface, VectorEnv
 from bestiary.envs.warehouse.env import WarehouseVectorEnv
 from bestiary.envs.warehouse.variants import VARIANTS
-from bestiary.utils import plugins
+from bestiary.utils import plugins, trust
 from bestiary.utils.errors import UserError
 from bestiary.utils.options import construct, options_class, parse_keywords, suggest
+from bestiary.utils.plugin_names import PluginRef, parse_name
 
 
 def _unchanged(options: Any) -> Any:
@@ -202,7 +203,8 @@ def lookup_env(name: str) -> EnvSpec:
 
     Raise UserError if there is no such environment. The message suggests similar names.
     """
-    if plugins.is_plugin(name):
+    name = parse_name(name)
+    if isinstance(name, PluginRef):
         return _plugin(name)
     if (standalone := name.partition(":")[0]) in STANDALONE_ENVS:
         return STANDALONE_ENVS[standalone](name)
@@ -227,7 +229,7 @@ def lookup_score_range(name: str) -> ScoreRange | None:
 
     Unknown names and users' files have no score range. The files are not imported.
     """
-    if plugins.is_plugin(name):
+    if isinstance(parse_name(name), PluginRef):
         return None
     try:
         return lookup_env(name).score_range
@@ -237,10 +239,11 @@ def lookup_score_range(name: str) -> ScoreRange | None:
 
 def canonical_name(name: str) -> str:
     """Return the unique name of an environment (`EnvSpec.name`). A user's file is not executed."""
-    return plugins.absolute_name(name) if plugins.is_plugin(name) else lookup_env(name).name
+    parsed = parse_name(name)
+    return parsed.absolute() if isinstance(parsed, PluginRef) else lookup_env(parsed).name
 
 
-def _plugin(name: str) -> EnvSpec:
+def _plugin(name: PluginRef) -> EnvSpec:
     """Return the EnvSpec of a class in a user's file."""
     env_class = plugins.load(name, "environment", required=("reset",))
     if not hasattr(env_class, "recv"):
@@ -293,7 +296,10 @@ def make_env(
     """Return a vector environment of `num_envs` environments.
 
     Example: `make_env("atari/Pong", num_envs=32, seed=1, sticky=0.25)`. `VectorEnv.render` requires `render=True`.
-    Raise UserError if the name is unknown, or if options are unknown or invalid. The error lists all of these options.
+    A user's file (`my_env.py:Maze`) is executed.
+
+    Raises:
+        UserError: the name is unknown, or options are unknown or invalid. The error lists all of these options.
     """
-    spec = lookup_env(name)
+    spec = lookup_env(trust.named_by_user(name))
     return spec.build(num_envs, seed, parse_keywords(spec.options, options, name), render)

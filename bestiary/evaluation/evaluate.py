@@ -27,6 +27,7 @@ from bestiary.runs import checkpoints
 from bestiary.runs.checkpoints import Checkpoint
 from bestiary.runs.recordings import make_recording_wrapper
 from bestiary.runs.run import Run
+from bestiary.utils import trust
 from bestiary.utils.console import format_count, note, warn
 from bestiary.utils.errors import RunError, UserError
 from bestiary.utils.options import same_options
@@ -69,7 +70,7 @@ def evaluate(
         record: also write all actions to the folder recordings/, so that each game can be replayed.
     """
     config = run.config
-    names = tuple(map(canonical_name, env)) or config.envs
+    names = tuple(canonical_name(trust.named_by_user(name)) for name in env) or config.envs
     _check_unique("--env", names)
     _check_unique("--levels", levels)
     split_options = [config.env_options]

@@ -130,7 +130,7 @@ def open_replay(run: Run, recording: Recording, game: RecordedGame, checkpoint: 
     own_options = config.tables()["env"]
     recorded_options = recording.metadata["environment_options"]
     options = {key: own_options[key] for key in INTERFACE_OPTIONS if key in own_options and key in recorded_options}
-    pool = recording.make_env(game, render=True, interface_options=options, rewards=config.rewards, trusted=config.envs)
+    pool = recording.make_env(game, render=True, interface_options=options, rewards=config.rewards)
     own = config.interface
     if (pool.observation_spec, pool.action_spec) != (own.observation_spec, own.action_spec):
         pool.close()

@@ -25,6 +25,7 @@ from rich.table import Table
 from bestiary import __version__
 from bestiary.agents.agent import Agent, count_fc_parameters, count_parameters
 from bestiary.config.config import Config, make_vector_env
+from bestiary.config.plugin_options import map_plugins
 from bestiary.config.toml import flatten
 from bestiary.envs.multitask import check_compatible
 from bestiary.envs.rewards.reward_functions import canonical_reward
@@ -39,7 +40,6 @@ from bestiary.rollout import Step
 from bestiary.runs import checkpoints
 from bestiary.runs.checkpoints import Checkpoint
 from bestiary.runs.run import Run
-from bestiary.utils import plugins
 from bestiary.utils.console import note, plain, stdout
 from bestiary.utils.errors import UserError
 
@@ -286,7 +286,7 @@ def comparable_settings(config: Config, pool: RewardWrapper) -> dict[str, Any]:
     """
     hashes = config.plugin_hashes
     flat = {k: v for k, v in flatten(config.tables()).items() if not k.startswith("plugins.")}
-    named = plugins.replace_names(flat, lambda path, name: f"{name}@{hashes.get(str(path), path)}")
+    named = map_plugins(flat, lambda ref: f"{ref.attribute}@{hashes.get(str(ref.path), ref.path)}")
     true_rewards = [canonical_reward(pool.true_rewards[name], pool.components) for name in pool.rewards.channels]
     training_reward = canonical_reward(pool.training_reward, pool.components)
     return {**named, "reward": training_reward, "true_reward": true_rewards}

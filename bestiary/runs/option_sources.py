@@ -10,27 +10,39 @@ from pathlib import Path
 from typing import Any
 
 from bestiary.config.option_merging import override_options
+from bestiary.config.plugin_options import trust_in_file, trust_named
 from bestiary.config.toml import flatten, read_preset, read_toml
 from bestiary.runs.format_version import check_version
 from bestiary.runs.run import open_run
 
 
-def merge_sources(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+def merge_sources(
+    options: Mapping[str, Any], *, trust_code: bool = False, study: str = ""
+) -> tuple[dict[str, Any], dict[str, str]]:
     """Merge `options` with the sources that are named in `options` under "init_from", "preset" and "config".
 
     Return the merged flat dict. Also return a dict for error messages: for each option that is not in `options`, the
     source that sets it, for example "preset hello".
+
+    Args:
+        options: options given directly. Their plug-ins are trusted, because the user has named them.
+        trust_code: whether plug-ins that a file or a run names may be executed if they are not known.
+        study: description of the study file that contains `options`, if the user has not given them directly.
+
+    Raises:
+        UserError: a file or a run names a plug-in that is not trusted.
     """
     direct = flatten(options)
+    direct = trust_in_file(direct, study, trust_code) if study else trust_named(direct)
     merged: dict[str, Any] = {}
     origin: dict[str, str] = {}
     if direct.get("init_from") is not None:
-        merged = _options_of_run(str(direct["init_from"]))
+        merged = _options_of_run(str(direct["init_from"]), trust_code)
         origin = dict.fromkeys(merged, f"run {direct['init_from']}")
     for source, read in (("preset", read_preset), ("config", _read_config)):
         name = direct.pop(source, None)
         if name is not None:
-            found = read(str(name))
+            found = trust_in_file(read(str(name)), f"--{source} {name}", trust_code)
             merged = override_options(merged, found)
             origin |= dict.fromkeys(found, f"{source} {name}")
     merged = override_options(merged, direct)
@@ -42,12 +54,12 @@ def _read_config(path: str) -> dict[str, Any]:
     return read_toml(Path(path))
 
 
-def _options_of_run(path: str) -> dict[str, Any]:
+def _options_of_run(path: str, trust_code: bool) -> dict[str, Any]:
     """Return the options that a warm start takes from another run.
 
     These are the agent and its components, the environments, the frame stack and the action set.
     """
-    settings = flatten(open_run(path).config.tables())
+    settings = flatten(open_run(path, trust_code).config.tables())
     kinds = ("agent", "torso", "memory", "critic")
     env_keys = ("env", "env.frame_stack", "env.full_actions")
     return {k: v for k, v in settings.items() if v is not None and (k in env_keys or k.split(".")[0] in kinds)}

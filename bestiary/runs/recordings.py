@@ -11,7 +11,7 @@ seed, steps it with all actions before the game without rendering, and then play
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from bestiary.envs.vector_env import VectorEnv, VectorEnvWrapper, action_index
 from bestiary.runs.checkpoints import unused_path
 from bestiary.runs.csv_tables import CsvTable, describe_damage, read_columns
 from bestiary.step import Step
-from bestiary.utils import plugins, safe_files
+from bestiary.utils import safe_files
 from bestiary.utils.console import warn
 from bestiary.utils.errors import UserError
 from bestiary.utils.options import parse_options
@@ -218,29 +218,17 @@ class Recording:
         render: bool = False,
         interface_options: Mapping[str, Any] | None = None,
         rewards: RewardConfig | None = None,
-        trusted: Sequence[str] = (),
     ) -> VectorEnv:
         """Create the environment of a game with its recorded seed, as a vector environment of size 1.
 
         `interface_options` are values that replace recorded options (see INTERFACE_OPTIONS). `rewards`, if given,
         replaces the recorded rewards. A recording may come from another person, so a plug-in (an environment or reward
-        in a user's file) is imported only if its name is in `trusted`.
+        in a user's file) is executed only if it is a trusted plug-in of a run that was opened before.
         """
         names = self.metadata["environments"]
         name = self.env_name(game)
-        if plugins.is_plugin(name) and name not in trusted:
-            raise UserError(
-                f"{self.path} was recorded with the environment {name}, which is not a plug-in of the run; it is "
-                "not imported, because only plug-ins of the run are trusted"
-            )
         if rewards is None:
             rewards = RewardConfig(**self.metadata["rewards"])
-            for text in (rewards.training, *rewards.true_rewards):
-                if text is not None and plugins.is_plugin(text) and text not in trusted:
-                    raise UserError(
-                        f"{self.path} was recorded with {text}; this file is not imported, because only the plug-ins "
-                        "of the run are trusted"
-                    )
         problems: list[str] = []
         recorded_options = self.metadata["environment_options"]
         options = parse_options(
@@ -269,12 +257,12 @@ class Recording:
             raise UserError(f"{self.path} is damaged: there is no action {int(actions.max())}")
         return [names[action] for action in actions]
 
-    def replay(self, game: RecordedGame, trusted: Sequence[str] = ()) -> Iterator[Step]:
+    def replay(self, game: RecordedGame) -> Iterator[Step]:
         """Replay a game and yield its steps.
 
         In the last step, `game_over` is set, and the observation is the first one of the next game.
         """
-        pool = self.make_env(game, trusted=trusted)
+        pool = self.make_env(game)
         try:
             yield self.fast_forward(game, pool)
             for action in self.game_actions(game):

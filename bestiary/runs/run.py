@@ -4,7 +4,6 @@ Only `Run.config` and `Run.agent` import torch, so commands that read the tables
 """
 
 import itertools
-import shutil
 import time
 import uuid
 from collections.abc import Iterator, Sequence
@@ -18,11 +17,11 @@ import numpy as np
 
 from bestiary.config.toml import dump_toml, read_tables, read_toml
 from bestiary.envs.multitask import describe_observations
-from bestiary.runs import checkpoints, run_lock, zoo
+from bestiary.runs import checkpoints, plugin_copies, run_lock, zoo
 from bestiary.runs.checkpoints import Checkpoint, unused_path
 from bestiary.runs.csv_tables import read_columns
 from bestiary.runs.format_version import check_version
-from bestiary.utils import plugins, safe_files
+from bestiary.utils import safe_files
 from bestiary.utils.errors import UserError
 from bestiary.utils.options import option, parse_options, suggest
 
@@ -73,7 +72,7 @@ class Run:
     """An existing run folder."""
 
     path: Path
-    trust_code: bool = field(default=False, repr=False)  # whether copies of plug-ins in the run folder may be imported
+    trust_code: bool = field(default=False, repr=False)  # whether unknown plug-ins may be executed
     shown_path: Path = field(init=False, repr=False, compare=False)  # the path as the user gave it, for messages
     # Training options that are changed in `config`, but not yet in config.toml (see `update_config`).
     unwritten_options: dict[str, Any] = field(init=False, default_factory=dict, repr=False, compare=False)
@@ -111,16 +110,10 @@ class Run:
 
     @cached_property
     def config(self) -> "Config":
-        """The checked configuration. Plug-ins (users' files) are imported only if `resolve_trusted` allows it."""
+        """The checked configuration. Plug-ins (users' files) are executed only if they are trusted."""
         from bestiary.config.resolve import resolve
 
-        options = self._read_options()
-        hashes = _read_plugin_hashes(self.path / "config.toml")
-
-        def trusted_name(path: Path, name: str) -> str:
-            return plugins.resolve_trusted(f"{path}:{name}", self.path / "plugins", hashes, self.trust_code)
-
-        options = plugins.replace_names(options, trusted_name)
+        options = plugin_copies.trust_options(self._read_options(), self.path, self.trust_code)
         return resolve(options, dict.fromkeys(options, str(self.path / "config.toml")))
 
     @cached_property
@@ -130,10 +123,7 @@ class Run:
         The path in a plug-in name is replaced by the file name, and the hash of the file is added. So the same plug-in
         has the same name in all runs.
         """
-        hashes = _read_plugin_hashes(self.path / "config.toml")
-        return plugins.replace_names(
-            self._read_options(), lambda path, name: f"{path.name}:{name}@{hashes.get(str(path), '')[:8]}"
-        )
+        return plugin_copies.shown_options(self._read_options(), self.path)
 
     def _read_options(self) -> dict[str, Any]:
         check_version(self.path)
@@ -286,7 +276,7 @@ def create_run(config: "Config", location: RunLocation) -> tuple[Run, bool]:
             if (path / "config.toml").exists():
                 raise UserError(f"{path}: another process has created this run; choose another --name")
             (path / "checkpoints").mkdir(exist_ok=True)
-            _copy_plugins(config, path / "plugins")
+            plugin_copies.write_copies(config, path)
             safe_files.write_text(path / ID_FILE, uuid.uuid4().hex)
             safe_files.write_text(path / "config.toml", CONFIG_HEADER + config.to_toml())
     except OSError as error:
@@ -322,8 +312,9 @@ def update_config(run: Run, **training: Any) -> None:
 def write_config(run: Run) -> None:
     """Write the options that `update_config` has changed to config.toml."""
     if run.unwritten_options:
-        tables = read_tables(run.path / "config.toml", in_run_folder=True)
-        safe_files.write_text(run.path / "config.toml", CONFIG_HEADER + dump_toml({**tables, **run.unwritten_options}))
+        tables = {**read_tables(run.path / "config.toml", in_run_folder=True), **run.unwritten_options}
+        set_tables = {name: value for name, value in tables.items() if value is not None}
+        safe_files.write_text(run.path / "config.toml", CONFIG_HEADER + dump_toml(set_tables))
         run.unwritten_options = {}
 
 
@@ -357,17 +348,3 @@ def load_weights(agent: "Agent", checkpoint: Checkpoint) -> None:
     if invalid:
         raise UserError(f"{checkpoint.path} cannot be used: the values of {', '.join(invalid[:4])} are not finite")
     agent.load_state_dict(saved)
-
-
-def _copy_plugins(config: "Config", folder: Path) -> None:
-    """Copy the plug-in files of a config (users' files) into the run folder."""
-    for source, sha256 in config.plugin_hashes.items():
-        folder.mkdir(exist_ok=True)
-        shutil.copyfile(source, folder / plugins.copy_name(Path(source), sha256))
-
-
-def _read_plugin_hashes(path: Path) -> dict[str, str]:
-    hashes = read_tables(path, in_run_folder=True).get("plugins", {})
-    if not isinstance(hashes, dict) or not all(isinstance(value, str) for value in hashes.values()):
-        raise UserError(f"{path}: the table [plugins] must contain the hash of each plug-in file as text")
-    return hashes

@@ -16,11 +16,13 @@ from typing import Any, Protocol
 from bestiary.distributed.faults import error_summary
 from bestiary.distributed.placement import avoid_nodes
 from bestiary.distributed.ray_connection import check_every_node
-from bestiary.distributed.shipped_config import package_versions, version_mismatches
+from bestiary.distributed.shipped_config import package_versions, plugin_contents, version_mismatches
 from bestiary.studies.run_log import open_log
 from bestiary.studies.trial import Trial
+from bestiary.utils import trust
 from bestiary.utils.cpu import CORES_VARIABLE
 from bestiary.utils.errors import UserError
+from bestiary.utils.plugin_sources import PluginSource
 
 
 class Process(Protocol):
@@ -157,7 +159,11 @@ class RayExecutor:
     def start(self, trial: Trial, command: list[str]) -> Process:
         placement = avoid_nodes(self.unsuitable_nodes)
         job = self.job_class.options(scheduling_strategy=placement).remote(
-            self.folder / "study.toml", self.working_dir, package_versions(), self.cpus_per_run
+            self.folder / "study.toml",
+            self.working_dir,
+            package_versions(),
+            self.cpus_per_run,
+            plugin_contents(trial.config),
         )
         return RemoteProcess(self.ray, job, trial.log.resolve(), command, self.unsuitable_nodes)
 
@@ -195,11 +201,19 @@ class RemoteJob:
     process: "subprocess.Popen[bytes] | None" = None
     stopped = False
 
-    def __init__(self, marker: Path, working_dir: Path, versions: dict[str, str], cpus: float):
+    def __init__(
+        self,
+        marker: Path,
+        working_dir: Path,
+        versions: dict[str, str],
+        cpus: float,
+        contents: dict[str, PluginSource],
+    ):
         self.marker = marker
         self.working_dir = working_dir
         self.versions = versions
         self.cpus = cpus
+        self.contents = contents  # plug-ins of the run, which the user trusts
 
     def run(self, log: Path, command: list[str]) -> int:
         """Run the command and return its exit status. Raise UnsuitableMachine if this machine cannot run it."""
@@ -209,6 +223,8 @@ class RemoteJob:
             return -15
         if problems := check_machine(str(self.marker), str(self.working_dir), self.versions):
             raise UnsuitableMachine(ray.get_runtime_context().get_node_id(), problems[0])
+        for path, source in self.contents.items():
+            trust.trust_content(Path(path), source)
         environment = {**os.environ, CORES_VARIABLE: str(max(1, math.floor(self.cpus)))}
         self.process = start_command(log, command, cwd=self.working_dir, env=environment)
         return self.process.wait()

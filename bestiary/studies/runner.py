@@ -66,6 +66,7 @@ def run_study(
     if_changed: str = "error",
     dry_run: bool = False,
     report_only: bool = False,
+    trust_code: bool = False,
 ) -> None:
     """Run all unfinished trials (runs) of a study and write its report.
 
@@ -79,8 +80,10 @@ def run_study(
             UserError, "new" renames their folders and trains new runs.
         dry_run: only print the trials and their states.
         report_only: only write the report.
+        trust_code: whether plug-ins that the study file names may be executed, although the user has not used them
+            before.
     """
-    study = read_study(path)
+    study = read_study(path, trust_code)
     study_folder = folder or Path("runs") / study.name
     trials = make_trials(study, study_folder)
     _check_folder(study_folder)

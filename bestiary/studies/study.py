@@ -87,8 +87,11 @@ class Study:
     zoom: tuple[float, float] | None = None  # range of the x axis of an additional panel
 
 
-def read_study(path: Path) -> Study:
-    """Read a study file and check the configurations of all its variants. Raise UserError with all problems found."""
+def read_study(path: Path, trust_code: bool = False) -> Study:
+    """Read a study file and check the configurations of all its variants. Raise UserError with all problems found.
+
+    Plug-ins that the user has not used before are executed only if `trust_code` is true.
+    """
     file = read_study_file(path)
     problems: list[str] = []
     for key in set(file.tables) - set(KEYS):
@@ -108,7 +111,7 @@ def read_study(path: Path) -> Study:
     zoom = _read_zoom(file, problems)
     if problems:
         raise UserError(*problems)
-    variants = _resolve_variants(file, drafts, seeds[0])
+    variants = _resolve_variants(file, drafts, seeds[0], trust_code)
     _check_normalise(file, variants, normalise)
     return Study(path, file.text, name, seeds, evaluate, variants, normalise, dashed, zoom)
 
@@ -185,7 +188,7 @@ def _check_normalise(file: StudyFile, variants: list[Variant], normalise: dict[s
 # --- from drafts to configurations ---
 
 
-def _resolve_variants(file: StudyFile, drafts: list[VariantDraft], seed: int) -> list[Variant]:
+def _resolve_variants(file: StudyFile, drafts: list[VariantDraft], seed: int, trust_code: bool) -> list[Variant]:
     """Return the variants with their configurations. Raise UserError with the problems of all drafts.
 
     If several drafts have the same problem, it is listed once.
@@ -194,7 +197,7 @@ def _resolve_variants(file: StudyFile, drafts: list[VariantDraft], seed: int) ->
     variants_by_problem: dict[str, list[str]] = {}
     for draft in drafts:
         try:
-            variants.append(_resolve_variant(draft, seed))
+            variants.append(_resolve_variant(file, draft, seed, trust_code))
         except UserError as error:
             for problem in error.problems:
                 located = f"{_locate_problem(file, problem, draft)}: {problem}"
@@ -208,9 +211,9 @@ def _resolve_variants(file: StudyFile, drafts: list[VariantDraft], seed: int) ->
     return variants
 
 
-def _resolve_variant(draft: VariantDraft, seed: int) -> Variant:
+def _resolve_variant(file: StudyFile, draft: VariantDraft, seed: int, trust_code: bool) -> Variant:
     """Return the variant of a draft. Check its configuration and build its agent, so that errors are found early."""
-    options, origin = merge_sources({**draft.options, "seed": seed})
+    options, origin = merge_sources({**draft.options, "seed": seed}, trust_code=trust_code, study=str(file.path))
     config = resolve(options, origin)
     if len(config.envs) > 1:
         raise UserError(f"env = {list(config.envs)}: a run of a study has one task; list the environments in [grid]")

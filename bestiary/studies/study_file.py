@@ -14,8 +14,8 @@ from typing import Any
 
 from bestiary.config.option_merging import override_options
 from bestiary.config.toml import flatten
-from bestiary.utils import plugins
 from bestiary.utils.errors import UserError
+from bestiary.utils.plugin_names import PluginRef, parse_name
 
 FOLDER_NAME = re.compile(r"[\w+=-][\w.,+=-]*")
 FOLDER_NAME_RULE = "it is used as a folder name, so only letters, digits and - _ = + , . are allowed"
@@ -204,8 +204,8 @@ def _grid_points(file: StudyFile, problems: list[str]) -> list[dict[str, Any]]:
 
 def _option_label(key: str, value: Any) -> str:
     """Return an option and its value in a form for folder names, for example `memory=gru`."""
-    if isinstance(value, str) and plugins.is_plugin(value):
-        value = plugins.split_name(value)[1]
+    if isinstance(value, str) and isinstance(ref := parse_name(value), PluginRef):
+        value = ref.attribute
     if isinstance(value, list):
         value = "x".join(map(str, value))
     if isinstance(value, bool):

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from bestiary.config.config import Config
+from bestiary.config.plugin_options import map_plugins
 from bestiary.config.toml import flatten
 from bestiary.config.training_options import UNCOMPARED
+from bestiary.runs.machine_options import machine_flags
 from bestiary.runs.run import ID_FILE, Run
 from bestiary.studies.run_log import failure_reason
 from bestiary.studies.study import Study, Variant
@@ -118,7 +120,7 @@ class Trial:
         if not self.exists:
             return ["train", "--config", str(self.config_path), "--run-dir", str(self.path)]
         if not self.is_trained:
-            return ["resume", str(self.path)]
+            return ["resume", str(self.path), *machine_flags(self.config.training)]
         if self.evaluate and self.evaluation() is None:
             return ["eval", str(self.path), "--episodes", str(self.evaluate)]
         return None
@@ -177,7 +179,8 @@ def make_trials(study: Study, folder: Path) -> list[Trial]:
 def _compared_settings(config: Config) -> dict[str, Any]:
     """Return the settings that must not change when a trial is continued.
 
-    These are the seed, the plug-in hashes, and all settings that are not in UNCOMPARED.
+    These are the seed and all settings that are not in UNCOMPARED. Plug-ins are named by the hash of their content.
     """
-    flat = {**flatten(config.tables()), **config.plugin_hashes}
+    hashes = config.plugin_hashes
+    flat = map_plugins(flatten(config.tables()), lambda ref: f"{ref.attribute}@{hashes[str(ref.path)][:8]}")
     return {key: value for key, value in flat.items() if key == "seed" or key not in UNCOMPARED}

@@ -14,6 +14,7 @@ from bestiary.config.config import Config
 from bestiary.config.resolve import resolve
 from bestiary.testing.algorithm_checks import AlgorithmChecks
 from bestiary.testing.components import ComponentError, Report, component_name, find_component
+from bestiary.utils import trust
 from bestiary.utils.errors import RunError, UserError
 from bestiary.utils.options import construct
 
@@ -62,7 +63,7 @@ def registered(component: Any, cls: type) -> Iterator[str]:
     If `component` is a name, yield this name. Otherwise register the class under a temporary name and yield that name.
     """
     if isinstance(component, str):
-        yield component
+        yield trust.named_by_user(component)
         return
     registry = REGISTRIES["algo"]
     assert isinstance(registry, MutableMapping)

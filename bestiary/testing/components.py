@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from bestiary.config.components import REQUIRED_ATTRIBUTES, lookup_component
-from bestiary.utils import plugins
+from bestiary.utils import plugins, trust
 from bestiary.utils.errors import RunError, UserError
 from bestiary.utils.options import OPTIONS_RULE, options_class, parse_keywords
+from bestiary.utils.plugin_names import PluginRef, parse_name
 
 # Base classes from these packages are not part of the user's component.
 LIBRARIES = ("bestiary", "torch", "gymnasium", "builtins", "typing", "abc")
@@ -127,11 +128,14 @@ def parse(report: Report, schema: type, options: dict[str, Any]) -> Any:
         raise ComponentError(*error.problems) from error
 
 
-def load_class(component: Any, lookup: Callable[[str], Any], required: Iterable[str]) -> Any:
-    """Return the class of a component. Raise ComponentError if it does not exist or lacks an attribute."""
+def load_class(component: Any, lookup: Callable[[Any], Any], required: Iterable[str]) -> Any:
+    """Return the class of a component. Raise ComponentError if it does not exist or lacks an attribute.
+
+    A user's file is executed: the caller has named it.
+    """
     if isinstance(component, str):
         try:
-            return lookup(component)
+            return lookup(trust.named_by_user(component))
         except UserError as error:
             raise ComponentError(*error.problems) from error
     if not callable(component) or not isinstance(component, type | types.FunctionType):
@@ -149,7 +153,7 @@ def component_name(component: Any) -> str:
     """Return the name of a component in messages: `my_env.py:Maze` without folder, or the name of the class."""
     if not isinstance(component, str):
         return component.__name__
-    return Path(component).name if plugins.is_plugin(component) else component
+    return Path(component).name if isinstance(parse_name(component), PluginRef) else component
 
 
 def source_files(cls: Any) -> set[str]:

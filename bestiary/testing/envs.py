@@ -19,6 +19,7 @@ from bestiary.testing.gymnasium_checks import check_gymnasium
 from bestiary.testing.vector_env_checks import check_vector_env
 from bestiary.utils import plugins
 from bestiary.utils.errors import UserError
+from bestiary.utils.plugin_names import PluginRef, parse_name
 
 
 def check_env(component: Any, /, **options: Any) -> None:
@@ -65,7 +66,7 @@ def find_env(component: Any) -> tuple[envs.EnvSpec, Report]:
 
 def env_class(component: Any) -> Any:
     """Return the user's class, or None if the component is the name of a built-in environment."""
-    if isinstance(component, str) and not plugins.is_plugin(component):
+    if isinstance(component, str) and not isinstance(parse_name(component), PluginRef):
         return None
     cls = load_class(component, lambda name: plugins.load(name, "environment", ("reset",)), ("reset",))
     if not hasattr(cls, "recv") and not hasattr(cls, "step"):

@@ -15,9 +15,9 @@ from bestiary.envs.step_checks import check_first_steps
 from bestiary.runs.run import open_run
 from bestiary.training.validation import check_validation
 from bestiary.training.warm_start import check_pretrained_state, load_pretrained
-from bestiary.utils import plugins
 from bestiary.utils.console import warn
 from bestiary.utils.options import field_types
+from bestiary.utils.plugin_names import PluginRef
 
 
 def describe(config: Config) -> str:
@@ -52,7 +52,7 @@ def check_user_envs(config: Config) -> None:
     Raises:
         UserError: an environment fails or returns invalid values.
     """
-    for name in filter(plugins.is_plugin, config.envs):
+    for name in (name for name in config.envs if isinstance(name, PluginRef)):
         check_first_steps(name, partial(make_vector_env, [name], config.env_options, 1))
 
 

@@ -37,6 +37,7 @@ def option(
     group: str = "",
     runtimes: tuple[str, ...] = (),
     compared: bool = True,
+    machine: bool = False,
 ) -> Any:
     """Return a dataclass field for an option, with a help text and limits of its value.
 
@@ -54,6 +55,8 @@ def option(
         runtimes: runtimes in which the option has an effect; empty: all (training options only).
         compared: whether two runs that differ only in this option count as different experiments (training options
             only).
+        machine: whether the option is a choice about a machine, which must not be taken over from the run folder of
+            another person (training options only).
     """
     metadata = {
         "help": help,
@@ -67,6 +70,7 @@ def option(
         "group": group,
         "runtimes": runtimes,
         "compared": compared,
+        "machine": machine,
     }
     return dataclasses.field(default=default, metadata=metadata)
 

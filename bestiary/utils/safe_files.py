@@ -106,6 +106,15 @@ def list_files(folder: Path, root: Path) -> list[Path]:
         return []
 
 
+def list_folders(folder: Path, root: Path) -> list[Path]:
+    """Return the folders in a folder, sorted by name. If the folder is missing or a link, the list is empty."""
+    try:
+        with _open_parent(folder / "x", root) as descriptor, os.scandir(descriptor) as entries:
+            return sorted(folder / entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+    except OSError:
+        return []
+
+
 def open_file(path: Path, flags: int, root: Path | None = None, max_bytes: int | None = None) -> int:
     """Open an existing regular file and return its file descriptor."""
     with _open_parent(path, root) as parent:

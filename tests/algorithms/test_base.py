@@ -9,10 +9,10 @@ import torch
 import bestiary
 from bestiary.algorithms import ALGORITHMS
 from bestiary.algorithms.base import MAIN_OPTIMIZER
-from bestiary.config.resolve import resolve
 from bestiary.training.factory import make_actors_and_learner
 from bestiary.training.serial import collect_rollouts
 from bestiary.utils.errors import RunError, UserError
+from tests.trusted import resolve_own
 
 ONLY_LOSS = """
 from bestiary.algorithms.base import Algorithm, Loss
@@ -169,12 +169,12 @@ def test_wrong_result_of_a_method_stops_the_run_with_one_line(name: str, runtime
 
 def test_loss_with_wrong_arguments_is_refused() -> None:
     with pytest.raises(UserError, match=r"loss has the arguments \(self, agent, batch\); expected .*progress"):
-        resolve({**SMALL, "algo": write(WRONG, "TwoArguments")})
+        resolve_own({**SMALL, "algo": write(WRONG, "TwoArguments")})
 
 
 def test_several_losses_and_optimizers_train_their_own_parameters() -> None:
     algo = write(STATEFUL, "TwoLosses")
-    (actor,), learner = make_actors_and_learner(resolve({**SMALL, "algo": algo, "runtime": "serial", "steps": 800}))
+    (actor,), learner = make_actors_and_learner(resolve_own({**SMALL, "algo": algo, "runtime": "serial", "steps": 800}))
     actor.start()
     algorithm: Any = learner.algorithm
     assert learner.groups[MAIN_OPTIMIZER].parameters == list(learner.agent.parameters())
@@ -212,7 +212,7 @@ class Frozen(nn.Module):
 def test_frozen_parameters_are_not_trained(algo: str) -> None:
     sizes: dict[str, Any] = {"ppg": {"rollout_length": 16, "algo.aux_interval": 1}, "ppo": {"rollout_length": 16}}
     options: dict[str, Any] = {"env": "toy/chain", "num_envs": 8, "runtime": "serial", **sizes.get(algo, {})}
-    config = resolve({**options, "algo": algo, "torso": write(FROZEN_TORSO, "Frozen")})
+    config = resolve_own({**options, "algo": algo, "torso": write(FROZEN_TORSO, "Frozen")})
     (actor,), learner = make_actors_and_learner(config)
     actor.start()
     agent: Any = learner.agent
@@ -242,4 +242,4 @@ def test_own_parameters_state_and_optimizers_are_resumed_exactly() -> None:
 def test_class_that_is_not_an_algorithm_is_refused() -> None:
     Path("mine.py").write_text("class Mine:\n    def loss(self, agent, batch, progress): ...\n")
     with pytest.raises(UserError, match=r"--algo mine.py:Mine: must be a subclass of .*Algorithm"):
-        resolve({**SMALL, "algo": "mine.py:Mine"})
+        resolve_own({**SMALL, "algo": "mine.py:Mine"})

@@ -10,6 +10,7 @@ from bestiary.config.resolve import resolve
 from bestiary.config.toml import preset_paths, read_preset
 from bestiary.envs.gymnasium_env import GymnasiumVectorEnv
 from bestiary.envs.warehouse.env import WarehouseVectorEnv
+from tests.trusted import resolve_own
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PRESETS_WITH_ENV = [name for name in preset_paths() if "env" in read_preset(name)]
@@ -60,7 +61,7 @@ def test_gymnasium_tasks_with_vectors_have_unclipped_rewards_and_their_own_defau
 
 def test_vector_defaults_are_not_used_for_images() -> None:
     """The observations of the maze are images, although the maze is a Gymnasium environment."""
-    maze = resolve({"env": f"{EXAMPLES}/maze_env.py:Maze", "algo": "ppo"})
+    maze = resolve_own({"env": f"{EXAMPLES}/maze_env.py:Maze", "algo": "ppo"})
     assert maze.training.num_envs == 32
     assert maze.components["algo"].options == resolve({"env": "toy/catch", "algo": "ppo"}).components["algo"].options
 

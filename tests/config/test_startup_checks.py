@@ -10,8 +10,8 @@ import torch
 
 import bestiary
 from bestiary.cli.main import run_command
-from bestiary.config.resolve import resolve
 from bestiary.utils.errors import RunError, UserError
+from tests.trusted import resolve_own
 
 NETWORKS = """
     import torch
@@ -158,7 +158,7 @@ def test_agent_that_differs_between_one_and_two_steps_is_refused(
 
 
 def test_check_changes_neither_buffers_nor_the_random_generator(networks: str) -> None:
-    config = resolve({**SMALL, "torso": f"{networks}:CountsCalls"})
+    config = resolve_own({**SMALL, "torso": f"{networks}:CountsCalls"})
     torch.manual_seed(3)
     before = torch.get_rng_state()
     agent: Any = config.make_agent(config.make_vector_env(1, 0))

@@ -13,13 +13,13 @@ import psutil
 import pytest
 import torch
 
-from bestiary.config.resolve import resolve
 from bestiary.distributed.learner_worker import LearnerWorker
 from bestiary.distributed.serialisation import pack_state, shard
 from bestiary.distributed.shipped_config import ShippedConfig
 from bestiary.training.factory import make_actors_and_learner
 from tests.distributed.helpers import SMALL, write_faulty_env
 from tests.distributed.ray_cluster import external_address
+from tests.trusted import resolve_own
 
 pytestmark = pytest.mark.xdist_group("ray")
 
@@ -53,7 +53,7 @@ def test_a_group_of_learners_computes_the_updates_of_a_single_learner(
     write_faulty_env()
     small = {name: value for name, value in SMALL.items() if name != "batch_size" or algorithm is POPART}
     options: dict[str, Any] = {**small, **algorithm, "runtime": "serial", "num_envs": 8, "device": "cpu"}
-    (actor,), learner = make_actors_and_learner(resolve(options))
+    (actor,), learner = make_actors_and_learner(resolve_own(options))
     actor.start()
     rollouts = [actor.collect() for _ in range(2)]
     initial_state = copy.deepcopy(pack_state(learner.save())), learner.counters()
@@ -62,7 +62,7 @@ def test_a_group_of_learners_computes_the_updates_of_a_single_learner(
     if algorithm is POPART:
         assert learner.popart.sigma.max() > 2 * learner.popart.sigma.min()
 
-    config = resolve({**options, "runtime": "cluster", "cluster": "local", "learners": num_learners, "pools": 1})
+    config = resolve_own({**options, "runtime": "cluster", "cluster": "local", "learners": num_learners, "pools": 1})
     shipped_config = ShippedConfig.from_config(config)
     fork = multiprocessing.get_context("fork")
     queue: Any = fork.Queue()

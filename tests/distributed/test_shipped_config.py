@@ -4,9 +4,9 @@ from pathlib import Path
 
 import numpy as np
 
-from bestiary.config.resolve import resolve
 from bestiary.distributed.shipped_config import ShippedConfig, package_versions, version_mismatches
 from tests.distributed.helpers import FAULTY_ENV, SMALL
+from tests.trusted import resolve_own
 
 
 def test_plugin_files_are_sent_to_nodes_that_do_not_have_them(tmp_path: Path) -> None:
@@ -16,11 +16,11 @@ def test_plugin_files_are_sent_to_nodes_that_do_not_have_them(tmp_path: Path) ->
     (folder / "helper.py").write_text("SCALE = 2.0\n")
     imported = "from helper import SCALE as reward_scale"
     (folder / "own.py").write_text(FAULTY_ENV.replace("reward_scale = 1.0", imported))
-    config = resolve({"env": "plugins/own.py:FaultyEnv", **SMALL})
+    config = resolve_own({"env": "plugins/own.py:FaultyEnv", **SMALL})
     shipped_config = ShippedConfig.from_config(config)
     folder.rename(tmp_path / "moved")  # as if this were another node
     config = shipped_config.load()
-    assert not config.envs[0].startswith(str(tmp_path))
+    assert config.envs == (f"{folder}/own.py:FaultyEnv",)
     pool = config.make_vector_env(2, 0)
     pool.reset()
     pool.send(np.ones(2, np.int64))

@@ -10,6 +10,7 @@ from bestiary.envs import VectorEnv, canonical_name, lookup_env, lookup_score_ra
 from bestiary.envs.atari_games import list_games
 from bestiary.envs.atari_scores import RANDOM_AND_HUMAN_SCORES
 from bestiary.envs.rewards.wrapper import RewardConfig, RewardWrapper
+from bestiary.utils import trust
 
 # A vector environment that does not inherit from VectorEnv and has only the required attributes and methods.
 COUNTER = """
@@ -71,6 +72,7 @@ def test_a_users_vector_environment_gets_the_default_capabilities(name: str) -> 
 
 
 def test_the_options_class_of_a_users_environment_is_the_same_in_each_lookup(name: str) -> None:
+    trust.named_by_user(name)
     assert lookup_env(name).options is lookup_env(name).options
     assert lookup_env(name).default_steps == VectorEnv.default_steps
 

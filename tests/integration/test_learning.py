@@ -21,6 +21,7 @@ from bestiary.rollout import ArraySpec, Inputs, collect_episodes
 from bestiary.training.factory import make_actors_and_learner
 from bestiary.training.serial import collect_rollouts
 from bestiary.utils.options import options_class
+from tests.trusted import resolve_own
 
 SIGNS, DELAY = 2, 3
 
@@ -264,7 +265,7 @@ def accuracies(options):
     """Return the fraction of correct actions in the small and in the large task, in the last fifth of the training."""
     base = {"runtime": "serial", "num_envs": 16, "torso.width": 32, "lr": 2e-3}
     base |= {"algo.reward_clipping": "none", "algo.reward_scale": 1.0}
-    config = resolve({"env": ["scales.py:Small", "scales.py:Large"], **base, **options})
+    config = resolve_own({"env": ["scales.py:Small", "scales.py:Large"], **base, **options})
     (actor,), learner = make_actors_and_learner(config)
     actor.start()
     correct: dict[str, list[float]] = {"scales.py:Small": [], "scales.py:Large": []}

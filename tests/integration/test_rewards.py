@@ -2,6 +2,7 @@
 
 import csv
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -83,7 +84,7 @@ def test_run_without_reward_option_has_no_reward_columns() -> None:
     assert run.config.components["algo"].options.reward_scale is None
 
 
-def test_reward_function_of_a_user_file(capsys: pytest.CaptureFixture[str]) -> None:
+def test_reward_function_of_a_user_file(capsys: pytest.CaptureFixture[str], another_user: Callable[[], None]) -> None:
     file = Path("mine.py")
     file.write_text("def careful(measures):\n    return measures['reward'] - 0.01 * measures['alive']\n")
     words = "train toy/chain --reward mine.py:careful --steps 1k --runtime serial --run-dir own --micro-batch-size 4"
@@ -93,8 +94,10 @@ def test_reward_function_of_a_user_file(capsys: pytest.CaptureFixture[str]) -> N
     np.testing.assert_allclose(episodes["training_return"], expected, atol=1e-4)
     file.write_text(file.read_text() + "# changed\n")
     capsys.readouterr()
-    assert run_command(["eval", "own", "--episodes", "2"]) == 2
+    assert run_command(["eval", "own", "--episodes", "2"]) == 0
     assert "has changed since the run was created" in capsys.readouterr().err
+    another_user()
+    assert run_command(["eval", "own", "--episodes", "2"]) == 2
     assert run_command(["eval", "own", "--episodes", "2", "--trust-code"]) == 0
 
     file.write_text("calls = []\ndef late(m):\n    calls.append(1)\n    return m['reward'] / (len(calls) < 30)\n")
@@ -109,7 +112,9 @@ def test_reward_function_of_a_user_file(capsys: pytest.CaptureFixture[str]) -> N
     assert steps == 28 * open_run("late").raw_config["num_envs"]  # one call was the check before training
 
 
-def test_reward_functions_among_several_true_rewards_are_saved_with_the_run(capsys: pytest.CaptureFixture[str]) -> None:
+def test_reward_functions_among_several_true_rewards_are_saved_with_the_run(
+    capsys: pytest.CaptureFixture[str], another_user: Callable[[], None]
+) -> None:
     Path("mine.py").write_text("def twice(measures):\n    return 2 * measures['reward']\n")
     run = bestiary.train(
         "warehouse", run_dir="two", steps=1_600, true_reward="expired=-1; mine.py:twice; mine.py:twice", **SMALL
@@ -117,8 +122,10 @@ def test_reward_functions_among_several_true_rewards_are_saved_with_the_run(caps
     np.testing.assert_array_equal(run.episodes["true_return_2"], 2 * run.episodes["return"])
     assert len(list(Path("two/plugins").iterdir())) == 1
     Path("mine.py").unlink()
+    assert run_command(["eval", "two", "--episodes", "2"]) == 0
+    assert "mine.py is missing or has changed" in capsys.readouterr().err
+    another_user()
     assert run_command(["eval", "two", "--episodes", "2"]) == 2
-    assert "mine.py no longer exists" in capsys.readouterr().err
     assert run_command(["eval", "two", "--episodes", "2", "--trust-code"]) == 0
 
 

@@ -205,12 +205,13 @@ def test_replay_computes_the_training_reward(tmp_path):
 @pytest.mark.parametrize(
     ("malicious", "message"),
     [
-        ({"environments": ["{}:Maze"]}, ":Maze, which is not a plug-in of the run"),
-        ({"rewards": {"training": "{}:pay"}}, ":pay; this file is not imported"),
-        ({"rewards": {"true": "{}:pay"}}, ":pay; this file is not imported"),
+        ({"environments": ["{}:Maze"]}, ":Maze: .*is not executed"),
+        ({"rewards": {"training": "{}:pay"}}, ":pay: .*is not executed"),
+        ({"rewards": {"true": "{}:pay"}}, ":pay: .*is not executed"),
+        ({"rewards": {"true": "alive=1; {}:pay "}}, ":pay: .*is not executed"),
     ],
 )
-def test_code_of_an_untrusted_recording_is_not_imported(malicious, message):
+def test_code_of_an_untrusted_recording_is_not_executed(malicious, message):
     Path("evil.py").write_text("raise SystemExit('imported')\n")
     text = json.dumps({**METADATA, **malicious})
     Path("e.json").write_text(text.replace("{}:", f"{Path('evil.py').resolve()}:"))

@@ -22,6 +22,7 @@ from bestiary.envs.rewards.reward_functions import ALWAYS, CustomReward, Reward,
 from bestiary.utils import plugins
 from bestiary.utils.errors import UserError
 from bestiary.utils.options import convert, suggest
+from bestiary.utils.plugin_names import PluginRef, parse_name
 
 MAX_WEIGHT = 1e30  # leaves room for large components: weight x component must stay below the largest float32, 3e38
 SCOPE_EXAMPLES = {"steps": "@steps=0:500", "life": "@life=1", "every": "@every=4", "max": "@max=100"}
@@ -35,7 +36,8 @@ def make_reward(text: str | None, available: Mapping[str, RewardComponent], env:
     """
     if text is None:
         return WeightedReward((Term("reward", 1.0),))
-    if plugins.is_plugin(text):
+    text = parse_name(text)
+    if isinstance(text, PluginRef):
         return CustomReward(text, plugins.load(text, "reward"))
     problems: list[str] = []
     items: list[_Item] = []

@@ -15,6 +15,7 @@ from bestiary.envs.rewards.components import RewardComponent, resolve_alias
 from bestiary.step import Arrays
 from bestiary.utils import plugins
 from bestiary.utils.errors import RunError
+from bestiary.utils.plugin_names import PluginRef
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ class WeightedReward:
 class CustomReward:
     """A reward computed by a function from a user's file."""
 
-    name: str  # path/to/file.py:function
+    name: PluginRef  # path/to/file.py:function
     function: Callable[[Arrays], Any]  # {name: measure [N]} -> rewards [N]
 
     def __call__(self, measures: Arrays, clock: np.ndarray, life: np.ndarray) -> np.ndarray:
@@ -127,9 +128,8 @@ Reward = WeightedReward | CustomReward
 def canonical_reward(reward: Reward, available: Mapping[str, RewardComponent]) -> str:
     """Return a text that identifies a reward. Equal rewards have equal texts, even if the user wrote them differently.
 
-    The text of a custom reward consists of the hash of its file and the name of the function.
+    The text of a custom reward consists of the hash of its content and the name of the function.
     """
     if isinstance(reward, CustomReward):
-        path, name = plugins.split_name(reward.name)
-        return f"{plugins.file_sha256(path)}:{name}"
+        return f"{plugins.content_hash(reward.name)}:{reward.name.attribute}"
     return ",".join(sorted(f"{resolve_alias(t.component, available)}={t.weight!r}{t.scope}" for t in reward.terms))

@@ -17,6 +17,7 @@ from bestiary.envs.vector_env import EnvInterface, VectorEnv, VectorEnvWrapper, 
 from bestiary.step import Arrays, Step
 from bestiary.utils import plugins
 from bestiary.utils.errors import RunError, UserError
+from bestiary.utils.plugin_names import split_rewards
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class RewardConfig:
     @property
     def true_rewards(self) -> list[str | None]:
         """The specification of each true reward. None means the environment's own reward."""
-        return [None] if self.true is None else [part.strip() for part in self.true.split(";")]
+        return [None] if self.true is None else [*split_rewards(self.true)]
 
     @property
     def channels(self) -> tuple[str, ...]:

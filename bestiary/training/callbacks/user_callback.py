@@ -12,20 +12,22 @@ from bestiary.training.session import Session
 from bestiary.utils import plugins
 from bestiary.utils.errors import RunError, UserError
 from bestiary.utils.options import suggest
+from bestiary.utils.plugin_names import PluginRef
 
 
 class UserCallback(Callback):
     """Wrapper that calls a user's callback. If a method of this callback fails, the wrapper raises a one-line RunError.
 
     Args:
-        plugin: plug-in name, `path/to/file.py:Name`. The key of the callback's state in state.json is `user:Name`.
+        plugin: reference to the user's class, `path/to/file.py:Name`. The key of the callback's
+            state in state.json is `user:Name`.
         callback: the user's callback.
     """
 
-    def __init__(self, plugin: str, callback: Callback):
+    def __init__(self, plugin: PluginRef, callback: Callback):
         self.plugin = plugin
         self.callback = callback
-        self.name = f"user:{plugins.split_name(plugin)[1]}"
+        self.name = f"user:{plugin.attribute}"
 
     def on_start(self, session: Session) -> None:
         with self._describe_errors("on_start"):
@@ -69,9 +71,8 @@ class UserCallback(Callback):
         except (RunError, UserError):
             raise
         except (Exception, SystemExit) as error:
-            path, attribute = plugins.split_name(self.plugin)
-            cause = plugins.describe_error(error) or f"{path}: {type(error).__name__}: {error}"
-            raise RunError(f"callback {attribute}: {method} failed: {cause}") from error
+            cause = plugins.describe_error(error) or f"{self.plugin.path}: {type(error).__name__}: {error}"
+            raise RunError(f"callback {self.plugin.attribute}: {method} failed: {cause}") from error
 
 
 def make_user_callbacks(config: Config) -> list[Callback]:
@@ -82,7 +83,7 @@ def make_user_callbacks(config: Config) -> list[Callback]:
             callbacks have the same name.
     """
     callbacks: dict[str, Callback] = {}
-    for plugin in config.training.callback or ():
+    for plugin in config.callbacks:
         kind = plugins.load(plugin, "callback")
         if not (isinstance(kind, type) and issubclass(kind, Callback)):
             raise UserError(

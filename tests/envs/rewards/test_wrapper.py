@@ -8,7 +8,9 @@ from bestiary.envs import make_env
 from bestiary.envs.rewards.wrapper import RewardConfig, RewardWrapper
 from bestiary.envs.warehouse.env import WarehouseVectorEnv
 from bestiary.rollout import Arrays
+from bestiary.utils import trust
 from bestiary.utils.errors import RunError, UserError
+from bestiary.utils.plugin_names import PluginRef
 
 RIVER = "atari/Riverraid"
 
@@ -133,6 +135,7 @@ def test_failing_custom_rewards_are_errors_that_name_the_cause(tmp_path) -> None
         "def wide(measures):\n    return np.zeros((3, 3))\n"
         "def nothing(measures):\n    pass\n"
     )
+    trust.trust_named(PluginRef(file, "late"))
     with pytest.raises(RunError, match=r"late is nan in step 7 of a game of environment 0"):
         play(RewardWrapper(make_env("warehouse", num_envs=2), RewardConfig(f"{file}:late", None)), 9)
     missing = r"KeyError: 'gold'; the measures of toy/chain are .*reward, alive"
@@ -147,6 +150,7 @@ def test_failing_custom_rewards_are_errors_that_name_the_cause(tmp_path) -> None
 def test_custom_and_weighted_true_rewards_can_be_combined(tmp_path) -> None:
     file = tmp_path / "mine.py"
     file.write_text("def twice(m):\n    return 2 * m['reward']\ndef thrice(m):\n    return 3 * m['reward']\n")
+    trust.trust_named(PluginRef(file, "twice"))
     rewards = RewardConfig(None, f"{file}:twice; alive=1; {file}:thrice")
     for step in play(RewardWrapper(make_env("toy/chain", num_envs=2, seed=1), rewards), 20):
         np.testing.assert_array_equal(step["true"], 2 * step["reward"])
@@ -157,6 +161,7 @@ def test_custom_and_weighted_true_rewards_can_be_combined(tmp_path) -> None:
 def test_a_custom_reward_cannot_change_the_measures(tmp_path) -> None:
     file = tmp_path / "mine.py"
     file.write_text("def greedy(measures):\n    reward = measures['reward']\n    reward += 5\n    return reward\n")
+    trust.trust_named(PluginRef(file, "greedy"))
     pool = RewardWrapper(make_env("toy/chain", num_envs=2, seed=1), RewardConfig(f"{file}:greedy", None))
     for step in play(pool, 20):
         np.testing.assert_array_equal(step["step_reward"], step["reward"] + 5)

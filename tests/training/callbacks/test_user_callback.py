@@ -1,6 +1,7 @@
 """Callbacks from users' files: --callback in all runtimes, resume, copies in run folders, and errors."""
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,8 @@ import pytest
 import bestiary
 from bestiary.api import resume
 from bestiary.cli.main import run_command
-from bestiary.config.resolve import resolve
 from bestiary.runs.run import open_run
-from bestiary.utils import plugins
+from tests.trusted import load_own, resolve_own
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "early_stop.py"
 SMALL: dict[str, Any] = {
@@ -67,7 +67,7 @@ class Recorder(Callback):
 
 def read_calls(path: str = "recorder.py") -> list[tuple[Any, ...]]:
     """Return the calls that the class Recorder has recorded in this process, and forget them."""
-    calls = plugins.load(f"{path}:Recorder", "callback").calls
+    calls = load_own(path, "Recorder", "callback").calls
     recorded = list(calls)
     calls.clear()
     return recorded
@@ -127,15 +127,21 @@ def test_callback_does_not_change_the_training() -> None:
     assert "callback" not in (plain.path / "config.toml").read_text()
 
 
-def test_file_is_copied_and_only_the_trusted_copy_replaces_a_changed_file(capsys: pytest.CaptureFixture[str]) -> None:
+def test_file_is_copied_and_the_copy_replaces_a_changed_file(
+    capsys: pytest.CaptureFixture[str], another_user: Callable[[], None]
+) -> None:
     shutil.copyfile(EXAMPLE, "stop.py")
     assert run_command([*WORDS, "stop.py:EarlyStop"]) == 0
     (copy,) = Path("r/plugins").iterdir()
     assert copy.read_text() == EXAMPLE.read_text()
     Path("stop.py").write_text(EXAMPLE.read_text() + "# changed\n")
-    assert run_command(["resume", "r", "--steps", "2k"]) == 2
+    assert run_command(["resume", "r", "--steps", "2k"]) == 0
     assert "has changed since the run was created" in capsys.readouterr().err
-    assert run_command(["resume", "r", "--steps", "2k", "--trust-code"]) == 0
+    another_user()
+    assert run_command(["resume", "r", "--steps", "3k"]) == 2
+    assert f"read {copy}, then add --trust-code" in capsys.readouterr().err
+    assert run_command(["resume", "r", "--steps", "3k", "--trust-code"]) == 0
+    assert f"executes {copy}" in capsys.readouterr().err
 
 
 def test_flag_may_be_repeated_or_have_several_names_and_stand_before_the_environment() -> None:
@@ -143,7 +149,7 @@ def test_flag_may_be_repeated_or_have_several_names_and_stand_before_the_environ
     shutil.copyfile(EXAMPLE, "extra.py")
     names = ["recorder.py:Recorder", "extra.py:EarlyStop"]
     absolute = tuple(str(Path(name).resolve()) for name in names)
-    assert resolve({"env": "toy/catch", "callback": ", ".join(names)}).training.callback == absolute
+    assert resolve_own({"env": "toy/catch", "callback": ", ".join(names)}).training.callback == absolute
     words = [*("--callback", names[0], "--callback", names[1]), *WORDS[1:-1]]
     assert run_command(["train", *words, "--time-limit", "30"]) == 0  # an option of the environment
     assert open_run("r").config.training.callback == absolute

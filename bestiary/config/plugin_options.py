@@ -1,0 +1,66 @@
+"""Plug-in names in the options of a run.
+
+`map_plugins` is the only place that knows which options can name a user's file: environments, components, rewards and
+callbacks. Each source of options (command line, Python, config file, study file, run folder) passes its options through
+this function once. It expands braces and removes white space first, so that neither can hide a name.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from bestiary.config.component_kinds import DEFAULT_COMPONENTS
+from bestiary.config.option_merging import expand_env_names
+from bestiary.utils import trust
+from bestiary.utils.plugin_names import PluginRef, parse_name, split_rewards
+
+
+def map_plugins(options: Mapping[str, Any], function: Callable[[PluginRef], str]) -> dict[str, Any]:
+    """Return a copy of a flat dict of options in which each plug-in `ref` is replaced by `function(ref)`."""
+
+    def replace(value: Any) -> Any:
+        name = parse_name(value) if isinstance(value, str) else value
+        return function(name) if isinstance(name, PluginRef) else name
+
+    mapped = dict(options)
+    for key, value in options.items():
+        if key == "env" and value is not None:
+            names = expand_env_names(value)
+            mapped[key] = replace(names[0]) if isinstance(value, str) and len(names) == 1 else [*map(replace, names)]
+        elif key in DEFAULT_COMPONENTS or key == "reward":
+            mapped[key] = replace(value)
+        elif key == "true_reward" and isinstance(value, str):
+            rewards = [replace(reward) for reward in split_rewards(value)]
+            mapped[key] = rewards[0] if len(rewards) == 1 else "; ".join(rewards)
+        elif key == "callback" and isinstance(value, str | list | tuple) and value != "none":
+            mapped[key] = [replace(part) for part in _split_callbacks(value)]
+    return mapped
+
+
+def _split_callbacks(value: Any) -> list[Any]:
+    """Return the names in the value of --callback, which is one name, names separated by commas, or a list."""
+    if isinstance(value, PluginRef):
+        return [value]
+    return value.split(",") if isinstance(value, str) else list(value)
+
+
+def trust_named(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options that the user has given on the command line or in Python. Their plug-ins are trusted."""
+
+    def trust_ref(ref: PluginRef) -> str:
+        trust.trust_named(ref)
+        return ref
+
+    return map_plugins(options, trust_ref)
+
+
+def trust_in_file(options: Mapping[str, Any], where: str, trust_code: bool) -> dict[str, Any]:
+    """Return the options of a config or study file.
+
+    Raise UserError if one of its plug-ins is not trusted and `trust_code` is false.
+    """
+
+    def trust_ref(ref: PluginRef) -> str:
+        trust.trust_in_file(ref, where, trust_code)
+        return ref
+
+    return map_plugins(options, trust_ref)

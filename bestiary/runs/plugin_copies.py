@@ -1,0 +1,122 @@
+"""Plug-ins of a run: their copies in the run folder, and the decision which content a later command may execute.
+
+    plugins/NAME-HASH.py           content of the user's file; HASH is the start of its hash
+    plugins/NAME-HASH/             modules of the same folder that the file imports
+
+`config.toml` has the hash of each plug-in in the table [plugins]. This hash only says with which content the run was
+trained. Whether this content may be executed is decided by `utils/trust.py`, without files of the run folder.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bestiary.config.plugin_options import map_plugins
+from bestiary.config.toml import read_tables
+from bestiary.utils import safe_files, trust
+from bestiary.utils.console import note
+from bestiary.utils.errors import UserError
+from bestiary.utils.plugin_names import PluginRef
+from bestiary.utils.plugin_sources import MAX_FILE_BYTES, MAX_MODULES, PluginSource, read_listed
+
+if TYPE_CHECKING:
+    from bestiary.config.config import Config
+
+FOLDER = "plugins"
+
+
+def copy_name(path: Path, sha256: str) -> str:
+    """Return the file name that the copy of a plug-in file has in a run folder."""
+    return f"{path.stem}-{sha256[:8]}.py"
+
+
+def write_copies(config: "Config", run_path: Path) -> None:
+    """Copy the content of the plug-ins of a config into the run folder."""
+    for file, sha256 in config.plugin_hashes.items():
+        source = trust.registered(Path(file))
+        assert source is not None, "a Config contains only trusted plug-ins"
+        copy = run_path / FOLDER / copy_name(Path(file), sha256)
+        files = {copy: source.content}
+        files |= {copy.with_suffix("") / name: content for name, content in source.modules.items()}
+        for path, content in files.items():
+            safe_files.make_folder(path.parent, run_path)
+            safe_files.write_bytes(path, content, run_path)
+
+
+def read_hashes(run_path: Path) -> dict[str, str]:
+    """Return {path of a plug-in file: hash of its content} from config.toml of a run."""
+    path = run_path / "config.toml"
+    hashes = read_tables(path, in_run_folder=True).get("plugins", {})
+    if not isinstance(hashes, dict) or not all(isinstance(value, str) for value in hashes.values()):
+        raise UserError(f"{path}: the table [plugins] must contain the hash of each plug-in file as text")
+    return hashes
+
+
+def trust_options(options: Mapping[str, Any], run_path: Path, trust_code: bool) -> dict[str, Any]:
+    """Return the options of a run with references to plug-ins that may be executed.
+
+    A plug-in whose content the user has trusted before is executed: the original file if it is unchanged, otherwise the
+    copy in the run folder. Other content is executed, from the copy, only if `trust_code` is true.
+
+    Raises:
+        UserError: a plug-in is not trusted, or its copy is missing or was changed.
+    """
+    hashes = read_hashes(run_path)
+    return map_plugins(options, lambda ref: _trust(ref, hashes.get(str(ref.path)), run_path, trust_code))
+
+
+def shown_options(options: Mapping[str, Any], run_path: Path) -> dict[str, Any]:
+    """Return the options of a run with a short name of each plug-in, the same in all runs. Nothing is executed.
+
+    The path is replaced by the file name, and the start of the hash is added.
+    """
+    hashes = read_hashes(run_path)
+    return map_plugins(options, lambda r: f"{r.path.name}:{r.attribute}@{hashes.get(str(r.path), '')[:8]}")
+
+
+def _trust(ref: PluginRef, sha256: str | None, run_path: Path, trust_code: bool) -> PluginRef:
+    if sha256 is None:
+        raise UserError(f"{ref.path}: config.toml of the run has no hash of this file, so the file is not executed")
+    if trust.trust_known(ref.path, sha256):
+        return ref
+    copy = run_path / FOLDER / copy_name(ref.path, sha256)
+    source = _read_copy(copy, run_path)
+    if source is None or source.sha256 != sha256:
+        raise UserError(
+            f"{ref.path} cannot be used: this file has changed since the run was created, or you have not used it "
+            f"before, and its copy {copy} in the run folder is missing or altered"
+        )
+    known = trust.is_known(sha256)
+    if not known and not trust_code:
+        raise UserError(
+            f"the run uses the plug-in {ref.path.name}, and you have not used this version of it before. The run "
+            f"folder has a copy: read {copy}{_modules_text(source)}, then add --trust-code to execute it"
+        )
+    if known:
+        note(f"note: {ref.path} is missing or has changed since the run was created; its copy {copy} is used")
+    trust.trust_content(copy, source, announce=not known)
+    return PluginRef(copy, ref.attribute)
+
+
+def _modules_text(source: PluginSource) -> str:
+    return " and the files in the folder of the same name" if source.modules else ""
+
+
+def _read_copy(copy: Path, run_path: Path) -> PluginSource | None:
+    """Return the content of a copy, or None if it cannot be read. Only regular files in the run folder are read."""
+    modules = copy.with_suffix("")
+    names: list[str] = []
+    pending = [modules]
+    try:
+        while pending:
+            folder = pending.pop()
+            for path in safe_files.list_files(folder, run_path):
+                names.append(path.relative_to(modules).as_posix())
+            pending += safe_files.list_folders(folder, run_path)
+            if len(names) > MAX_MODULES or len(pending) > MAX_MODULES:
+                return None
+        return read_listed(
+            copy, modules, names, lambda path: safe_files.read_bytes(path, run_path, max_bytes=MAX_FILE_BYTES)
+        )
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,185 @@
+"""Content of plug-ins: the bytes of a user's file and of the modules in the same folder that it imports.
+
+A file is read once. Its hash is computed from these bytes, and the same bytes are copied, sent to other machines and
+executed (see `plugins.py`).
+"""
+
+import ast
+import hashlib
+import json
+import os
+import stat
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path, PurePosixPath
+from types import CodeType
+
+MAX_FILE_BYTES = 4 * 2**20  # maximum size of a file with Python code
+MAX_MODULES = 200  # maximum number of modules of the same folder that a plug-in imports
+
+Read = Callable[[Path], bytes]
+
+
+@dataclass(frozen=True)
+class PluginSource:
+    """The content of a plug-in."""
+
+    content: bytes  # content of the user's file
+    # Modules in the folder of the file that it imports: relative path, for example "parts/net.py" -> content.
+    modules: Mapping[str, bytes] = field(default_factory=dict)
+
+    @cached_property
+    def sha256(self) -> str:
+        """The SHA-256 hash of the content, in hexadecimal digits.
+
+        For a single file, it is the hash of the file. If the file imports modules of its folder, it is the hash of a
+        list of all files with their hashes.
+        """
+        own = hashlib.sha256(self.content).hexdigest()
+        if not self.modules:
+            return own
+        hashes = {name: hashlib.sha256(content).hexdigest() for name, content in self.modules.items()}
+        return hashlib.sha256(f"bestiary plug-in {json.dumps([own, hashes], sort_keys=True)}".encode()).hexdigest()
+
+    @cached_property
+    def local_names(self) -> frozenset[str]:
+        """The top-level names of `modules`, for example "parts"."""
+        return frozenset(PurePosixPath(name).parts[0].removesuffix(".py") for name in self.modules)
+
+
+def read_user_file(path: Path) -> bytes:
+    """Return the content of a regular file or of the regular file to which a link points. Raise OSError otherwise."""
+    # Without O_NONBLOCK, opening a pipe would wait for its other end.
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_FILE_BYTES:
+            raise OSError(f"{path} is not a regular file of at most {MAX_FILE_BYTES} bytes")
+        return file.read()
+
+
+def read_source(path: Path) -> PluginSource:
+    """Read a user's file and the modules of its folder that it imports. Raise OSError if the file cannot be read."""
+    folder = path.resolve().parent
+    content = read_user_file(path)
+    modules: dict[str, bytes] = {}
+    pending = [("", content)]
+    while pending:
+        package, text = pending.pop()
+        for file in _candidates(text, package, folder):
+            if file in modules or len(modules) == MAX_MODULES:
+                continue
+            try:
+                modules[file] = read_user_file(folder / file)
+            except OSError:
+                continue
+            pending.append((str(PurePosixPath(file).parent).replace("/", ".").strip("."), modules[file]))
+    return PluginSource(content, dict(sorted(modules.items())))
+
+
+def read_listed(path: Path, folder: Path, names: Iterable[str], read: Read) -> PluginSource:
+    """Read a file and the modules `names` of a folder. Raise OSError if one of them cannot be read."""
+    return PluginSource(read(path), {name: read(folder / name) for name in sorted(names)})
+
+
+# --- imports ---
+
+
+def is_installed(name: str, folder: Path) -> bool:
+    """Return whether a top-level module belongs to the standard library or to an installed package.
+
+    The folder of the plug-in, the working directory and the folder of the running script do not count.
+    """
+    if name in sys.stdlib_module_names or name == "bestiary":
+        return True
+    skipped = {folder, Path.cwd(), Path(sys.path[0] if sys.path else "").resolve()}
+    entries = [entry for entry in sys.path if Path(entry).resolve() not in skipped]
+    for finder in sys.meta_path:
+        spec = finder.find_spec(name, entries)
+        # A folder without __init__.py has no origin. A module of the plug-in's folder is preferred to it.
+        if spec is not None and spec.origin is not None and Path(spec.origin).parent not in skipped:
+            return True
+    return False
+
+
+def compile_module(content: bytes, file: str, package: str, source: PluginSource, folder: Path) -> CodeType:
+    """Compile a module of a plug-in. Imports of modules of the plug-in become imports relative to its private package.
+
+    Args:
+        content: content of the module.
+        file: path of the module, for tracebacks.
+        package: dotted name of the folder of the module, relative to the folder of the plug-in; "" for this folder.
+        source: content of the plug-in.
+        folder: folder of the plug-in.
+    """
+    local = frozenset(name for name in source.local_names if not is_installed(name, folder))
+    tree = _LocalImports(local, 1 + len(package.split(".")) if package else 1).visit(ast.parse(content, file))
+    return compile(ast.fix_missing_locations(tree), file, "exec", dont_inherit=True)
+
+
+class _LocalImports(ast.NodeTransformer):
+    """Turns absolute imports of local modules into relative imports."""
+
+    def __init__(self, local: frozenset[str], level: int):
+        self.local = local
+        self.level = level  # number of dots that lead from the module to the folder of the plug-in
+
+    def visit_Import(self, node: ast.Import) -> list[ast.stmt]:
+        statements: list[ast.stmt] = []
+        for alias in node.names:
+            top, _, rest = alias.name.partition(".")
+            if top not in self.local:
+                statements.append(ast.Import([alias]))
+                continue
+            parent, _, last = alias.name.rpartition(".")
+            if rest:  # `import a.b` imports a.b, but defines the name a
+                statements.append(self._relative(parent, last, alias.asname or "_bestiary_import"))
+            if not rest or alias.asname is None:
+                statements.append(self._relative(None, top, None if rest else alias.asname))
+        return [ast.copy_location(statement, node) for statement in statements]
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.ImportFrom:
+        if node.level == 0 and (node.module or "").partition(".")[0] in self.local:
+            node.level = self.level
+        return node
+
+    def _relative(self, module: str | None, name: str, asname: str | None) -> ast.stmt:
+        return ast.ImportFrom(module, [ast.alias(name, asname)], self.level)
+
+
+def _candidates(content: bytes, package: str, folder: Path) -> Iterator[str]:
+    """Yield the files, relative to `folder`, in which Python could find the modules that a module imports."""
+    try:
+        tree = ast.parse(content)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the import of the file reports the error
+        return
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            parts = package.split(".") if package and node.level else []
+            base = [*parts[: len(parts) - node.level + 1], *(node.module.split(".") if node.module else [])]
+            names |= {".".join(base), *(".".join([*base, alias.name]) for alias in node.names)}
+    installed = {top: is_installed(top, folder) for top in {name.partition(".")[0] for name in names} if top}
+    for name in sorted(name for name in names if not installed.get(name.partition(".")[0], True)):
+        parts = name.split(".")
+        for length in range(1, len(parts) + 1):
+            path = "/".join(parts[:length])
+            yield f"{path}/__init__.py"
+            yield f"{path}.py"
+
+
+def find_module(name: str, modules: Mapping[str, bytes]) -> tuple[str | None, bool] | None:
+    """Return the file of a module and whether the module is a package. Return None if the plug-in has no such module.
+
+    The file is None for a folder without __init__.py.
+    """
+    path = name.replace(".", "/")
+    if f"{path}/__init__.py" in modules:
+        return f"{path}/__init__.py", True
+    if f"{path}.py" in modules:
+        return f"{path}.py", False
+    return (None, True) if any(file.startswith(f"{path}/") for file in modules) else None
