@@ -292,14 +292,14 @@ def _make_folder(path: Path, rename_if_exists: bool) -> Path:
     If `rename_if_exists` is true and the folder exists, create a folder with another name. So runs that start in the
     same second get different folders, although their default names are equal.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    safe_files.make_new_folder(path.parent, parents=True)
     while rename_if_exists:
         try:
-            path.mkdir()
+            safe_files.make_new_folder(path, exist_ok=False)
             return path
         except FileExistsError:
             path = unused_path(path)
-    path.mkdir(exist_ok=True)
+    safe_files.make_new_folder(path)
     return path
 
 

@@ -53,11 +53,14 @@ def read_user_file(path: Path) -> bytes:
     """Return the content of a regular file or of the regular file to which a link points. Raise OSError otherwise."""
     # Without O_NONBLOCK, opening a pipe would wait for its other end.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    with os.fdopen(descriptor, "rb") as file:
+    try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_FILE_BYTES:
             raise OSError(f"{path} is not a regular file of at most {MAX_FILE_BYTES} bytes")
-        return file.read()
+        with os.fdopen(os.dup(descriptor), "rb") as file:
+            return file.read()
+    finally:
+        os.close(descriptor)
 
 
 def read_source(path: Path) -> PluginSource:

@@ -97,6 +97,20 @@ def make_folder(path: Path, root: Path) -> None:
                 raise _explained(error, made) from error
 
 
+def make_new_folder(path: Path, parents: bool = False, exist_ok: bool = True) -> None:
+    """Create a folder outside of run folders. If the umask lets everybody write to it, its mode is 0700.
+
+    Files in this folder may then have any mode: other users cannot reach them.
+    """
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()] if parents else [path]
+    # The umask can only be read by changing it. While it is changed, new files are private.
+    umask = os.umask(0o077)
+    os.umask(umask)
+    mode = 0o777 if umask & 0o002 else 0o700
+    for folder in reversed(missing):
+        folder.mkdir(mode, exist_ok=exist_ok)
+
+
 def list_files(folder: Path, root: Path) -> list[Path]:
     """Return the regular files in a folder, sorted by name. If the folder is missing or a link, the list is empty."""
     try:

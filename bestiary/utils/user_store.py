@@ -87,12 +87,15 @@ class UserStore:
             raise UnsafeFile(
                 "it is a link; replace it by a regular file" if self.path.is_symlink() else error
             ) from None
-        with os.fdopen(descriptor, "rb") as file:
+        try:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_BYTES:
                 raise UnsafeFile(f"it is not a regular file of at most {MAX_BYTES} bytes; remove it")
             _check_owner(status, self.path, "600")
-            content = file.read()
+            with os.fdopen(os.dup(descriptor), "rb") as file:
+                content = file.read()
+        finally:
+            os.close(descriptor)
         try:
             records = json.loads(content)
         except (ValueError, RecursionError) as error:

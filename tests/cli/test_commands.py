@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,7 @@ def test_preset_hello_trains_evaluates_and_records_a_video(capsys: pytest.Captur
     assert "steps/s" in output.err
 
 
-def test_components_from_users_files(capsys: pytest.CaptureFixture[str]) -> None:
+def test_components_from_users_files(capsys: pytest.CaptureFixture[str], another_user: Callable[[], None]) -> None:
     examples = Path(__file__).parents[2] / "examples"
     for file in examples.glob("*.py"):
         Path(file.name).write_text(file.read_text())
@@ -40,12 +41,12 @@ def test_components_from_users_files(capsys: pytest.CaptureFixture[str]) -> None
     assert command("video", "runs/mine", "--length", "5", "--out", "maze.gif") == 0
     Path("tiny_torso.py").write_text(Path("tiny_torso.py").read_text() + "\n# changed\n")
     capsys.readouterr()
-    assert command("eval", "runs/mine", "--episodes", "2") == 2
-    assert "has changed since the run was created" in capsys.readouterr().err
-    assert command("eval", "runs/mine", "--episodes", "2", "--trust-code") == 0
+    assert command("eval", "runs/mine", "--episodes", "2") == 0
+    assert "has changed since the run was created; its copy" in capsys.readouterr().err
     Path("tiny_torso.py").unlink()
+    another_user()
     assert command("resume", "runs/mine", "--steps", "3k") == 2
-    assert "no longer exists" in capsys.readouterr().err
+    assert "then add --trust-code" in capsys.readouterr().err
     assert command("resume", "runs/mine", "--steps", "3k", "--trust-code") == 0
 
 

@@ -1,6 +1,7 @@
 """Learning tests that take minutes; `make test-slow` runs them."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ def test_cartpole_with_the_defaults() -> None:
 
 
 def test_maze_of_the_examples_with_torso_and_memory_of_the_examples() -> None:
-    components = {"torso": f"{EXAMPLES}/tiny_torso.py:Tiny", "memory": f"{EXAMPLES}/ema_memory.py:Ema"}
+    components: dict[str, Any] = {"torso": f"{EXAMPLES}/tiny_torso.py:Tiny", "memory": f"{EXAMPLES}/ema_memory.py:Ema"}
     run = bestiary.train(f"{EXAMPLES}/maze_env.py:Maze", run_dir="r", **components)
     assert bestiary.evaluate(run, episodes=100, greedy=True).mean > 0.85  # optimal 0.930, random -0.37
 
