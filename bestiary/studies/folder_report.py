@@ -54,9 +54,7 @@ def write_folder_report(
         for run in progress_bar(runs, "drawing", len(runs)):
             render_missing(run)
     page = _render_report(folder, runs)
-    temporary = out.with_name(f".{out.name}")
-    temporary.write_text(page)
-    temporary.replace(out)
+    safe_files.write_text(out, page)
     note(f"the report describes {len(runs)} runs; its size is {out.stat().st_size / 2**20:.1f} MiB")
     return out
 

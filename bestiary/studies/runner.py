@@ -11,6 +11,7 @@ study that was stopped in any way can be continued.
 """
 
 import shlex
+import stat
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -132,12 +133,19 @@ def print_trials(trials: list[Trial]) -> None:
 
 
 def _check_folder(folder: Path) -> None:
-    """Raise UserError if the path is a file, or a folder with files that is not the folder of a study."""
+    """Raise UserError if the path is a file, or a folder with files that is not the folder of a study.
+
+    The folder may come from another person. Links and pipes in it are refused, because the study could otherwise write
+    to other folders or wait for ever.
+    """
     is_occupied = folder.is_dir() and any(folder.iterdir()) and not (folder / "study.toml").is_file()
     if is_occupied or folder.is_file():
         raise UserError(
             f"{folder} exists and is not the folder of a study; choose another folder with --dir, or rename the study"
         )
+    for path in (path for inner in (folder, folder / "configs", folder / "logs") for path in inner.glob("*")):
+        if stat.S_IFMT(path.lstat().st_mode) not in (stat.S_IFREG, stat.S_IFDIR):
+            raise UserError(f"{path} is not a regular file or folder; remove it, or choose another folder with --dir")
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import shutil
 from dataclasses import dataclass
 from functools import cached_property
@@ -83,8 +84,9 @@ class Trial:
         """Return the number of trained steps: the maximum of the newest checkpoint and the last row of metrics.csv."""
         metrics = self.path / "metrics.csv"
         with contextlib.suppress(OSError, ValueError):
-            with metrics.open("rb") as file:
-                file.seek(max(0, metrics.stat().st_size - LAST_ROW_BYTES))
+            descriptor = safe_files.open_file(metrics, os.O_RDONLY)
+            with os.fdopen(descriptor, "rb") as file:
+                file.seek(max(0, os.fstat(descriptor).st_size - LAST_ROW_BYTES))
                 complete_rows = file.read().decode().rpartition("\n")[0]
             return max(self.run.steps, int(complete_rows.rpartition("\n")[2].partition(",")[0]))
         return self.run.steps

@@ -97,7 +97,8 @@ def is_installed(name: str, folder: Path) -> bool:
     """
     if name in sys.stdlib_module_names or name == "bestiary":
         return True
-    skipped = {folder, Path.cwd(), Path(sys.path[0] if sys.path else "").resolve()}
+    script = getattr(sys.modules["__main__"], "__file__", None)
+    skipped = {folder, Path.cwd(), *([Path(script).resolve().parent] if script else [])}
     entries = [entry for entry in sys.path if Path(entry).resolve() not in skipped]
     for finder in sys.meta_path:
         spec = finder.find_spec(name, entries)

@@ -229,6 +229,45 @@ def test_no_command_opens_or_executes_a_file_outside_the_folder(toy_run: Path, p
     assert not Path("executed").exists()
 
 
+@pytest.mark.parametrize("name", ["study.toml", "configs", "configs/base-s1.toml", "logs/base-s1.log", ".results.csv"])
+def test_study_does_not_write_through_links(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("s.toml").write_text('seeds = [1]\n[base]\nenv = "toy/catch"\nsteps = 320\n')
+    for folder in ("configs", "logs"):
+        Path("runs/s", folder).mkdir(parents=True)
+    Path("runs/s/study.toml").touch()
+    target = Path("private")
+    target.write_text("private")
+    path = Path("runs/s", name)
+    if path.is_dir():
+        path.rmdir()
+    path.unlink(missing_ok=True)
+    path.symlink_to(target.absolute())
+    assert run_command(["study", "s.toml"]) == 2
+    assert target.read_text() == "private"
+    assert "runs/s" in capsys.readouterr().err
+
+
+def test_pipe_in_a_run_of_a_study_does_not_block(toy_run: Path) -> None:
+    Path("runs/s").mkdir(parents=True)
+    Path("s.toml").write_text('seeds = [1]\n[base]\nenv = "toy/catch"\nsteps = 320\n')
+    Path("runs/s/study.toml").touch()
+    shutil.copytree(toy_run, "runs/s/base-s1", symlinks=True)
+    Path("runs/s/base-s1/metrics.csv").unlink()
+    os.mkfifo("runs/s/base-s1/metrics.csv")
+    command = [sys.executable, "-m", "bestiary", "study", "s.toml", "--dry-run"]
+    assert subprocess.run(command, timeout=300, stdout=subprocess.DEVNULL).returncode == 0
+
+
+@pytest.mark.parametrize("words", ["runs .", "eval r --episodes 2", "report . --no-draw --out report.html"])
+def test_files_of_the_working_directory_do_not_replace_modules(toy_run: Path, words: str) -> None:
+    shutil.copytree(toy_run, "r", symlinks=True)
+    for name in ("numpy", "torch", "rich", "colorsys", "tomllib", "filelock"):
+        Path(f"{name}.py").write_text("open('executed', 'w')\n")
+    command = [sys.executable, "-m", "bestiary", *words.split()]
+    assert subprocess.run(command, timeout=300, stdout=subprocess.DEVNULL).returncode == 0
+    assert not Path("executed").exists()
+
+
 # --- choices about this machine ---
 
 
