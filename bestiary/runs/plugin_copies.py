@@ -1,7 +1,9 @@
 """Plug-ins of a run: their copies in the run folder, and the decision which content a later command may execute.
 
-    plugins/NAME-HASH.py           content of the user's file; HASH is the start of its hash
-    plugins/NAME-HASH/             modules of the same folder that the file imports
+    plugins/HASH/NAME.py           content of the user's file NAME.py; HASH is the start of its hash
+    plugins/HASH/...               modules of the same folder that the file imports
+
+The copy keeps the name of the file, because tasks and run folders are named after it.
 
 `config.toml` has the hash of each plug-in in the table [plugins]. This hash only says with which content the run was
 trained. Whether this content may be executed is decided by `utils/trust.py`, without files of the run folder.
@@ -26,8 +28,8 @@ FOLDER = "plugins"
 
 
 def copy_name(path: Path, sha256: str) -> str:
-    """Return the file name that the copy of a plug-in file has in a run folder."""
-    return f"{path.stem}-{sha256[:8]}.py"
+    """Return the path of the copy of a plug-in file, relative to the folder of all copies."""
+    return f"{sha256[:8]}/{path.name}"
 
 
 def write_copies(config: "Config", run_path: Path) -> None:
@@ -37,7 +39,7 @@ def write_copies(config: "Config", run_path: Path) -> None:
         assert source is not None, "a Config contains only trusted plug-ins"
         copy = run_path / FOLDER / copy_name(Path(file), sha256)
         files = {copy: source.content}
-        files |= {copy.with_suffix("") / name: content for name, content in source.modules.items()}
+        files |= {copy.parent / name: content for name, content in source.modules.items()}
         for path, content in files.items():
             safe_files.make_folder(path.parent, run_path)
             safe_files.write_bytes(path, content, run_path)
@@ -99,24 +101,23 @@ def _trust(ref: PluginRef, sha256: str | None, run_path: Path, trust_code: bool)
 
 
 def _modules_text(source: PluginSource) -> str:
-    return " and the files in the folder of the same name" if source.modules else ""
+    return " and the other files in its folder" if source.modules else ""
 
 
 def _read_copy(copy: Path, run_path: Path) -> PluginSource | None:
     """Return the content of a copy, or None if it cannot be read. Only regular files in the run folder are read."""
-    modules = copy.with_suffix("")
     names: list[str] = []
-    pending = [modules]
+    pending = [copy.parent]
     try:
         while pending:
             folder = pending.pop()
-            for path in safe_files.list_files(folder, run_path):
-                names.append(path.relative_to(modules).as_posix())
+            files = [path for path in safe_files.list_files(folder, run_path) if path != copy]
+            names += [path.relative_to(copy.parent).as_posix() for path in files]
             pending += safe_files.list_folders(folder, run_path)
             if len(names) > MAX_MODULES or len(pending) > MAX_MODULES:
                 return None
         return read_listed(
-            copy, modules, names, lambda path: safe_files.read_bytes(path, run_path, max_bytes=MAX_FILE_BYTES)
+            copy, copy.parent, names, lambda path: safe_files.read_bytes(path, run_path, max_bytes=MAX_FILE_BYTES)
         )
     except (OSError, ValueError):
         return None

@@ -44,6 +44,8 @@ def test_components_from_users_files(capsys: pytest.CaptureFixture[str], another
     assert command("eval", "runs/mine", "--episodes", "2") == 0
     assert "has changed since the run was created; its copy" in capsys.readouterr().err
     Path("tiny_torso.py").unlink()
+    Path("maze_env.py").write_text("raise SystemExit('changed')")  # the tasks keep their names
+    assert command("resume", "runs/mine", "--steps", "2.5k") == 0
     another_user()
     assert command("resume", "runs/mine", "--steps", "3k") == 2
     assert "then add --trust-code" in capsys.readouterr().err

@@ -55,6 +55,12 @@ def toy_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(autouse=True)
+def trust_nothing(another_user: Callable[[], None]) -> None:
+    """In each test, the user has not trusted anything yet."""
+    another_user()
+
+
 def prepare(toy_run: Path, plugin: dict[str, Any], hashes: dict[str, str]) -> None:
     """Make the run `r`, whose config has been changed, an honest run `other`, and two study files that use `r`."""
     for name in ("r", "other"):
@@ -118,9 +124,10 @@ def test_hash_in_the_run_folder_is_not_trusted(toy_run: Path, place: str, comman
     }[place]
     content = Path(path) if place == "library" else evil
     prepare(toy_run, {"torso.name": f"{path}:MLP"}, {path: sha256(content)})
-    Path("r/plugins").mkdir()
+    copy = Path("r/plugins") / sha256(content)[:8] / content.name
+    copy.parent.mkdir(parents=True)
+    shutil.copyfile(content, copy)
     shutil.copyfile(content, "r/plugins/evil.py")
-    shutil.copyfile(content, f"r/plugins/{content.stem}-{sha256(content)[:8]}.py")
     status = run_command(COMMANDS[command].split())
     assert not Path("executed").exists()
     assert status == (0 if command in ("report", "report --no-draw", "runs", "compare") else 2)
@@ -131,8 +138,8 @@ def test_trust_code_executes_exactly_the_copy_that_it_names(toy_run: Path, capsy
     prepare(toy_run, {"torso.name": f"{evil.absolute()}:MLP"}, {str(evil.absolute()): sha256(evil)})
     assert run_command(["eval", "r", "--episodes", "2", "--trust-code"]) == 2  # there is no copy
     assert not Path("executed").exists()
-    Path("r/plugins").mkdir()
-    copy = Path("r/plugins") / f"evil-{sha256(evil)[:8]}.py"
+    copy = Path("r/plugins") / sha256(evil)[:8] / "evil.py"
+    copy.parent.mkdir(parents=True)
     shutil.copyfile(evil, copy)
     capsys.readouterr()
     assert run_command(["eval", "r", "--episodes", "2", "--trust-code"]) == 0
@@ -206,11 +213,11 @@ def test_no_command_opens_or_executes_a_file_outside_the_folder(toy_run: Path, p
         "videos/x.gif": "private.gif",
         "recordings/train.json": "private.json",
         "wandb_id.txt": "private.txt",
-        f"plugins/evil-{sha256(evil)[:8]}.py": "evil.py",
+        f"plugins/{sha256(evil)[:8]}/evil.py": "evil.py",
         "checkpoints/latest": "",
     }
     for name, target in links.items():
-        (run / name).parent.mkdir(exist_ok=True)
+        (run / name).parent.mkdir(parents=True, exist_ok=True)
         (run / name).unlink(missing_ok=True)
         (run / name).symlink_to(outside / target)
     # `--config` reads the files that the given file names, to compute their hashes. It does not execute them.

@@ -378,7 +378,7 @@ def folder(write, tmp_path):
 
 
 def copied_torso(run):
-    (copied,) = (run / "plugins").glob("*.py")
+    (copied,) = (run / "plugins").glob("*/mine.py")
     return f"{copied}:Net"
 
 
@@ -405,10 +405,11 @@ def test_unknown_content_is_executed_only_with_trust_code(folder, another_user, 
     run, _ = folder
     another_user()
     copied = copied_torso(run)
+    shown = Path(copied.removesuffix(":Net")).relative_to(Path.cwd())
     text = error_text(lambda: open_run(run).config)
-    assert f"read run/plugins/{Path(copied).name.removesuffix(':Net')}, then add --trust-code" in text
+    assert f"read {shown}, then add --trust-code" in text
     assert open_run(run, trust_code=True).config.components["torso"].name == copied
-    assert f"executes run/plugins/{Path(copied).name.removesuffix(':Net')}" in capsys.readouterr().err
+    assert f"executes {shown}" in capsys.readouterr().err
     assert open_run(run).config.components["torso"].name == copied  # its content is trusted now
 
 
@@ -437,7 +438,7 @@ def test_plugin_without_hash_in_the_run_folder_is_rejected(folder):
 def test_copies_of_equal_names_do_not_collide(tmp_path):
     path = tmp_path / "mine.py"
     assert copy_name(path, "a" * 64) != copy_name(path, "b" * 64)
-    assert copy_name(path, "a" * 64) == "mine-aaaaaaaa.py"
+    assert copy_name(path, "a" * 64) == "aaaaaaaa/mine.py"
 
 
 def test_content_that_no_function_of_trust_has_accepted_is_not_executed(write, tmp_path):
@@ -553,7 +554,7 @@ def test_modules_of_the_folder_are_hashed_copied_and_checked(write, tmp_path, an
     assert config.components["torso"].name == copied_torso(run.path)
     assert config.make_agent(config.make_vector_env(1, 0)) is not None
     another_user()
-    assert "and the files in the folder" in error_text(lambda: open_run(run.path).config)
+    assert "and the other files in its folder" in error_text(lambda: open_run(run.path).config)
     copied.write_text("raise SystemExit('executed')")
     assert "missing or altered" in error_text(lambda: open_run(run.path, trust_code=True).config)
     copied.unlink()

@@ -132,7 +132,7 @@ def test_file_is_copied_and_the_copy_replaces_a_changed_file(
 ) -> None:
     shutil.copyfile(EXAMPLE, "stop.py")
     assert run_command([*WORDS, "stop.py:EarlyStop"]) == 0
-    (copy,) = Path("r/plugins").iterdir()
+    (copy,) = Path("r/plugins").glob("*/*")
     assert copy.read_text() == EXAMPLE.read_text()
     Path("stop.py").write_text(EXAMPLE.read_text() + "# changed\n")
     assert run_command(["resume", "r", "--steps", "2k"]) == 0
