@@ -9,6 +9,7 @@ machine to a hash of these values.
 import hashlib
 import json
 import re
+import shlex
 import time
 from collections.abc import Mapping
 from dataclasses import fields, replace
@@ -16,7 +17,7 @@ from typing import Any
 
 from bestiary.config.training_options import Training
 from bestiary.runs.run import Run
-from bestiary.utils.console import note
+from bestiary.utils.console import note, printable
 from bestiary.utils.errors import UserError
 from bestiary.utils.options import parse_options, suggest
 from bestiary.utils.user_store import UserStore
@@ -77,7 +78,8 @@ def choose_machine_options(run: Run, given: Mapping[str, Any]) -> dict[str, Any]
                 f"config.toml (cluster {training.cluster}); add --cluster local, --cluster auto or --cluster HOST:PORT"
             )
         if ignored:
-            flags = " ".join(machine_flags(replace(Training(), **ignored)))
+            # The values come from another person: they must stay values if the user copies the flags to a shell.
+            flags = printable(shlex.join(machine_flags(replace(Training(), **ignored))))
             note(
                 f"note: you have not trained {run.path} on this machine with the options in its config.toml, so some "
                 f"of them are not used; to use them, add {flags}"

@@ -299,10 +299,10 @@ def test_machine_options_of_a_foreign_config_are_not_used(
     toy_run: Path, capsys: pytest.CaptureFixture[str], another_user: Callable[[], None]
 ) -> None:
     shutil.copytree(toy_run, "r", symlinks=True)
-    change_config("r", tensorboard=True, wandb="their-project", device="cuda:7")
+    change_config("r", tensorboard=True, wandb="x; touch executed #", device="cuda:7")
     assert run_command(["resume", "r", "--steps", "640"]) == 0  # wandb would not be reachable, cuda:7 does not exist
     note = " ".join(capsys.readouterr().err.split())
-    assert "add --device=cuda:7 --tensorboard=on --wandb=their-project" in note
+    assert "add --device=cuda:7 --tensorboard=on '--wandb=x; touch executed #'" in note
     assert not Path("r/tensorboard").exists()
     tables = read_tables(Path("r/config.toml"))
     assert (tables["device"], tables["tensorboard"], "wandb" in tables) == ("auto", False, False)
