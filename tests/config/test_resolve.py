@@ -16,6 +16,7 @@ from bestiary.config.components import REGISTRIES, REQUIRED_ATTRIBUTES
 from bestiary.config.resolve import resolve
 from bestiary.config.toml import NON_OPTION_TABLES, dump_toml, flatten, read_toml
 from bestiary.utils.errors import UserError
+from tests.trusted import resolve_own
 
 
 def problems_of(given, origin=None):
@@ -397,4 +398,4 @@ def test_label_names_environment_and_agent():
         "        super().__init__('chain', num_envs, seed, options)\n"
         "class Two(One): pass\n"
     )
-    assert resolve({"env": ["mine.py:One", "mine.py:Two"]}).label() == "2-mine-One-mlp"
+    assert resolve_own({"env": ["mine.py:One", "mine.py:Two"]}).label() == "2-mine-One-mlp"
