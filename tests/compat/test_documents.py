@@ -20,7 +20,7 @@ def use_home_of_me(monkeypatch: pytest.MonkeyPatch) -> None:
 def resolve_words(words: tuple[str, ...]) -> Config:
     """Return the configuration of a training command."""
     assert words[0] == "train"
-    given, _, _ = parse_train(list(words[1:]))
+    given, _, _, _ = parse_train(list(words[1:]))
     return resolve(*merge_sources(given))
 
 
