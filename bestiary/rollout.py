@@ -15,7 +15,7 @@ Alignment: the action at time t is chosen from the observation of entry t and le
 
 A rollout of T steps therefore has T+1 entries, and its last entry is also the first entry of the next rollout. Reward,
 done and truncated of entry t+1 are results of the action at t. A rollout stores rewards and actions unchanged. In
-entries with `done`, the agent replaces the last reward and the last action in its inputs by zero.
+entries with `done`, agents by default replace the last reward and the last action in their inputs by zero.
 
 Letters of shapes in the whole package: T time, B batch, N environments, A actions, K tasks, H hidden units.
 """

@@ -6,7 +6,7 @@
 An actor calls the agent with T = 1, a learner calls it with a whole rollout. Both calls compute the same outputs,
 because the memory resets its state at the start of each episode, even if an episode starts in the middle of a rollout.
 `inputs.done[t]` is True if entry t is the first entry of an episode. The last reward and the last action of such an
-entry belong to the previous episode, so the agent replaces them by zeros.
+entry belong to the previous episode, so the agent replaces them by zeros by default (option `reset_inputs`).
 """
 
 import math
@@ -77,6 +77,12 @@ class BasicAgent(nn.Module, AgentDefaults):
             "last action (auto: both; with --torso resnet only the reward, as in TorchBeast)",
             choices=("auto", "reward+action", "reward", "action", "none"),
         )
+        clamp_reward: bool = option(True, "clamp the last reward to [-1,1] before it is an input of the memory")
+        reset_inputs: bool = option(
+            True,
+            "set the last reward and the last action to zero in the first step of an episode (off: they are those of "
+            "the previous episode, as in TorchBeast)",
+        )
         init: str = option(
             "orthogonal",
             "initialisation of torso and heads (orthogonal: the policy starts nearly uniform; torch: the default of "
@@ -101,6 +107,8 @@ class BasicAgent(nn.Module, AgentDefaults):
         if extra_inputs == "auto":
             extra_inputs = self.torso.extra_inputs
         self.num_actions = action.n
+        self.clamp_reward = options.clamp_reward
+        self.reset_inputs = options.reset_inputs
         self.uses_last_reward = "reward" in extra_inputs
         self.uses_last_action = "action" in extra_inputs
         num_features = self.torso.output_size + int(self.uses_last_reward)
@@ -120,7 +128,8 @@ class BasicAgent(nn.Module, AgentDefaults):
         T, B = inputs.done.shape
         x = self.torso({kind: flatten_time(array) for kind, array in inputs.observation.items()})  # [T*B,F]
         features = [x.view(T, B, -1)]
-        features += last_step_features(inputs, self.uses_last_reward, self.num_actions if self.uses_last_action else 0)
+        num_actions = self.num_actions if self.uses_last_action else 0
+        features += last_step_features(inputs, self.uses_last_reward, num_actions, self.clamp_reward, self.reset_inputs)
         x = torch.cat(features, dim=-1) if len(features) > 1 else features[0]
         x, state, metrics = run_memory(self.memory, x, inputs.done, state)
         output = apply_heads(self.policy, self.critic, x, inputs.task)
@@ -128,18 +137,22 @@ class BasicAgent(nn.Module, AgentDefaults):
         return output, tuple(map(to_float32, state))
 
 
-def last_step_features(inputs: Inputs, use_reward: bool, num_actions: int) -> list[Tensor]:
-    """Return a list of features: the last reward [T,B,1], clamped to [-1,1], and the one-hot last action [T,B,A].
+def last_step_features(
+    inputs: Inputs, use_reward: bool, num_actions: int, clamp_reward: bool = True, reset: bool = True
+) -> list[Tensor]:
+    """Return a list of features: the last reward [T,B,1] and the one-hot last action [T,B,A].
 
-    Both features are zero at the first entry of an episode. The list contains the reward only if `use_reward` is True,
-    and the action only if `num_actions` (A) is not 0.
+    The list contains the reward only if `use_reward` is True, and the action only if `num_actions` (A) is not 0. If
+    `clamp_reward` is True, the reward is clamped to [-1,1]. If `reset` is True, both features are zero at the first
+    entry of an episode.
     """
-    same_episode = (~inputs.done).unsqueeze(-1)  # [T,B,1]
+    is_used = (~inputs.done if reset else torch.ones_like(inputs.done)).unsqueeze(-1)  # [T,B,1]
     features = []
     if use_reward:
-        features.append(inputs.reward.clamp(-1, 1).unsqueeze(-1) * same_episode)
+        reward = inputs.reward.clamp(-1, 1) if clamp_reward else inputs.reward
+        features.append(reward.unsqueeze(-1) * is_used)
     if num_actions:
-        features.append(F.one_hot(inputs.last_action, num_actions) * same_episode)
+        features.append(F.one_hot(inputs.last_action, num_actions) * is_used)
     return features
 
 

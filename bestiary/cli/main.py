@@ -25,6 +25,7 @@ Training
   resume RUN          continue a stopped run, or extend a finished one
   study FILE          train all runs of a study (variants and seeds) and report the results
   compat PROGRAM ...  run the command line of an original program, for example torchbeast.monobeast
+  import FILE         convert a checkpoint of an original program to a run folder
 
 Evaluation
   eval RUN            play whole games with a trained agent and report its returns
@@ -63,6 +64,7 @@ COMMANDS = {
     "bench": ("bench", "bench_command"),
     "completion": ("completion", "completion"),
     "compat": ("compat", "compat_command"),
+    "import": ("import_command", "import_command"),
 }
 # Names of commands in other programs, for the hint about an unknown command.
 FOREIGN_COMMANDS = {

@@ -1,0 +1,108 @@
+"""The configuration of an imported run: translated from the flags of the original program and from its network."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from bestiary.compat.original_networks import Network
+from bestiary.compat.table import Program
+from bestiary.compat.translate import find_program, translate
+from bestiary.config.config import Config
+from bestiary.config.option_merging import override_options
+from bestiary.config.resolve import LOCATION_OPTIONS, resolve
+from bestiary.envs.original_names import bestiary_names
+from bestiary.utils.errors import UserError
+
+PROCGEN_CHANNELS = 3
+# Flags that describe the running program, not the experiment.
+UNUSED_FLAGS = ("mode", "xpid", "savedir", "seed")
+UNUSED_OPTIONS = (*LOCATION_OPTIONS, "seed")
+
+
+def find_original(flags: Mapping[str, Any], network: Network) -> Program:
+    """Return the program that wrote a checkpoint, which follows from its flags and from its network."""
+    if network.channels == PROCGEN_CHANNELS:
+        return find_program("torchbeast_procgen.polybeast")
+    is_poly = "pipes_basename" in flags if flags else network.options["torso"] == "resnet"
+    return find_program("torchbeast.polybeast" if is_poly else "torchbeast.monobeast")
+
+
+def make_config(path: Any, flags: Mapping[str, Any], network: Network, envs: Sequence[str]) -> Config:
+    """Return the configuration of an imported run.
+
+    Args:
+        path: path of the checkpoint, for messages.
+        flags: flags of the original program, by name; those that are missing have the defaults of the program.
+        network: the network of the checkpoint.
+        envs: names of the environments; if empty, those in the flags.
+
+    Raises:
+        UserError: the environments are unknown, or the network does not fit them.
+    """
+    program = find_original(flags, network)
+    names = [name for text in envs for name in (bestiary_names(text) or (text,))]
+    if not names and "env" not in flags:
+        raise UserError(f"{path} does not contain the name of its environment; add --env, for example --env atari/Pong")
+    flags = {**flags, **_env_flags(program, names)}
+    options = override_options(_translated(program, flags), network.options)
+    options |= {"env": names} if names else {}
+    options["agent.reset_inputs"] = False
+    # Only the ResNet of the PopArt fork has an input that is not clamped.
+    is_popart_fork = "use_popart" in flags and options["torso"] == "resnet"
+    options["agent.clamp_reward"] = not (is_popart_fork and flags.get("reward_clipping") == "none")
+    config = resolve(options)
+    if config.interface.action_spec.n != network.num_actions and program.name.startswith("torchbeast."):
+        config = resolve({**options, "full_actions": True})
+    _check_sizes(path, config, network)
+    return config
+
+
+def _env_flags(program: Program, names: Sequence[str]) -> dict[str, Any]:
+    """Return flags for the environments that the user has named. The number of environments depends on them."""
+    if not names:
+        return {}
+    if program.name.startswith("torchbeast."):
+        return {"env": ",".join(names)}
+    game, _, mode = names[0].removeprefix("procgen/").partition(":")
+    return {
+        "env": f"procgen:procgen-{game}-v0",
+        "multi_env": len(names),
+        **({"distribution_mode": mode} if mode else {}),
+    }
+
+
+def _translated(program: Program, flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Translate flags of an original program to options of `resolve`."""
+    words = translate(program.name, list(_command_line(program, flags))).commands[0][1:]
+    first_flag = next(index for index, word in enumerate(words) if word.startswith("--"))
+    pairs = zip(words[first_flag::2], words[first_flag + 1 :: 2], strict=True)
+    options: dict[str, Any] = {flag.removeprefix("--").replace("-", "_"): value for flag, value in pairs}
+    options["env"] = list(words[:first_flag])
+    return {name: value for name, value in options.items() if name not in UNUSED_OPTIONS}
+
+
+def _command_line(program: Program, flags: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the flags that the program knows as words of its command line."""
+    for flag in program.flags:
+        value = flags.get(flag.name)
+        if value is None or value is False or flag.name in UNUSED_FLAGS:
+            continue
+        yield f"--{flag.name}" if flag.kind is bool else f"--{flag.name}={value}"
+
+
+def _check_sizes(path: Any, config: Config, network: Network) -> None:
+    """Raise UserError if the environments have another number of actions, tasks or image channels than the network."""
+    interface = config.interface
+    games = ", ".join(config.envs)
+    if interface.action_spec.n != network.num_actions:
+        raise UserError(
+            f"{path}: the network has {network.num_actions} actions, but {games} has {interface.action_spec.n}; "
+            "name the environments of the training with --env"
+        )
+    if network.critic == "popart" and len(interface.tasks) != network.num_values:
+        raise UserError(
+            f"{path}: the network has {network.num_values} value heads, one per game, but {len(interface.tasks)} "
+            f"games are known ({games}); name all games of the training, in their order, with --env"
+        )
+    channels = interface.observation_spec["image"].shape[0]
+    if channels != network.channels:
+        raise UserError(f"{path}: the network has images of {network.channels} channels, but {games} has {channels}")
