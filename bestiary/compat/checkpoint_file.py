@@ -39,6 +39,8 @@ def read_checkpoint(path: Path, max_seconds: float = MAX_SECONDS) -> OriginalChe
         UserError: the file cannot be read, is damaged, contains anything but tensors, numbers and text, or needs more
             memory or time than a checkpoint of its size.
     """
+    if path.is_symlink():
+        raise UserError(f"{path} is a symbolic link; name the file itself")
     try:
         descriptor = safe_files.open_file(path, os.O_RDONLY, max_bytes=MAX_FILE_BYTES)
     except OSError as error:

@@ -32,6 +32,7 @@ MAX_NAME_LENGTH = 200
 MAX_TEXT_LENGTH = 1_000
 MEMORY_FACTOR = 6  # the file, the loaded tensors and two copies of them are in memory, and each has the file's size
 MEMORY_RESERVE = 512 * 2**20  # further memory that the process may use after the start, in bytes
+GIT_LFS_START = b"version https://git-lfs"
 OUTPUT_RESERVE = 64 * 2**20  # size of the results in addition to the size of the file, in bytes
 TENSOR_TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8)
 
@@ -132,8 +133,10 @@ def read_checkpoint(file: IO[bytes], file_bytes: int) -> tuple[Contents, dict[st
 
 
 def check_archive(file: IO[bytes], file_bytes: int) -> None:
-    """Raise Refused if the file is a ZIP archive that could be larger in memory than on the disk."""
+    """Raise Refused if the file is a pointer of Git LFS, or a ZIP archive that could be larger in memory."""
     try:
+        if file.read(len(GIT_LFS_START)) == GIT_LFS_START:
+            raise Refused("it is only a pointer of Git LFS; download the file with: git lfs pull")
         if zipfile.is_zipfile(file):
             with zipfile.ZipFile(file) as archive:
                 entries = archive.infolist()
@@ -203,8 +206,9 @@ def describe(error: Exception) -> str:
         return f"it contains Python objects ({found[1]}), which could run code; only tensors and numbers are read"
     if "allocate" in text or "bad_alloc" in text:
         return "it needs more memory than a checkpoint of this size"
-    first_line = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
-    return f"it is damaged, or torch.save has not written it ({first_line[:150]})"
+    text = text.partition("WeightsUnpickler error:")[2] or text  # PyTorch puts advice before the reason
+    reason = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
+    return f"it is damaged, or torch.save has not written it ({reason.partition('. ')[0][:150]})"
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Import of a checkpoint of an original program as a run folder, which all commands can use."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +68,7 @@ def import_checkpoint(
     assert not exists, "the command does not offer to resume an existing run"
     _write(run, config, learner, rows)
     note(f"{path}: {network.description}, {steps} steps -> {run.shown_path}")
-    for line in _differences(config, original, problem):
+    for line in _differences(config, original, flags, problem):
         note(f"note: {line}")
     return run
 
@@ -152,9 +152,11 @@ def _write(run: Run, config: Config, learner: Learner, rows: list[dict[str, Any]
         checkpoints.write_checkpoint(run.path / "checkpoints", learner.steps, learner.save(), {}, state)
 
 
-def _differences(config: Config, original: OriginalCheckpoint, problem: str) -> list[str]:
+def _differences(config: Config, original: OriginalCheckpoint, flags: Mapping[str, Any], problem: str) -> list[str]:
     """Return what could not be imported or reproduced, one line each."""
     lines = []
+    if not flags:
+        lines.append("the file contains no flags; the training options are the defaults of the original (--meta)")
     if problem:
         lines.append(f"the state of the optimizer is not imported ({problem}); resume starts with a new optimizer")
     if original.contents.steps is None and original.contents.updates is None:
@@ -162,4 +164,5 @@ def _differences(config: Config, original: OriginalCheckpoint, problem: str) -> 
     if config.envs[0].startswith("atari/"):
         lines.append("starts of lives and the time limit differ slightly from the original (docs/atari.md)")
     lines.append("states of environments and random generators are not in the file; resume starts new episodes")
+    lines.append("training options are translated as by bestiary compat; docs/migration.md lists the differences")
     return lines

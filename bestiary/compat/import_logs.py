@@ -22,6 +22,7 @@ from bestiary.utils.errors import UserError
 # Column of logs.csv -> column of metrics.csv.
 COLUMNS = {
     "mean_episode_return": "return",
+    "mean_episode_true_return": "true_return",  # reward-misspecification fork
     "total_loss": "loss",
     "pg_loss": "policy_loss",
     "baseline_loss": "value_loss",

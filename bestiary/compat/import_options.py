@@ -9,7 +9,9 @@ from bestiary.compat.translate import find_program, translate
 from bestiary.config.config import Config
 from bestiary.config.option_merging import override_options
 from bestiary.config.resolve import LOCATION_OPTIONS, resolve
+from bestiary.envs.atari_games import ACTIONS
 from bestiary.envs.original_names import bestiary_names
+from bestiary.utils.console import plural
 from bestiary.utils.errors import UserError
 
 PROCGEN_CHANNELS = 3
@@ -50,7 +52,8 @@ def make_config(path: Any, flags: Mapping[str, Any], network: Network, envs: Seq
     is_popart_fork = "use_popart" in flags and options["torso"] == "resnet"
     options["agent.clamp_reward"] = not (is_popart_fork and flags.get("reward_clipping") == "none")
     config = resolve(options)
-    if config.interface.action_spec.n != network.num_actions and program.name.startswith("torchbeast."):
+    is_full = network.num_actions == len(ACTIONS) != config.interface.action_spec.n
+    if is_full and program.name.startswith("torchbeast."):
         config = resolve({**options, "full_actions": True})
     _check_sizes(path, config, network)
     return config
@@ -62,6 +65,11 @@ def _env_flags(program: Program, names: Sequence[str]) -> dict[str, Any]:
         return {}
     if program.name.startswith("torchbeast."):
         return {"env": ",".join(names)}
+    if not all(name.startswith("procgen/") for name in names):
+        raise UserError(
+            f"--env {' '.join(names)}: the network has images of {PROCGEN_CHANNELS} channels; expected ProcGen games, "
+            "for example procgen/maze:easy"
+        )
     game, _, mode = names[0].removeprefix("procgen/").partition(":")
     return {
         "env": f"procgen:procgen-{game}-v0",
@@ -100,8 +108,8 @@ def _check_sizes(path: Any, config: Config, network: Network) -> None:
         )
     if network.critic == "popart" and len(interface.tasks) != network.num_values:
         raise UserError(
-            f"{path}: the network has {network.num_values} value heads, one per game, but {len(interface.tasks)} "
-            f"games are known ({games}); name all games of the training, in their order, with --env"
+            f"{path}: the network has {plural(network.num_values, 'value head')}, one per game, but the games are "
+            f"{games}; name all games of the training, in their order, with --env"
         )
     channels = interface.observation_spec["image"].shape[0]
     if channels != network.channels:

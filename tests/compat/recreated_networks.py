@@ -26,6 +26,9 @@ def init_(module: nn.Module, seed: int) -> None:
 class PopArtHead(nn.Module):
     """Linear value heads with the statistics mu and sigma."""
 
+    mu: Tensor
+    sigma: Tensor
+
     def __init__(self, features: int, tasks: int):
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(tasks, features))
@@ -39,6 +42,9 @@ class PopArtHead(nn.Module):
 
 class Recreation(nn.Module):
     """Base class: the loop over time. A subclass computes the features and one step of the core."""
+
+    policy: Any
+    baseline: Any
 
     def features(self, step: dict[str, Tensor]) -> Tensor:
         raise NotImplementedError
