@@ -73,8 +73,8 @@ class BasicAgent(nn.Module, AgentDefaults):
     class Options:
         extra_inputs: str = option(
             "auto",
-            "inputs of the memory in addition to the features of the torso: the last reward (clamped to [-1,1]), the "
-            "last action (auto: both; with --torso resnet only the reward, as in TorchBeast)",
+            "inputs of the memory in addition to the features of the torso: the last reward (by default clamped to "
+            "[-1,1]), the last action (auto: both; with --torso resnet only the reward, as in TorchBeast)",
             choices=("auto", "reward+action", "reward", "action", "none"),
         )
         clamp_reward: bool = option(True, "clamp the last reward to [-1,1] before it is an input of the memory")
@@ -107,7 +107,7 @@ class BasicAgent(nn.Module, AgentDefaults):
         if extra_inputs == "auto":
             extra_inputs = self.torso.extra_inputs
         self.num_actions = action.n
-        self.clamp_reward = options.clamp_reward
+        self.clamps_last_reward = options.clamp_reward
         self.reset_inputs = options.reset_inputs
         self.uses_last_reward = "reward" in extra_inputs
         self.uses_last_action = "action" in extra_inputs
@@ -129,7 +129,9 @@ class BasicAgent(nn.Module, AgentDefaults):
         x = self.torso({kind: flatten_time(array) for kind, array in inputs.observation.items()})  # [T*B,F]
         features = [x.view(T, B, -1)]
         num_actions = self.num_actions if self.uses_last_action else 0
-        features += last_step_features(inputs, self.uses_last_reward, num_actions, self.clamp_reward, self.reset_inputs)
+        features += last_step_features(
+            inputs, self.uses_last_reward, num_actions, self.clamps_last_reward, self.reset_inputs
+        )
         x = torch.cat(features, dim=-1) if len(features) > 1 else features[0]
         x, state, metrics = run_memory(self.memory, x, inputs.done, state)
         output = apply_heads(self.policy, self.critic, x, inputs.task)

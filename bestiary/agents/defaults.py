@@ -32,6 +32,7 @@ class AgentDefaults(ComponentDefaults):
     config_defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({})
     has_attention: Any = False  # True if the output has `extras["attention"]`
     uses_last_reward: Any = None  # True if the last reward is an input of the agent; None: unknown
+    clamps_last_reward: Any = True  # True if the agent clamps the last reward to [-1,1]
     uses_last_action: Any = False  # True if the last action is an input of the agent
 
 

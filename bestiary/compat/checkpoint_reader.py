@@ -153,6 +153,8 @@ def checked_tensor(name: str, value: Any) -> Tensor:
     is_plain = isinstance(value, Tensor) and type(value) in (Tensor, torch.nn.Parameter)
     if not is_plain or value.layout != torch.strided or value.device.type != "cpu" or value.dtype not in TENSOR_TYPES:
         raise Refused(f"{name} is not an ordinary tensor of numbers")
+    if value.numel() == 0:  # the sizes of the network must not be larger than the file
+        raise Refused(f"{name} is empty")
     return value
 
 

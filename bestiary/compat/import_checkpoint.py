@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bestiary.agents.agent import Agent
 from bestiary.agents.critics import WARMUP_UPDATES
 from bestiary.compat.checkpoint_file import OriginalCheckpoint, read_checkpoint, read_meta
 from bestiary.compat.import_logs import read_logs
@@ -53,9 +52,10 @@ def import_checkpoint(
         raise UserError(f"{path} cannot be imported: {error}") from error
     config = make_config(path, flags, network, envs)
     steps, updates = _count_steps(original, config)
-    agent = config.make_agent()
-    weights = translate_weights(original, network, agent, updates)
-    learner = make_learner(config, agent, torch.device("cpu"))
+    with torch.device("meta"):  # needs no memory, because the sizes of the network are not checked yet
+        expected = config.make_agent().state_dict()
+    weights = translate_weights(original, network, expected, updates)
+    learner = make_learner(config, config.make_agent(), torch.device("cpu"))
     counters = {"steps": steps, "version": updates, "skipped_updates": 0}
     optimizer, problem = translate_optimizer(original, network, learner)
     try:
@@ -85,13 +85,16 @@ def _count_steps(original: OriginalCheckpoint, config: Config) -> tuple[int, int
     return min(steps, 10**12 - 1), updates  # the name of a checkpoint has 12 digits
 
 
-def translate_weights(original: OriginalCheckpoint, network: Network, agent: Agent, updates: int) -> dict[str, Tensor]:
+def translate_weights(
+    original: OriginalCheckpoint, network: Network, expected: Mapping[str, Tensor], updates: int
+) -> dict[str, Tensor]:
     """Return the state dict of the agent with the weights of a checkpoint.
+
+    `expected` are tensors with the names, shapes and types of the agent's state dict.
 
     Raises:
         UserError: tensors are missing, or have other shapes than those of the agent, or values that are not finite.
     """
-    expected = agent.state_dict()
     found: dict[str, Tensor] = {}
     for name, tensor in original.weights.items():
         row = network.translate(name)

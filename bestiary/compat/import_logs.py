@@ -28,7 +28,8 @@ COLUMNS = {
     "baseline_loss": "value_loss",
     "entropy_loss": "entropy",
 }
-MAX_ROWS = 10_000_000
+MAX_UPDATES = 10_000_000  # number of rows that are read
+MAX_ROWS = 200_000  # number of rows that are written
 
 
 def read_logs(path: Path, config: Config) -> list[dict[str, Any]]:
@@ -59,6 +60,8 @@ def read_logs(path: Path, config: Config) -> list[dict[str, Any]]:
             if values:
                 row[name] = float(np.mean(values)) * factors.get(name, 1.0)
         rows.append({**row, "updates": int(last["step"]) // steps_per_update})
+        if len(rows) > MAX_ROWS:
+            raise UserError(f"--logs {path}: more than {MAX_ROWS} rows would be written; remove --logs")
     if not rows:
         raise UserError(f"--logs {path}: the file has no rows with a step")
     return rows
@@ -75,7 +78,7 @@ def _read_updates(path: Path) -> Iterator[dict[str, float]]:
     """
     header: list[str] = []
     with describe_damage(path), safe_files.open_table(path) as file:
-        for words in itertools.islice(csv.reader(file), MAX_ROWS):
+        for words in itertools.islice(csv.reader(file), MAX_UPDATES):
             if words and words[0].lstrip("# ") == "_tick":
                 header = [word.lstrip("# ") for word in words]
                 continue

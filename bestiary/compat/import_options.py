@@ -5,6 +5,7 @@ from typing import Any
 
 from bestiary.compat.original_networks import Network
 from bestiary.compat.table import Program
+from bestiary.compat.torchbeast import GROUPS
 from bestiary.compat.translate import find_program, translate
 from bestiary.config.config import Config
 from bestiary.config.option_merging import override_options
@@ -15,8 +16,9 @@ from bestiary.utils.console import plural
 from bestiary.utils.errors import UserError
 
 PROCGEN_CHANNELS = 3
-# Flags that describe the running program, not the experiment.
-UNUSED_FLAGS = ("mode", "xpid", "savedir", "seed")
+# Flags that describe the running program, not the experiment, or that would send data to another computer.
+UNUSED_FLAGS = ("mode", "xpid", "savedir", "seed", "use_wandb", "project_name")
+MAX_TRAJECTORIES = 1024  # limit of num_actors and batch_size; the time to fit them to each other grows with both
 UNUSED_OPTIONS = (*LOCATION_OPTIONS, "seed")
 
 
@@ -44,6 +46,14 @@ def make_config(path: Any, flags: Mapping[str, Any], network: Network, envs: Seq
     names = [name for text in envs for name in (bestiary_names(text) or (text,))]
     if not names and "env" not in flags:
         raise UserError(f"{path} does not contain the name of its environment; add --env, for example --env atari/Pong")
+    # A name in the file must not be the name of a plug-in or of a Python module, which would be imported.
+    env = str(flags.get("env"))
+    if not names and env not in GROUPS and not bestiary_names(env):
+        raise UserError(f"{path}: its environment {env[:100]} is not known; name the environment with --env")
+    for name in ("num_actors", "batch_size"):
+        number = flags.get(name, 1)
+        if type(number) is not int or not 1 <= number <= MAX_TRAJECTORIES:
+            raise UserError(f"{path}: its flag {name} is {number}; expected a number from 1 to {MAX_TRAJECTORIES}")
     flags = {**flags, **_env_flags(program, names)}
     options = override_options(_translated(program, flags), network.options)
     options |= {"env": names} if names else {}

@@ -61,8 +61,9 @@ def describe_rewards(config: Config, agent: Agent) -> str:
     rewards = parse_rewards(config.rewards, task_interfaces(config.envs[:1], config.env_options)[0])
     mode, scale = _reward_transform(config)
     clipping = {"none": "not clipped", "abs_one": "clipped to [-1,1]"}.get(mode, mode)
+    clamps = not isinstance(agent, AgentDefaults) or agent.clamps_last_reward
     observed = {
-        True: "last training reward, clamped to [-1,1]",
+        True: f"last training reward{', clamped to [-1,1]' if clamps else ''}",
         False: "none",
         None: "last training reward, if the agent uses it",
     }[agent.uses_last_reward if isinstance(agent, AgentDefaults) else None]

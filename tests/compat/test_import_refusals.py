@@ -93,6 +93,19 @@ def pickled(path: Path) -> None:
     path.write_bytes(pickle.dumps({"model_state_dict": RunsCode(path.with_name("executed"))}, protocol=2))
 
 
+def plugin(path: Path) -> None:
+    """Write a checkpoint that names a Python file beside it as its environment."""
+    executed = path.with_name("executed")
+    path.with_name("evil.py").write_text(f"import os\n\nos.mkdir({str(executed)!r})\n")
+    save(path, flags={**SMALL, "env": f"{path.with_name('evil.py')}:Env"})
+
+
+def module(path: Path) -> None:
+    """Write a checkpoint that names a Python module beside it as its environment."""
+    plugin(path)
+    save(path, flags={**SMALL, "env": "gymnasium/evil:Env-v0"})
+
+
 FILES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "missing": (lambda path: None, "No such file"),
     "folder": (lambda path: path.mkdir(), "not a regular file"),
@@ -106,6 +119,12 @@ FILES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "overwritten": (overwrite_middle, "cannot be imported"),
     "runs code": (lambda path: save(path, stats=RunsCode(path.with_name("executed"))), "mkdir"),
     "runs code, plain pickle": (pickled, "mkdir"),
+    "names a plug-in": (plugin, "--env"),
+    "names a module": (module, "--env"),
+    "many actors": (lambda path: save(path, flags={**SMALL, "num_actors": 2**40}), "num_actors"),
+    "empty tensor": (lambda path: save_weights(path, fc__0__weight=torch.zeros(2**40, 0)), "fc.0.weight"),
+    # An agent with these sizes would have 50 GB.
+    "wide layer": (lambda path: save_weights(path, fc__0__weight=torch.zeros(4_000_000, 1)), "torso.layers.0"),
     "compressed": (compress, "compressed"),
     "huge allocation": (allocate, "memory"),
     "huge view": (lambda path: save_weights(path, conv1__weight=torch.zeros(1).expand(2**40)), "bytes"),

@@ -204,6 +204,7 @@ IMAGES = {"env": "warehouse", "size": "20x20", "observation": "image"}
     ("options", "observed"),
     [
         ({"env": "toy/chain"}, "last training reward, clamped to [-1,1] (--agent.extra-inputs)"),
+        ({"env": "toy/chain", "agent.clamp_reward": "off"}, "last training reward (--agent.extra-inputs)"),
         ({"env": "toy/chain", "agent.extra_inputs": "action"}, "none (--agent.extra-inputs)"),
         ({"env": "toy/chain", "agent": "iam"}, "none"),
         ({**IMAGES, "agent": "aaa"}, "last training reward, clamped to [-1,1] (--agent.extra-inputs)"),
