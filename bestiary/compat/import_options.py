@@ -9,7 +9,8 @@ from bestiary.compat.torchbeast import GROUPS
 from bestiary.compat.translate import find_program, translate
 from bestiary.config.config import Config
 from bestiary.config.option_merging import override_options
-from bestiary.config.resolve import LOCATION_OPTIONS, resolve
+from bestiary.config.option_spellings import LOCATION_OPTIONS
+from bestiary.config.resolve import resolve
 from bestiary.envs.atari_games import ACTIONS
 from bestiary.envs.original_names import bestiary_names
 from bestiary.utils.console import plural
