@@ -188,7 +188,7 @@ WRONG_GYMNASIUM: list[tuple[type, tuple[str, ...]]] = [
     (BeyondDiscrete, ("observation after reset is 3", "Discrete(3)")),
     (WrongKeys, ("the keys ['position']", "['position', 'speed']")),
     (InfiniteReward, ("the reward of step 1 is inf", "finite")),
-    (ArrayReward, ("the reward of step 1 is array([0.])", "one number")),
+    (ArrayReward, ("step returned a reward", "shape [1]", "a number")),
     (TextTruncated, ("truncated of step 1 is 'no' of type str", "bool")),
     (NoInfo, ("step returned 5 values (ndarray, float, bool, bool, NoneType)", "dict")),
     (FailsLater, ("ZeroDivisionError: simulation failed", f"{__file__}, line ")),
