@@ -1,6 +1,10 @@
-"""The kinds of components of which a run consists. `components.py` has the classes of each kind, and imports torch."""
+"""The kinds of components of a run, with default names and flag descriptions.
 
-# Name of the component of each kind if the user chooses none.
+The classes of each kind are in `components.py`. This module does not import torch, so commands that need only the names
+start fast.
+"""
+
+# Default component name of each kind. An agent class can replace these defaults (attribute `config_defaults`).
 DEFAULT_COMPONENTS = {"algo": "impala", "agent": "basic", "torso": "auto", "memory": "none", "critic": "shared"}
 
 # Descriptions of the flags --algo, --agent ..., which choose a component.

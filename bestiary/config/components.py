@@ -43,7 +43,7 @@ REQUIRED_ATTRIBUTES = {
 class ComponentConfig:
     """The name of a component and its options."""
 
-    name: str  # for a component in a user's file, a PluginRef
+    name: str  # key of the component's registry, or a PluginRef for a class in a user's file
     options: Any  # instance of the options dataclass of the component
 
 
@@ -64,7 +64,7 @@ def lookup_component(kind: str, name: str) -> Any:
 
 
 def construct_component(kind: str, component: ComponentConfig, *args: Any, **inner: Any) -> Any:
-    """Construct a component. If the constructor of a plug-in fails, raise UserError."""
+    """Construct a component. Raise UserError if it is a plug-in and its constructor raises an exception."""
     try:
         return construct(lookup_component(kind, component.name), *args, options=component.options, **inner)
     except UserError:

@@ -33,7 +33,7 @@ class Config:
 
     envs: tuple[str, ...]  # canonical names; several environments are the tasks of one agent
     env_options: Any  # instance of the options dataclass of the environment; all tasks have the same options
-    components: dict[str, ComponentConfig]  # by kind: "algo", "agent", and the kinds that the agent consists of
+    components: dict[str, ComponentConfig]  # by kind: "algo", "agent", and the kinds that the agent class uses
     training: Training
     # Path of each plug-in file -> SHA-256 hash of its content (see `PluginSource.sha256`).
     plugin_hashes: dict[str, str] = field(default_factory=dict, compare=False)
@@ -48,8 +48,8 @@ class Config:
     def interface(self) -> EnvInterface:
         """The interface of the environments, with all tasks of this config.
 
-        It is computed from the options, without building environments. Exceptions are users' environments and
-        Gymnasium environments, which are built for this purpose.
+        It is computed from the options without building an environment. Gymnasium environments and classes in users'
+        files are exceptions: one environment is built to read its interface.
         """
         interfaces = task_interfaces(self.envs, self.env_options)
         return interfaces[0] if len(interfaces) == 1 else combine_interfaces(self.envs, interfaces)
@@ -62,8 +62,8 @@ class Config:
     def envs_of_task(self, task: int) -> range:
         """Return the indices of the environments that play a task.
 
-        The range is empty if the tasks of the environments are unknown. This is the case for a user's vector
-        environment that consists of several tasks.
+        The range is empty for a user's vector environment with several tasks, because it is then unknown which
+        environment plays which task.
         """
         num_tasks = len(self.envs)
         return range(task, self.total_envs, num_tasks) if len(self.interface.tasks) == num_tasks else range(0)
@@ -75,13 +75,14 @@ class Config:
 
     @property
     def callbacks(self) -> tuple[PluginRef, ...]:
-        """Return the user's callbacks."""
+        """Return the names of the user's callbacks (`--callback`)."""
         return tuple(name for name in self.training.callback or () if isinstance(name, PluginRef))
 
     def make_agent(self, interface: VectorEnv | EnvInterface | None = None, seed: int = 0) -> Agent:
         """Build an untrained agent for the observations, actions and tasks of an interface.
 
-        The default interface is that of this config. The global random state of torch is not changed.
+        If `interface` is None, the interface of this config is used. `seed` determines the initial weights. The global
+        random state of torch is not changed.
         """
         if isinstance(interface, VectorEnv):
             interface = interface.interface
@@ -130,11 +131,14 @@ class Config:
         return dump_toml(tables)
 
     def group_key(self) -> str:
-        """Return a key that is equal for two runs if they differ only in options of UNCOMPARED, such as the seed."""
+        """Return a key that is equal for runs that differ only in the options in UNCOMPARED, such as the seed."""
         return group_key(flatten(self.tables()))
 
     def label(self) -> str:
-        """Return a short name of the environment, agent, torso, memory and critic, for example "Pong-shallow-lstm"."""
+        """Return a short label: the environment, agent, torso, memory and critic, for example "Pong-shallow-lstm".
+
+        Agent `basic`, memory `none` and critic `shared` are omitted.
+        """
         task = env_slug(self.envs[0])
         if len(self.envs) > 1:
             family = task if isinstance(self.envs[0], PluginRef) else self.envs[0].split("/")[0].replace(":", "-")
@@ -146,7 +150,7 @@ class Config:
 
 
 def env_slug(env: str) -> str:
-    """Return the name of an environment in a form for file names: procgen/starpilot:easy -> starpilot-easy."""
+    """Return the name of an environment for use in file names: procgen/starpilot:easy -> starpilot-easy."""
     return env.rsplit("/", 1)[-1].split("@")[0].replace(".py:", "-").replace(":", "-")
 
 
@@ -158,7 +162,7 @@ def make_vector_env(
     render: bool = False,
     rewards: RewardConfig = DEFAULT_REWARDS,
 ) -> VectorEnv:
-    """Build a vector environment. Each name is a task, and the environments are divided equally among the tasks."""
+    """Build a vector environment. Each name is a task; environment i plays task i mod K, where K = len(names)."""
     builds = [partial(_build_env, envs.lookup_env(name), options, render, rewards) for name in names]
     return builds[0](num_envs, seed) if len(names) == 1 else MultiTaskVectorEnv(names, builds, num_envs, seed)
 

@@ -1,7 +1,7 @@
 """Training options whose defaults are derived from other options, and checks that training options fit together.
 
 If the user does not set the number of environments or the maximum policy lag, the value depends on the algorithm, the
-number of tasks and the runtime. Options of components are derived by the components (`agents/run_context.py`).
+number of tasks and the runtime. Each component derives its own options (see `agents/run_context.py`).
 """
 
 import dataclasses
@@ -19,9 +19,9 @@ def derive_runtime(
 ) -> Training:
     """Select the cluster runtime if `--cluster` is given. Append problems with runtime options to `problems`.
 
-    `given` contains all training options that have been set. `direct` contains the options that the user has set
-    directly, not by a preset, a config file or another run. An option that has no effect in the runtime is a problem
-    only if it is in `direct`.
+    `given` are the names of all training options that have been set. `direct` are the names of those that the user has
+    set directly, not by a preset, a config file or another run. An option that has no effect in the chosen runtime is
+    reported only if it is in `direct`.
     """
     if training.cluster is not None and "runtime" not in given:
         training = dataclasses.replace(training, runtime="cluster")
@@ -48,7 +48,7 @@ def derive_runtime(
 
 
 def _describe_unused(name: str, value: Any, runtime: str) -> str:
-    """Return the message about an option that has no effect in the chosen runtime."""
+    """Return the error message for an option that has no effect in the chosen runtime."""
     flag = f"--{name.replace('_', '-')}"
     runtimes = next(f.metadata["runtimes"] for f in dataclasses.fields(Training) if f.name == name)
     advice = "add --cluster" if runtimes == ("cluster",) else f"use --runtime {runtimes[0]}"
@@ -63,10 +63,10 @@ def _describe_unused(name: str, value: Any, runtime: str) -> str:
 
 
 def derive_max_lag(training: Training, algorithm: Algorithm) -> Training:
-    """Replace `max_lag = none` by DEFAULT_MAX_LAG, or by a larger value if the actors of a cluster need it.
+    """Set `max_lag` if the user has not set it: to DEFAULT_MAX_LAG, or to a larger value if a cluster needs it.
 
-    With the larger value, all pools (vector environments) of a cluster can collect rollouts at the same time, even if
-    the fastest pool is twice as fast as the slowest.
+    The larger value lets all pools (vector environments) of the cluster collect rollouts at the same time, even if the
+    fastest pool is twice as fast as the slowest.
     """
     n, pools = training.pool_size, training.total_pools
     if training.max_lag is not None or n == 0 or algorithm.validate(n, pools) or size_problems(algorithm, n, pools):
@@ -80,10 +80,11 @@ def derive_max_lag(training: Training, algorithm: Algorithm) -> Training:
 
 
 def derive_num_envs(training: Training, algorithm: Algorithm, num_tasks: int) -> int:
-    """Return the smallest valid number of environments that is at least the default.
+    """Return the smallest valid number of environments that is not below the default (`training.num_envs`).
 
-    It is a multiple of pools x tasks, so that all pools have the same size and all tasks have equally many environments
-    in each pool. If no number is valid, return the default.
+    A number is valid if the algorithm supports it and if it is a multiple of pools x tasks. All pools then have the
+    same size, and all tasks have equally many environments in each pool. If no valid number is found, return the
+    default.
     """
     pools = 1 if training.runtime == "serial" else training.pools
     for n in range(training.num_envs, 20 * training.num_envs):
@@ -93,7 +94,7 @@ def derive_num_envs(training: Training, algorithm: Algorithm, num_tasks: int) ->
 
 
 def check_batches(training: Training, algorithm: Algorithm, num_tasks: int, problems: list[str]) -> None:
-    """Check that environments, pools, tasks, batches, learners and policy lag fit together. Append all problems."""
+    """Check that environments, pools, tasks, batches, learners and policy lag fit together. Append to `problems`."""
     n, pools = training.num_envs, 1
     if training.runtime != "serial":
         pools = training.pools
@@ -127,8 +128,9 @@ def check_batches(training: Training, algorithm: Algorithm, num_tasks: int, prob
 def _check_lag(training: Training, algorithm: Algorithm, n: int, pools: int, problems: list[str]) -> None:
     """Check that --lag and --max-lag are not too small.
 
-    With --lag, all rollouts of a batch must be collected before the update that uses them. With --max-lag, the learner
-    must be able to perform all updates that use the same rollouts.
+    With --lag, the actors must be able to collect all rollouts of a batch before the update that uses them. Without
+    --lag: if the algorithm makes several updates with the same rollouts, each update after the first increases the
+    policy lag of these rollouts by 1, and --max-lag must allow this.
     """
     updates = updates_per_learn(algorithm, n, pools)
     rollouts = algorithm.rollouts_per_learn(n, pools)
@@ -148,7 +150,7 @@ def _check_lag(training: Training, algorithm: Algorithm, n: int, pools: int, pro
 
 
 def _describe_split_problem(algorithm: Algorithm, learners: int, num_envs: int, pools: int) -> str:
-    """Return the message about a number of learners among which a batch cannot be split evenly."""
+    """Return the error message for `--learners` if a batch cannot be split evenly among this number of learners."""
     possible = [count for count in range(1, 2 * learners) if algorithm.can_split(count, num_envs, pools)]
     if possible in ([], [1]):
         return f"--learners {learners}: this algorithm supports only one learner; use --learners 1"

@@ -1,8 +1,10 @@
 """Flags of other programs and the Bestiary options that correspond to them, for hints about unknown options.
 
-The programs are the original projects (`bestiary/compat` has their complete tables), Stable-Baselines3, CleanRL and
-RLlib. Names are written with underscores, in lower case. A flag with several meanings has several options, separated
-by " | ".
+The programs are TorchBeast and its forks, pytorch-a2c-ppo-acktr and a fork with influence-aware memory,
+Stable-Baselines3, CleanRL and RLlib. `bestiary/compat` translates whole command lines of TorchBeast and of the forks.
+
+In the dicts, flags are written in lower case and with underscores. If several options correspond to a flag, they are
+separated by " | ".
 """
 
 from collections.abc import Collection
@@ -186,7 +188,8 @@ FOREIGN_FLAGS = {**_RLLIB, **_CLEANRL, **_STABLE_BASELINES3, **_A2C_PPO_ACKTR, *
 def foreign_flag_hint(flag: str, valid: Collection[str]) -> str:
     """Return a hint if `flag` is a flag of another program, otherwise an empty text.
 
-    `valid` are the options of the command. If the corresponding options are not among them, the hint still names them.
+    `valid` are the options of the current command. If none of the corresponding options is valid, the hint names these
+    options and says that they do not exist here.
     """
     known = FOREIGN_FLAGS.get(flag.removeprefix("--").partition("=")[0].replace("-", "_").lower())
     if known is None:

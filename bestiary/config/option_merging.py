@@ -13,9 +13,10 @@ from bestiary.utils.plugin_names import PluginRef, parse_name
 def override_options(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:
     """Merge two dicts of options. If both have a key, the value in `upper` is used.
 
-    If `upper` chooses another component or environment family than `lower`, the options that `lower` sets for its own
-    component or family are dropped. The keys of `upper` come last in the result, because an option can have two
-    spellings (`lr` and `algo.lr`), and `resolve` uses the last one.
+    If `upper` chooses another component or environment family than `lower`, the options in `lower` for the replaced
+    component or family are dropped. Example: if `memory` is replaced, `memory.hidden` of `lower` is dropped. An option
+    can have two spellings (`lr` and `algo.lr`), and `resolve` uses the last one; the keys of `upper` therefore come
+    last in the result.
     """
     replaced = {kind for kind in DEFAULT_COMPONENTS if kind in upper and kind in lower and upper[kind] != lower[kind]}
     if "env" in upper and "env" in lower and _env_families(upper["env"]) != _env_families(lower["env"]):
@@ -43,7 +44,7 @@ def expand_env_names(env: Any) -> tuple[str, ...]:
 
 
 def _expand_braces(name: str) -> list[str]:
-    if isinstance(name, PluginRef):  # its braces were expanded before
+    if isinstance(name, PluginRef):  # braces are expanded before a name becomes a PluginRef
         return [name]
     braces = re.fullmatch(r"([^{}]*)\{([^{}]*)\}([^{}]*)", name)
     return [f"{braces[1]}{word}{braces[3]}" for word in braces[2].split(",")] if braces else [name]

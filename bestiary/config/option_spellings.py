@@ -1,6 +1,7 @@
-"""Spellings of options: which key of a flat dict sets which field of which options dataclass.
+"""Spellings of options: the keys with which a flat dict sets the fields of the options dataclasses.
 
-In this module, the kind "" stands for the training options.
+For example, the keys `algo.lr` and `lr` both set the field `lr` of the algorithm's options. In this module, the kind ""
+stands for the training options.
 """
 
 import dataclasses
@@ -23,7 +24,7 @@ def option_spellings(schemas: Mapping[str, type]) -> dict[str, tuple[str, str]]:
     `schemas` maps each kind of component to its options dataclass.
     """
     spellings: dict[str, tuple[str, str]] = {}
-    # Training options come last. If a component has an option of the same name, the short name then means the training
+    # Training options come last: if a component has an option of the same name, the short name means the training
     # option.
     for kind in sorted(schemas, key=lambda kind: kind == ""):
         for f in dataclasses.fields(schemas[kind]):
@@ -35,7 +36,7 @@ def option_spellings(schemas: Mapping[str, type]) -> dict[str, tuple[str, str]]:
 
 
 def values_by_schema(given: Mapping[str, Any], schemas: Mapping[str, type]) -> dict[str, dict[str, Any]]:
-    """Group the given values, which are not converted yet, by kind of component and field name."""
+    """Return the given values as {kind: {field name: value}}, without conversion. Unknown keys are left out."""
     spellings = option_spellings(schemas)
     values: dict[str, dict[str, Any]] = {kind: {} for kind in schemas}
     for key, value in given.items():
@@ -48,9 +49,10 @@ def values_by_schema(given: Mapping[str, Any], schemas: Mapping[str, type]) -> d
 def unknown_options(
     given: Mapping[str, Any], schemas: Mapping[str, type], missing: set[str], origin: Mapping[str, str]
 ) -> list[str]:
-    """Return a problem for each given option that is neither a training option nor an option of a component.
+    """Return an error message for each given option that does not exist with the chosen components.
 
-    Options of the kinds in `missing` are not checked, because the components of these kinds were not found.
+    Options of the kinds in `missing` are not checked, because the components of these kinds were not found. `origin`
+    maps an option to the file, preset or run that sets it.
     """
     spellings = option_spellings(schemas)
     problems = []

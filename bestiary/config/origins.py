@@ -13,7 +13,7 @@ from bestiary.config.resolve import declared_defaults
 from bestiary.envs import lookup_env
 from bestiary.utils.options import field_types
 
-COMMENT_COLUMN = 40  # column after which `annotated_toml` writes comments, unless the line is longer
+COMMENT_COLUMN = 40  # `annotated_toml` starts comments after this column, or after the text if it is longer
 
 
 def trace_origins(config: Config, given: Mapping[str, Any], sources: Mapping[str, str]) -> dict[str, str]:
@@ -51,7 +51,7 @@ def trace_origins(config: Config, given: Mapping[str, Any], sources: Mapping[str
                 origins[name] = "default" if value == default else "derived"
                 continue
             converted = convert_or_none(given[given_key], types[field.name])
-            # `resolve` makes the paths in rewards absolute. A reward that differs only in its path is not derived.
+            # `resolve` makes the paths in rewards absolute. A reward that is changed in this way is not "derived".
             is_kept = value == converted or given_key in ("reward", "true_reward")
             origins[name] = sources.get(given_key, "given") if is_kept else "derived"
     return origins

@@ -1,8 +1,8 @@
 """Plug-in names in the options of a run.
 
 `map_plugins` is the only place that knows which options can name a user's file: environments, components, rewards and
-callbacks. Each source of options (command line, Python, config file, study file, run folder) passes its options through
-this function once. It expands braces and removes white space first, so that neither can hide a name.
+callbacks. The options of each source (command line, Python, config file, study file, run folder) pass through this
+function once. It expands braces and removes white space first, so that neither can hide the name of a file.
 """
 
 from collections.abc import Callable, Mapping
@@ -44,7 +44,7 @@ def _split_callbacks(value: Any) -> list[Any]:
 
 
 def trust_named(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options that the user has given on the command line or in Python. Their plug-ins are trusted."""
+    """Trust all plug-ins in options that the user gave on the command line or in Python. Return the options."""
 
     def trust_ref(ref: PluginRef) -> str:
         trust.trust_named(ref)
@@ -54,9 +54,10 @@ def trust_named(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def trust_in_file(options: Mapping[str, Any], where: str, trust_code: bool) -> dict[str, Any]:
-    """Return the options of a config or study file.
+    """Check that all plug-ins in the options of a config or study file are trusted. Return the options.
 
-    Raise UserError if one of its plug-ins is not trusted and `trust_code` is false.
+    If `trust_code` is true, all of them are trusted. Otherwise, raise UserError for a plug-in whose content the user
+    has not used before. `where` describes the file in this error.
     """
 
     def trust_ref(ref: PluginRef) -> str:

@@ -44,7 +44,11 @@ from bestiary.utils.plugin_names import PluginRef
 
 @dataclass(frozen=True)
 class Choices:
-    """The environments and components of a run, looked up by name. What was not found is None or missing."""
+    """The environments and components of a run, looked up by name.
+
+    If an environment or its options are invalid, `interfaces` is None, and possibly `env_spec` and `env_options` too.
+    Components that were not found are missing in `classes`.
+    """
 
     env_names: tuple[str, ...]
     env_spec: envs.EnvSpec | None
@@ -52,7 +56,7 @@ class Choices:
     interfaces: tuple[EnvInterface, ...] | None  # one per environment
     names: Mapping[str, str]  # name of each component, by kind
     classes: Mapping[str, Any]  # class of each component, by kind
-    defaults: Mapping[str, Any]  # defaults of options that the environment and the agent declare, by config key
+    defaults: Mapping[str, Any]  # default values of options that the environment and the agent declare, by config key
 
     @property
     def schemas(self) -> dict[str, type]:
@@ -64,9 +68,9 @@ class Choices:
 def resolve(given: Mapping[str, Any], origin: Mapping[str, str] | None = None) -> Config:
     """Check a flat dict of names and options and return a Config.
 
-    `origin` is used in error messages. It maps each key that comes from a preset, file or run to a description of that
-    source, for example "config a.toml". Plug-ins must have been trusted before (`plugin_options.py`). Raise UserError
-    with all problems found.
+    `origin` maps each key that comes from a preset, file or run to a text that names this source in error messages, for
+    example "config a.toml". A key that is not in `origin` was given directly by the user. Plug-ins must have been
+    trusted before (`plugin_options.py`). Raise UserError with all problems found.
     """
     given = map_plugins(given, lambda ref: ref)
     origin = origin or {}
@@ -88,7 +92,7 @@ def resolve(given: Mapping[str, Any], origin: Mapping[str, str] | None = None) -
     options = {kind: parse_options(schemas[kind], values[kind], kind, problems) for kind in classes}
     training = parse_options(Training, values[""], "", problems)
 
-    # 3. Options that depend on other options, and 4. checks of options against each other.
+    # 3. and 4. Derive options from other options, and check that all options fit together.
     if training is not None:
         problems += _invalid_callbacks(training.callback or ())
         if training.steps is None and choices.env_spec is not None:
@@ -152,9 +156,9 @@ def look_up(given: dict[str, Any], origin: Mapping[str, str], problems: list[str
 def declared_defaults(
     agent: str, algo: str, env_spec: envs.EnvSpec | None, interface: EnvInterface | None
 ) -> dict[str, Any]:
-    """Return the defaults of options that the environment and the agent class declare, by config key.
+    """Return the default values that the environment and the agent class declare, for example {"algo.lr": 3e-4}.
 
-    If both declare a default for an option, that of the agent is used.
+    If both declare a default for the same option, the agent's default is used.
     """
     own = {} if env_spec is None else env_spec.defaults_for(algo, interface)
     agent_class = _find_component("agent", agent, [])
@@ -263,7 +267,8 @@ def _find_env_spec(names: tuple[str, ...]) -> envs.EnvSpec:
 def _find_interfaces(names: tuple[str, ...], spec: envs.EnvSpec, options: Any) -> tuple[tuple[EnvInterface, ...], Any]:
     """Return the interface of each task, and the options. Raise UserError if one agent cannot play all tasks.
 
-    If the action sets differ and the environment family has an option for a common action set, this option is set.
+    If the action sets differ and the environment family has an option for a common action set, this option is set in
+    the returned options.
     """
     interfaces = task_interfaces(names, options)
     if len({interface.action_spec for interface in interfaces}) > 1:
@@ -318,7 +323,8 @@ def _choose_components(given: dict[str, Any], origin: Mapping[str, str], problem
         if kind in given and kind not in origin:
             del given[kind]
             problems.append(f"unknown option --{kind}: agent {names['agent']} has no {kind}; remove it")
-        # A preset or config file may be written for another agent that has this kind. Then these options are ignored.
+        # A preset or config file may be written for another agent that has this kind of component. Its options for this
+        # kind are ignored.
         for key in [key for key in given if key.split(".")[0] == kind and key in origin]:
             del given[key]
     return names
@@ -329,9 +335,9 @@ def _component_name(value: Any) -> str:
 
 
 def _find_component(kind: str, name: str, problems: list[str]) -> Any:
-    """Return the class of a component. Return None for the torso `auto`, and if there is no such component.
+    """Return the class of a component. If there is no such component, append a problem and return None.
 
-    If there is no such component, append the problem to `problems`.
+    Also return None for the torso `auto`, which `look_up` replaces by a torso's name only if it knows the observations.
     """
     if (kind, name) == ("torso", "auto"):
         return None

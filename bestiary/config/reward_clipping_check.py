@@ -27,9 +27,9 @@ MAX_COMBINATIONS = 100_000
 def typical_steps(reward: Reward, components: Mapping[str, RewardComponent]) -> dict[str, np.ndarray] | None:
     """Return all combinations of the typical values of a reward's components.
 
-    The result has one array [S] per component, for S combinations. If the values of a component are determined by
-    another component (`RewardComponent.tied`), the two components are not varied separately. Return None if the typical
-    values of a component are unknown, or if there are more than MAX_COMBINATIONS combinations.
+    The result is {component: its values [S]} for S combinations. If the values of a component are determined by another
+    component (`RewardComponent.tied`), the two components are not varied separately. Return None if the typical values
+    of a component are unknown, or if there are more than MAX_COMBINATIONS combinations.
     """
     if not isinstance(reward, WeightedReward):
         return None
@@ -50,7 +50,7 @@ def typical_steps(reward: Reward, components: Mapping[str, RewardComponent]) -> 
 
 
 def _determining_component(name: str, components: Mapping[str, RewardComponent]) -> str:
-    """Return the component that determines the values of the component `name` (`tied`), or `name` if there is none."""
+    """Return the component to which the component `name` is tied, or `name` itself if it is not tied."""
     return components[name].tied or name
 
 
@@ -61,8 +61,8 @@ def _has_open_values(steps: Mapping[str, np.ndarray], components: Mapping[str, R
 def unclipped_scale(reward: Reward, components: Mapping[str, RewardComponent]) -> float:
     """Return the scale that maps the largest absolute typical reward of a step to 1.
 
-    The scale is at most 1. It is 1 if the largest reward is unknown, because the typical values of a component are
-    unknown or only examples (`RewardComponent.open`).
+    The scale is at most 1: smaller rewards are not enlarged. The scale is also 1 if the largest reward is unknown. This
+    is the case if the typical values of a component are unknown or only examples (`RewardComponent.open`).
     """
     steps = typical_steps(reward, components)
     if steps is None or _has_open_values(steps, components):
@@ -79,7 +79,7 @@ def transformed_rewards(reward: Reward, steps: dict[str, np.ndarray], mode: str,
 def _raw_rewards(reward: Reward, steps: dict[str, np.ndarray]) -> np.ndarray:
     """Return the rewards [S] for S combinations of component values, before scaling and clipping.
 
-    The limit of each term (`scope.limit`) is applied. Restrictions of a term to some steps or lives are ignored.
+    The limit of each term (`scope.limit`) is applied. If a term counts only in some steps or lives, this is ignored.
     """
     assert isinstance(reward, WeightedReward)
     total = np.zeros(len(next(iter(steps.values()))))
@@ -89,7 +89,7 @@ def _raw_rewards(reward: Reward, steps: dict[str, np.ndarray]) -> np.ndarray:
 
 
 def clipping_warnings(reward: Reward, components: Mapping[str, RewardComponent], mode: str, scale: float) -> list[str]:
-    """Return one warning for each way in which scaling and clipping remove differences between rewards.
+    """Return warnings about differences between rewards that scaling and clipping remove.
 
     `mode` and `scale` are the clipping mode and the scale of `transform_reward`.
     """

@@ -15,7 +15,7 @@ NON_OPTION_TABLES = ("versions", "plugins")  # tables of config.toml that only d
 
 
 def read_toml(path: Path, in_run_folder: bool = False) -> dict[str, Any]:
-    """Read a config file or preset and return it as a flat dict for `resolve`. See `read_tables`."""
+    """Read a config file or preset and return it as a flat dict for `resolve`. For the arguments see `read_tables`."""
     tables = read_tables(path, in_run_folder)
     options = flatten({name: value for name, value in tables.items() if name not in NON_OPTION_TABLES})
     envs = options.get("env", [])
@@ -69,8 +69,11 @@ def read_preset(name: str) -> dict[str, Any]:
 
 
 def dump_toml(tables: Mapping[str, Any]) -> str:
-    """Return tables as TOML text: first the keys outside tables, then one section per table. Each array is one line."""
+    """Return tables as TOML text: first the keys outside tables, then one section per table.
+
+    Each array is written on one line.
+    """
     text = tomli_w.dumps(tables, indent=0)
-    # tomli-w writes each item of an array on a line of its own. Strings cannot be damaged when these lines are joined,
-    # because tomli-w writes a line break in a string as \n.
+    # tomli-w writes each item of an array on its own line. The replacements join these lines. They do not change
+    # strings, because tomli-w writes a line break inside a string as \n.
     return text.replace("[\n", "[").replace(",\n]", "]").replace(",\n", ", ")
