@@ -30,7 +30,7 @@ from torch import Tensor
 
 from bestiary.step import ActionSpec, Arrays, ArraySpec, Episode, ObservationSpec, Step
 
-# Modules that import torch anyway, and users' files, may import all data classes from here.
+# Users' files, and modules that import torch anyway, may also import the data classes of `step.py` from here.
 __all__ = [
     "ActionSpec",
     "ArraySpec",
@@ -116,9 +116,9 @@ class Rollout:
     ) -> "Rollout":
         """Return a new rollout of `length` steps without data.
 
-        `spec` and `measures` are the shapes and types of the observations and measures by name, `state` is the
-        recurrent state before entry 0. If `pinned` is True, the observations are in pinned memory, from which a GPU can
-        copy them asynchronously.
+        `spec` and `measures` give the shapes and types of the observations and measures by name. `state` is the
+        recurrent state before entry 0. If `pinned` is True, the observations and measures are in pinned memory, from
+        which they can be copied to a GPU asynchronously.
         """
         t, n = length, num_envs
 
@@ -203,13 +203,13 @@ class Rollout:
         return self._map(lambda x: x.index_select(1, envs.to(x.device)), lambda s: s[envs.to(s.device)])
 
     def with_extras(self, **extras: Tensor) -> "Rollout":
-        """Return a copy of the rollout with additional tensors [T,N,...] in `extras`. Other tensors are shared."""
+        """Return a rollout with additional tensors [T,N,...] in `extras`. It shares all other tensors with this one."""
         return replace(self, extras={**self.extras, **extras})
 
     def split(self, size: int) -> Iterator["Rollout"]:
         """Split the rollout into rollouts of at most `size` environments, and yield them in order.
 
-        They share memory with this rollout.
+        The parts share memory with this rollout.
         """
         for start in range(0, self.num_envs, size):
             yield self.env_slice(start, min(start + size, self.num_envs))

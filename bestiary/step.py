@@ -20,8 +20,8 @@ class ArraySpec:
 
     shape: tuple[int, ...]
     dtype: str
-    # Named index lists of a vector observation, as pairs (name, indices). The option --agent.dset of the IAM agent can
-    # select one of them (by default the first). The memory then receives only the elements with these indices.
+    # Named subsets of the elements of a vector observation, as pairs (name, indices). The memory of the IAM agent
+    # receives only the elements of one subset: by default the first, or the one that --agent.dset names.
     sets: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
 
@@ -44,7 +44,7 @@ class ActionSpec:
 class Step:
     """The result of one step of a vector environment. Row i always belongs to environment i."""
 
-    # [N,...] by name of the observation. In rows with `done`, the first observation of the new episode.
+    # Arrays [N,...] by name. A row in which `done` is True contains the first observation of the new episode.
     observation: Arrays
     reward: np.ndarray  # [N] float32
     done: np.ndarray  # [N] bool: the episode ended (game over, time limit or, with --episodic-life, a lost life)
@@ -62,8 +62,8 @@ class Step:
 class Episode:
     """A finished episode. With --episodic-life, a game has several episodes, and `game_over` marks the last one."""
 
-    # The step at which the episode ended, first counted from the start of the rollout. `collect_episodes` and the
-    # training session then add the number of steps of the run before this rollout.
+    # The step at which the episode ended. The actor counts it from the start of the rollout. `collect_episodes` and the
+    # training session add the steps before the rollout, so that it finally counts from the start of the run.
     step: int
     task: str
     episode_return: float
