@@ -37,7 +37,7 @@ from bestiary.step import ActionSpec, Arrays, ArraySpec, Step
 from bestiary.utils.errors import RunError, UserError
 from bestiary.utils.options import option
 
-# Typical values of the score of one step.
+# Typical numbers of points that are scored in one step.
 TYPICAL_SCORES = (-1000, -100, -10, -5, -3, -2, -1, 0, 1, 2, 3, 5, 10, 100, 1000)
 # Reward components that all games have.
 COMPONENTS = {
@@ -54,7 +54,7 @@ def with_full_actions(options: "AtariVectorEnv.Options") -> "AtariVectorEnv.Opti
     return replace(options, full_actions=True)
 
 
-MAX_SAVED_GAMES = 1_000_000  # maximum number of games per environment whose state can be restored
+MAX_SAVED_GAMES = 1_000_000  # maximum of `games_started` in a saved state; `load` repeats the start of each game
 
 
 class AtariVectorEnv(VectorEnv):
@@ -150,6 +150,7 @@ class AtariVectorEnv(VectorEnv):
         if options.flicker:
             measures["blank"] = SCALAR
         # If flicker replaces whole stacks by zeros, an image does not always contain the frames of the previous image.
+        # `frame_stacks` must then be empty.
         keeps_frames = options.flicker == 0 or options.flicker_mode == "frame"
         return EnvInterface(
             tasks=(f"atari/{name}",),
@@ -174,9 +175,9 @@ class AtariVectorEnv(VectorEnv):
 
     @cached_property
     def env(self) -> EnvPoolBackend:
-        """The emulators. They are created at the first access, because their creation takes almost 1 s.
+        """The emulators. Creating them takes almost 1 s, so they are created at the first access.
 
-        A process that needs only the interface of the environment therefore does not create emulators.
+        A process that needs only the interface of the environment never creates them.
         """
         options = self.options
         random_noops = options.noop_mode == "random"
@@ -211,8 +212,8 @@ class AtariVectorEnv(VectorEnv):
     def _observe(self, frame: np.ndarray, first: np.ndarray) -> tuple[np.ndarray, Arrays]:
         """Add the new frames of all environments to the stacks. Return the images [N,C,H,W] and a dict of measures.
 
-        The dict contains the measure `blank`, which is 1 if the image was replaced by zeros. It is empty if flicker is
-        off. `first`, bool [N], is True if an episode starts.
+        If flicker is on, the dict contains the measure `blank` [N], which is 1 if the image was replaced by zeros. If
+        flicker is off, the dict is empty. `first`, bool [N], is True in environments in which an episode starts.
         """
         blank = self.flicker.draw()
         frame = self.flicker.blank_frames(self.noise.add_to(frame, self.ids), blank)
@@ -220,9 +221,9 @@ class AtariVectorEnv(VectorEnv):
         return image, {"blank": blank.astype(np.float32)} if "blank" in self.measures_spec else {}
 
     def _observe_final(self, rows: np.ndarray, frame: np.ndarray) -> np.ndarray:
-        """Return the final images of truncated games, given the last frame of each of them.
+        """Return the final images of truncated games. The stored frame stacks do not change.
 
-        `rows` are the indices of the environments. The stored frame stacks do not change.
+        `rows` [M] are the indices of the environments, and `frame` [M,C,H,W] contains the last frames of their games.
         """
         blank = self.flicker.draw(np.isin(self.ids, rows))[rows]
         frame = self.flicker.blank_frames(self.noise.add_to(frame, rows), blank)
@@ -238,7 +239,8 @@ class AtariVectorEnv(VectorEnv):
         over = info["terminated"].astype(bool)
         lost = (info["lives"] < self.lives) & ~over
         at_limit = self.game_steps == self.options.time_limit
-        # The components describe the result of the agent's action, so they are computed before FIRE or a new game.
+        # The components describe the result of the agent's action. Compute them before FIRE or a new game
+        # changes `reward` and `info`.
         components = self._compute_components(reward, info, over | lost) if self.components_enabled else {}
         if self.options.stall:
             over |= self._find_stalled(reward, info["ram"], lost)
@@ -273,7 +275,7 @@ class AtariVectorEnv(VectorEnv):
     def _compute_components(self, reward: np.ndarray, info: Any, lost: np.ndarray) -> Arrays:
         """Return the reward components of Atari games in this step by name, except `reward` and `score`.
 
-        `recv` adds `score`, and RewardWrapper adds the components of all environments, for example `reward`. `lost`,
+        `recv` adds `score`. RewardWrapper adds the components that all environments have, for example `reward`. `lost`,
         bool [N], is True if a life was lost, including the last life.
         """
         components = {
@@ -288,8 +290,8 @@ class AtariVectorEnv(VectorEnv):
     def _find_stalled(self, reward: np.ndarray, ram: np.ndarray, lost: np.ndarray) -> np.ndarray:
         """Return a bool [N]: True if a game made no progress in the last `stall` steps.
 
-        A stalled game counts as terminated, not as truncated. Otherwise the learner would bootstrap from the value of
-        the last observation, and the end of the game would be no disadvantage for the agent.
+        A stalled game counts as terminated. If it counted as truncated, the learner would bootstrap from the value of
+        the last observation, and stalling would cost the agent nothing.
         """
         if self.game == "Riverraid":
             still = (ram[:, riverraid.WAITING] == riverraid.HALTED) & ~lost  # a crash also halts the river
@@ -344,8 +346,8 @@ class AtariVectorEnv(VectorEnv):
     def _start_flying(self, rows: np.ndarray, frame: np.ndarray, info: Any) -> None:
         """Start River Raid: send no-ops until the game waits for an action, then press FIRE.
 
-        `rows` are the indices of the environments. Overwrite `frame` and `info` with the results of the last of these
-        steps.
+        `rows` are the indices of the environments. Overwrite `frame` and `info` with the results of the last step of
+        each environment.
         """
         waiting = np.flatnonzero(info["ram"][:, riverraid.WAITING])
         for _ in range(100):
@@ -384,7 +386,8 @@ class AtariVectorEnv(VectorEnv):
     def load(self, state: Arrays) -> None:
         self._check_saved(state)
         self.env.reset(self.ids)
-        # Each reset draws the number of no-ops from the random stream of the emulator, so all resets must be repeated.
+        # Each reset draws the number of no-ops from the emulator's random stream. Repeat all resets, so that the last
+        # one draws the same number as before.
         for game in range(1, int(state["games_started"].max())):
             self.env.reset(self.ids[state["games_started"] > game])
         lengths = state["history_length"]

@@ -13,8 +13,8 @@ ACTIONS = (
     "UPRIGHTFIRE UPLEFTFIRE DOWNRIGHTFIRE DOWNLEFTFIRE"
 ).split()
 
-# Minimal action set (indices into ACTIONS) -> games that have this set. The emulator defines the sets. All games that
-# are not listed use all 18 actions.
+# {minimal action set: games that have this set}. Numbers are indices into ACTIONS. The emulator defines the sets. Games
+# that are not listed use all 18 actions.
 MINIMAL_ACTIONS = {
     (0, 1, 3, 4, 11, 12): "AirRaid Carnival DemonAttack Galaxian NameThisGame Pong SirLancelot SpaceInvaders",
     (0, 2, 3, 4, 5, 6, 7, 8, 9): "Asterix CrazyClimber Koolaid LostLuggage MsPacman",
@@ -60,7 +60,8 @@ def list_games() -> list[str]:
 def _rom_folder() -> Path:
     """Return EnvPool's folder of ROM files.
 
-    EnvPool is imported only if the folder is not found otherwise, because the import takes 1 to 2 s.
+    Importing EnvPool takes 1 to 2 s. It is imported only if the folder is not in the installed packages, or if the
+    environment variable ENVPOOL_ASSETS_PATH is set.
     """
     for package in ("envpool", "envpool_assets"):
         spec = importlib.util.find_spec(package)

@@ -5,8 +5,8 @@ human. Both scores are mean returns of whole games that start with up to 30 no-o
 
 Source: Z. Wang et al., "Dueling network architectures for deep reinforcement learning", 2016, table of raw scores with
 up to 30 no-op starts. V. Mnih et al., "Human-level control through deep reinforcement learning", 2015, introduced
-human-normalised scores for 49 of these games. The random scores of that paper are the same, but many of its human
-scores differ.
+human-normalised scores for 49 of these games. The random scores in Mnih et al. are the same as here, but many of the
+human scores differ.
 """
 
 # Game -> (score of a random policy, score of a human).

@@ -1,10 +1,9 @@
 """Thin interface to EnvPool, which runs emulators in C++ threads.
 
-EnvPool's public methods `send`, `recv` and `reset` convert each batch to Gymnasium's nested format and copy the indices
-of the environments. For one vector environment with 100 environments, this conversion takes little time. With six games
-and four environments per game, there are six conversions per step; they took about 25 % of the time spent in Python
-code. This module therefore calls EnvPool's private methods `_send`, `_recv` and `_reset`, which exchange flat
-lists of arrays.
+This module calls EnvPool's private methods `_send`, `_recv` and `_reset`, which exchange flat lists of arrays. The
+public methods `send`, `recv` and `reset` also convert each batch to Gymnasium's nested format. With one EnvPool of many
+environments, the conversion takes little time. Multi-task training has one EnvPool per game, so each step needs one
+conversion per game: with six games, this took about 25 % of the time spent in Python code.
 """
 
 from typing import Any
@@ -17,7 +16,7 @@ Batch = tuple[np.ndarray, np.ndarray, np.ndarray, dict[str, np.ndarray]]  # obse
 
 
 class EnvPoolBackend:
-    """The environments of one EnvPool.
+    """A pool of environments that EnvPool steps together.
 
     `send` sends actions to some or all environments. After each `send`, call `recv` once to get the results.
     """
@@ -57,7 +56,8 @@ class EnvPoolBackend:
     def recv(self) -> Batch:
         """Wait for the last `send` or `reset` and return (observation, reward, done, info) of these environments.
 
-        `done` is also set if EnvPool reports a truncated episode. EnvPool does not overwrite the arrays later.
+        `done` is also set if EnvPool reports a truncated episode. The caller may keep the arrays: EnvPool does not
+        overwrite them later.
         """
         values = self.env._recv()
         info = {name: values[key] for name, key in self.info_keys.items()}

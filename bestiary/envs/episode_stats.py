@@ -24,7 +24,7 @@ class EpisodeTracker:
     def add(self, step: Step, at: int) -> list[Episode]:
         """Add one step of all environments. Return the episodes that ended in it, in the order of the environments.
 
-        `at` is the value of the field `step` of these episodes.
+        The field `Episode.step` of these episodes is set to `at`.
         """
         sums = self.sums
         for name, amount in (("return", step.reward), ("length", 1)):

@@ -1,7 +1,7 @@
 """Gymnasium environments with discrete actions: `gymnasium/CartPole-v1`, or a class in a user's file, `my_env.py:Maze`.
 
-Observations are converted to the two kinds that agents read: `image` (uint8, channels first) and `vector` (float32). An
-observation that is a Dict or Tuple becomes one array per key. By default, one process steps the environments one after
+Observations are converted to the two kinds that agents read: `image` (uint8, channels first) and `vector` (float32). A
+Dict or Tuple observation becomes one array per entry. By default, one process steps the environments one after
 the other. With `--processes` (only for `gymnasium/...`), each environment runs in its own process. The state of these
 environments cannot be saved. Numbers in the `info` of a step become measures (`gymnasium_info.py`).
 """
@@ -95,8 +95,9 @@ def make_converters(space: Any, name: str) -> dict[str, tuple[str | None, SpaceC
     names = {}
     for key, converter in converters.items():
         kind = converter.kind
-        # The built-in torsos read the names `image` and `vector`. An observation gets the name of its kind if it is the
-        # only one of this kind and no other key is equal to this name. Otherwise it keeps its key.
+        # The built-in torsos read the names `image` and `vector`. An observation that is the only one of its kind is
+        # therefore renamed to its kind, for example "camera" to "image". It keeps its key if this name is the key of
+        # another observation.
         keeps_key = kinds.count(kind) > 1 or (kind in converters and kind != key)
         names[key if keeps_key else kind] = (key, converter)
     return names
@@ -151,9 +152,9 @@ def _describe_result(result: Any) -> str:
 
 
 class ObservationChecker(gymnasium.Wrapper):
-    """Checks the shape and type of observations, and copies them, because environments may reuse their buffers.
+    """Wrapper that checks the shape and type of observations, and copies them: environments may reuse their buffers.
 
-    `step` returns only the numbers of the environment's `info`; `reset` returns an empty `info`.
+    `step` returns an `info` with only the numbers of the environment's `info`; `reset` returns an empty `info`.
     """
 
     def __init__(self, env: Any, name: str):
@@ -218,8 +219,8 @@ class GymnasiumVectorEnv(VectorEnv):
 
     has_lives = False
     # Measured on the classic tasks (docs/results/classic.md). Episodes are short and a step takes little time, so many
-    # small updates learn fastest. Rewards are not clipped. If returns are in the hundreds, the reward scale keeps the
-    # values small, because policy and critic share the torso.
+    # small updates learn fastest. Rewards are not clipped but scaled, because returns can be in the hundreds. The loss
+    # of the critic would then dominate the gradient of the torso, which policy and critic share.
     vector_defaults: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "": {"num_envs": 16, "algo.reward_clipping": "none", "algo.reward_scale": 0.1},
         "ppo": {
@@ -245,8 +246,8 @@ class GymnasiumVectorEnv(VectorEnv):
         make = constructor or partial(gymnasium.make, name)
         vector_class = AsyncVectorEnv if options.processes else SyncVectorEnv
         constructors = [partial(_make_checked, make, name, render)] * num_envs
-        # The separate environment for `find_measures` is created first, because its constructor raises the errors about
-        # missing packages.
+        # Create one environment in this process first: an error about a missing package is then raised here, not inside
+        # a worker process.
         measures = find_measures(_make_checked(make, name, False), options.info_measures)
         self.env = vector_class(constructors, autoreset_mode=AutoresetMode.SAME_STEP)
         self.name = name
@@ -345,7 +346,7 @@ def _make_checked(make: Callable[..., Any], name: str, render: bool) -> Observat
 
 @contextlib.contextmanager
 def _missing_packages(name: str) -> Iterator[None]:
-    """Return a context that raises UserError if an environment needs a missing package.
+    """Return a context manager that raises UserError if an environment needs a package that is not installed.
 
     The message contains the command that installs the package, if Gymnasium names it.
     """

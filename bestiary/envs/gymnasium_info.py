@@ -16,17 +16,17 @@ import numpy as np
 from bestiary.envs.rewards.components import COMMON_COMPONENTS
 from bestiary.utils.errors import UserError
 
-# Names of columns of episodes.csv and of rewards. A measure with one of these names gets the prefix `info_`.
+# Names that columns of episodes.csv, rewards and reward components already have. A measure with one of these names gets
+# the prefix `info_`.
 RESERVED_NAMES = re.compile(
     "|".join(["step|task|return|length|game_.*|env|level|training|training_.*|true|true_.*", *COMMON_COMPONENTS])
 )
 
 
 def numbers_in(info: dict[str, Any]) -> dict[str, float]:
-    """Return a dict from measure name to value with all numeric entries of the `info` of one environment.
+    """Return {measure name: value} for all numeric entries of the `info` of one environment.
 
-    Numeric entries are bools, ints, floats and arrays of shape (). In measure names, characters other than letters,
-    digits and underscores become underscores.
+    Numeric entries are bools, ints, floats and arrays of shape (). `measure_name` turns keys into measure names.
     """
     numbers = {}
     for key, value in info.items():
@@ -37,7 +37,7 @@ def numbers_in(info: dict[str, Any]) -> dict[str, float]:
 
 
 def measure_name(key: str) -> str:
-    """Return the name of the measure for a key of `info`."""
+    """Return the name of the measure for a key of `info`: `is success` -> `is_success`, `return` -> `info_return`."""
     name = re.sub(r"\W", "_", key)
     return f"info_{name}" if RESERVED_NAMES.fullmatch(name) or not name.isidentifier() else name
 

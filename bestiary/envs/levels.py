@@ -1,4 +1,4 @@
-"""Ranges of levels, for environment families whose games have generated levels, each identified by a number."""
+"""Ranges of levels. Some environment families have games with generated levels, which are identified by numbers."""
 
 from dataclasses import dataclass, replace
 from typing import Any

@@ -108,7 +108,7 @@ class MultiTaskVectorEnv(VectorEnv):
 
 
 def task_name(name: str) -> str:
-    """Return the task name of an environment: the environment's name; for a class in a user's file, without folder."""
+    """Return the task name of an environment: its name, or `my_env.py:Maze` (without folder) for a user's file."""
     return name.rsplit("/", 1)[-1] if isinstance(parse_name(name), PluginRef) else name
 
 
@@ -116,8 +116,7 @@ def combine_interfaces(names: Sequence[str], interfaces: Sequence[EnvInterface])
     """Return the interface of the vector environment that combines these tasks.
 
     `names` are the names of all tasks. `interfaces` may be shorter, because the last tasks may have no environment.
-    Raise UserError if the tasks differ in observations, actions or frames per step, because one agent plays all of
-    them.
+    One agent plays all tasks. Therefore, raise UserError if they differ in observations, actions or frames per step.
     """
     first = interfaces[0]
     check_compatible(names, interfaces)

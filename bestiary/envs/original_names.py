@@ -1,4 +1,4 @@
-"""Environment names of other projects: the Bestiary names of Gym's Atari games and of Gym's ProcGen games."""
+"""Translation of environment names from Gym and EnvPool (Atari and ProcGen games) to Bestiary names."""
 
 import re
 from functools import cache
@@ -14,10 +14,10 @@ ENVPOOL_PROCGEN = re.compile(r"(?P<game>[A-Za-z]+?)(?P<mode>Easy|Hard|Extreme|Me
 
 
 def bestiary_names(text: str) -> tuple[str, ...]:
-    """Return the Bestiary names of environments that another project names `text`, separated by commas.
+    """Return the Bestiary names of environments. `text` contains their names in Gym or EnvPool, separated by commas.
 
-    Return an empty tuple if one of them is not known. The mode of ProcGen games is not part of their names in Gym; the
-    name that is returned has no mode either.
+    Return an empty tuple if one of the names is unknown. Gym's names of ProcGen games contain no mode, so the returned
+    names contain no mode either: procgen-starpilot-v0 -> procgen/starpilot.
     """
     names = [_bestiary_name(part.strip()) for part in text.split(",")]
     return tuple(name for name in names if name) if all(names) else ()

@@ -22,7 +22,7 @@ class Flicker:
     def draw(self, rows: np.ndarray | None = None) -> np.ndarray:
         """Choose at random which environments get a blank image. Return a bool [N]: True if the image is blank.
 
-        If `rows`, bool [N], is given, only the environments in which it is True can get a blank image, and only their
+        If `rows`, bool [N], is given, only environments with True in `rows` can get a blank image, and only their
         random streams advance.
         """
         rows = np.ones(len(self.streams.state), bool) if rows is None else rows
@@ -31,19 +31,20 @@ class Flicker:
         return rows & (self.streams.uniform(rows) < self.probability)
 
     def blank_frames(self, frame: np.ndarray, blank: np.ndarray) -> np.ndarray:
-        """Return the new frames [M,C,H,W] of M environments, before they are stacked.
+        """In mode `frame`, set the blank frames to zero, in place. Return `frame`.
 
-        In mode `frame`, set the frames of environments in which `blank`, bool [M], is True to zero, in place.
+        `frame` [M,C,H,W] contains the new frames of M environments, before they are stacked. `blank`, bool [M], is True
+        in the environments whose frame is set to zero.
         """
         if self.mode == "frame" and blank.any():
             frame[blank] = 0
         return frame
 
     def blank_stacks(self, stack: np.ndarray, blank: np.ndarray) -> np.ndarray:
-        """Return the stacked frames [M,C,H,W] of M environments.
+        """Return `stack`, or in mode `stack` a copy in which the blank stacks are zero. `stack` is never modified.
 
-        In mode `stack`, the result is zero in environments in which `blank`, bool [M], is True. The argument `stack` is
-        never modified.
+        `stack` [M,C,H,W] contains the stacked frames of M environments. `blank`, bool [M], is True in the environments
+        whose stack is zero in the copy.
         """
         if self.mode == "stack" and blank.any():
             return np.where(blank[:, None, None, None], np.uint8(0), stack)
@@ -53,8 +54,8 @@ class Flicker:
 class Noise:
     """Adds normally distributed noise to each pixel.
 
-    The noise in an environment depends only on the seed of this environment and on the number of frames that this
-    environment has returned, not on other environments.
+    The noise in an environment depends only on the environment's seed and on the number of frames that it has returned.
+    It does not depend on other environments.
     """
 
     def __init__(self, deviation: float, seeds: list[int]):
@@ -118,8 +119,8 @@ class FrameStack:
 class VectorStack:
     """Concatenates the last `depth` vectors of each environment, newest vector first.
 
-    Vectors before the start of the episode are zero. Each returned stack is a new array of shape [N, depth*D], so a
-    rollout may keep it. (If `depth` is 1, the vectors themselves are returned.) D is the size of one vector.
+    Vectors before the start of the episode are zero. For vectors of size D, each returned stack is a new array of shape
+    [N, depth*D], so a rollout may keep it. If `depth` is 1, the vectors themselves are returned.
     """
 
     def __init__(self, depth: int):

@@ -200,8 +200,8 @@ class ProcgenVectorEnv(VectorEnv):
         num_levels = 1 if self.mode == "exploration" else stop - start
         self.quota_left = episodes
         self.quota_per_level = episodes // num_levels
-        # If there are more levels than episodes, `quota_per_level` is 0. Each level may then be played once, until
-        # `quota_left` is 0; EnvPool decides by its random draws which levels these are.
+        # If there are more levels than episodes, `quota_per_level` is 0. Each level that EnvPool draws is then
+        # played at most once, until `quota_left` is 0.
         num_extra = episodes % num_levels if self.quota_per_level else 0
         self.extra_levels = set()
         if num_extra:

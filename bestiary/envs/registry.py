@@ -33,7 +33,7 @@ def _unchanged(options: Any) -> Any:
 class ScoreRange:
     """The two returns of an environment that are normalised to 0 (`low`) and to 1 (`high`).
 
-    They are sums of the environment's own reward.
+    Both are returns of the environment's own reward (not of `--reward`).
     """
 
     low: float
@@ -62,7 +62,7 @@ class EnvSpec:
     # Default values for this environment, {algorithm: {option: value}}; the algorithm "" stands for all algorithms.
     # They replace the general defaults of training and component options such as "num_envs" and "memory.hidden".
     defaults: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    # Further defaults, which are used only if all observations are vectors. They override `defaults`.
+    # Further defaults, in the same form. They are used only if all observations are vectors, and override `defaults`.
     vector_defaults: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     score_range: ScoreRange | None = None  # None: returns cannot be normalised
 
@@ -98,7 +98,7 @@ def _spec_of_built(
     """Return the EnvSpec of an environment whose interface is known only after it is built.
 
     `EnvSpec.interface` builds the environment once per `key` and options, and caches the interface. `options` is the
-    class of the options. `vector_class` has the default number of steps and the other defaults.
+    class of the options. The default values (of the number of steps and other options) are those of `vector_class`.
     """
 
     def interface(values: Any) -> EnvInterface:
@@ -125,7 +125,7 @@ def _spec_of_built(
 
 
 def _build_or_explain(build: Callable[..., VectorEnv], options: Any) -> VectorEnv:
-    """Build a vector environment with one environment. If its constructor fails, raise UserError with the cause."""
+    """Build a vector environment with one environment. If the constructor fails, raise UserError with the cause."""
     working_directory = Path.cwd()
     try:
         return build(1, 0, options, False)
@@ -134,7 +134,7 @@ def _build_or_explain(build: Callable[..., VectorEnv], options: Any) -> VectorEn
     except (Exception, SystemExit) as error:
         raise UserError(f"the environment could not be created: {type(error).__name__}: {error}") from error
     finally:
-        os.chdir(working_directory)  # the environment may have changed it, but the path of a run may be relative
+        os.chdir(working_directory)  # if the environment has changed it, relative paths of runs would be wrong
 
 
 def _atari(name: str) -> EnvSpec:
@@ -299,7 +299,7 @@ def make_env(
     A user's file (`my_env.py:Maze`) is executed.
 
     Raises:
-        UserError: the name is unknown, or options are unknown or invalid. The error lists all of these options.
+        UserError: the name is unknown, or options are unknown or invalid. The error lists all such options.
     """
     spec = lookup_env(trust.named_by_user(name))
     return spec.build(num_envs, seed, parse_keywords(spec.options, options, name), render)

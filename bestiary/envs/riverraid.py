@@ -80,7 +80,8 @@ def compute_components(before: np.ndarray, after: np.ndarray, score: np.ndarray,
         before: RAM before the step, uint8 [N,128].
         after: RAM after the step, uint8 [N,128].
         score: points scored in the step, [N].
-        lost: bool [N], True if a life was lost. The game then moves the plane to the middle, and `moved` is 0.
+        lost: bool [N], True if a life was lost. The game then moves the plane to the middle. This does not count as a
+            movement: `moved` is 0.
     """
     x = after[:, PLAYER_X].astype(np.int32)
     components = {
@@ -99,8 +100,8 @@ def count_depots_shot(before: np.ndarray, after: np.ndarray, score: np.ndarray) 
 
     `before` and `after` are the types of the objects before and after the step, uint8 [N,6]; `score` are the points of
     the step, [N]. The points nearly always determine the number of depots: for example, only a depot is worth 80
-    points. If several numbers are possible (160 points are two depots, or a jet and a helicopter), the possible number
-    that is nearest to the number of depots that turned into explosions is returned.
+    points. Sometimes several numbers are possible: 160 points are two depots, or a jet and a helicopter. In this case,
+    count the depots that turned into explosions, and return the possible number that is nearest to this count.
     """
     count = np.zeros(len(score), np.int64)
     for row in np.flatnonzero(score > 0):
@@ -115,7 +116,7 @@ def count_depots_shot(before: np.ndarray, after: np.ndarray, score: np.ndarray) 
 
 @cache
 def _possible_depots(points: int) -> tuple[int, ...]:
-    """Return the possible numbers of fuel depots among one to three shot objects that together give these points."""
+    """Return how many depots may have been shot if one to three shot objects give these points: 160 -> (0, 2)."""
     objects = [(DEPOT_POINTS, 1), *((value, 0) for value in OTHER_POINTS)]
     sums = {0: {(0, 0)}}  # number of objects -> possible pairs (points, depots)
     for k in range(1, 4):
@@ -127,7 +128,7 @@ def _count_exploded_depots(before: np.ndarray, after: np.ndarray) -> int:
     """Return how many depots turned into explosions, given the types of the six objects before and after a step.
 
     When objects leave the screen, the types of the other objects move towards the start of the list, by 0 to 2 places
-    per step. This function assumes the shift with which the most types are equal before and after the step.
+    per step. This function estimates the shift: it is the one for which the most types are equal before and after.
     """
 
     def count_unchanged(shift: int) -> int:

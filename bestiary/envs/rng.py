@@ -12,8 +12,8 @@ class RandomStreams:
     def uniform(self, rows: np.ndarray) -> np.ndarray:
         """Return one random number in [0,1) per stream, float64 [N].
 
-        Only the streams in which `rows`, bool [N], is True advance. The other streams return their previous number
-        again; do not use it.
+        Only the streams with True in `rows`, bool [N], advance. The other streams return their previous number again,
+        so do not use their numbers.
         """
         self.state[rows] += np.uint64(0x9E3779B97F4A7C15)
         z = self.state.copy()

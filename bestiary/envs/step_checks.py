@@ -1,7 +1,7 @@
 """Checks of vector environments against the interface in `vector_env.py`: attributes, and shapes and types of steps.
 
-Functions whose names end in `_problems` return a list of messages. Before training, `check_first_steps` makes these
-checks on the first steps of a user's environment. `bestiary.testing` makes them on many steps.
+Functions whose names end in `_problems` return a list of messages. Before training, `check_first_steps` calls these
+functions for the first steps of a user's environment. `bestiary.testing` calls them for many steps.
 """
 
 import os
@@ -58,7 +58,7 @@ def check_first_steps(name: str, build: Callable[[np.random.SeedSequence], Vecto
         cause = plugins.describe_error(error) or plugins.error_line(error)
         raise UserError(f"the environment failed in {stage}: {cause}") from error
     finally:
-        os.chdir(working_directory)  # the environment may have changed it, but the path of a run may be relative
+        os.chdir(working_directory)  # if the environment has changed it, relative paths of runs would be wrong
     if problems:
         raise UserError(*(f"{name}: {problem}" for problem in problems))
 
@@ -133,7 +133,7 @@ def step_problems(step: Any, pool: VectorEnv, method: str) -> list[str]:
 
 
 def final_problems(step: Step, pool: VectorEnv, method: str) -> list[str]:
-    """Return a message for each problem of `Step.final`. Without truncated episodes, it may be empty."""
+    """Return a message for each problem of `Step.final`. If no episode was truncated, `final` may be empty."""
     count = int(step.truncated.sum())
     if not step.final and not count:
         return []

@@ -23,7 +23,7 @@ from bestiary.utils.options import option
 
 
 class ToyGame(Protocol):
-    """Interface of toy games. An object contains N copies of a game; `state` has all data that change during a game."""
+    """Interface of toy games. One object plays N copies of a game. `state` contains all data that change in a game."""
 
     actions: tuple[str, ...]
     spec: ArraySpec
@@ -38,7 +38,7 @@ class ToyGame(Protocol):
         ...
 
     def step(self, actions: np.ndarray, streams: RandomStreams) -> tuple[np.ndarray, np.ndarray]:
-        """Perform actions [N]. Return the rewards, float32 [N], and which episodes terminated, bool [N].
+        """Perform the actions [N]. Return the rewards, float32 [N], and a bool [N]: True if the episode terminated.
 
         `streams` are the random streams of the N environments.
         """

@@ -43,10 +43,10 @@ class EnvInterface:
     saveable: bool = False  # True if `load` restores exactly the state that `save` returned
     has_lives: bool = True  # False if each game has only one life
     max_game_steps: int = 0  # maximum length of a game in steps; 0: unknown or unlimited
-    # Name of an image observation -> number of frames that are stacked in it. An environment with such an entry must
-    # guarantee two things. Each image consists of the previous image without its oldest frame, plus one new frame. The
-    # first image of an episode repeats one frame (see `FrameStack`). The cluster runtime then sends each frame only
-    # once.
+    # Name of an image observation -> number of frames that are stacked in it. The cluster runtime sends each frame of
+    # such an observation only once. The environment must therefore guarantee two things: (1) each image is the previous
+    # image without its oldest frame, plus one new frame; (2) the first image of an episode repeats one frame (see
+    # `FrameStack`).
     frame_stacks: Mapping[str, int] = field(default_factory=dict)
     observes_whole_screen: bool = False  # True if the rendered image and the observation show the same area
     # int64 [D,2]: for each of the D entries of the observation, row and column of the cell that the entry describes.
@@ -97,7 +97,7 @@ class VectorEnv:
     def enable_components(self) -> None:
         """From the next reset on, compute all `components` in each step and return them in `Step.measures`.
 
-        Only `RewardWrapper` calls this method, because some components are expensive to compute.
+        Some components are expensive to compute. They are therefore computed only if a `RewardWrapper` needs them.
         """
         self.components_enabled = True
         computed = {name: SCALAR for name in self.components if name != "reward"}
@@ -145,7 +145,7 @@ class VectorEnv:
 class VectorEnvWrapper(VectorEnv):
     """Base class of wrappers. It forwards all methods and attributes to the wrapped vector environment `pool`.
 
-    Attributes that `VectorEnv` does not define are forwarded, too.
+    This includes attributes that only the class of `pool` defines, and not `VectorEnv`.
     """
 
     def __init__(self, pool: VectorEnv):
@@ -223,8 +223,8 @@ def check_actions(actions: np.ndarray, spec: ActionSpec, num_envs: int) -> np.nd
 def check_saved_arrays(found: Arrays, expected: Arrays, ranges: Mapping[str, tuple[int, int]] | None = None) -> None:
     """Raise ValueError if `found` does not have the names, shapes and types of `expected`, or a value is out of range.
 
-    `ranges` maps the name of an array to the smallest and the largest allowed value. Without this check, compiled code
-    would use the values of a damaged checkpoint as indices and write outside of its arrays.
+    `ranges` maps the name of an array to the smallest and the largest allowed value. Compiled code uses some of these
+    values as indices: with the values of a damaged checkpoint, it would write outside of its arrays.
     """
     for name, array in expected.items():
         if name not in found:

@@ -18,7 +18,8 @@ class RewardComponent:
     description: str
     values: tuple[float, ...] = ()  # typical values in a step; empty: unknown
     # Name of another component to which this component is tied, or empty. Tied means that values[k] of this component
-    # occurs in the same steps as values[k] of the other component.
+    # occurs in the same steps as values[k] of the other component. Example in River Raid: `fuel_shot` is tied to
+    # `score`, because it is 1 in the steps in which `score` is 80.
     tied: str = ""
     open: bool = False  # True if `values` are only examples and other values are also common
 

@@ -21,7 +21,7 @@ class NamedReward:
     penalises: str = ""  # name of the penalised component, or empty; if set, the strength must not be negative
 
 
-# An environment has a named reward if it has all of its components.
+# A named reward is available in each environment that has all components in the reward's `weights`.
 NAMED_REWARDS: dict[str, NamedReward] = {
     "fuel": NamedReward(
         "the score, but a shot fuel depot is worth STRENGTH x 80 points instead of 80",

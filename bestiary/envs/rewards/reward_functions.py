@@ -20,7 +20,7 @@ from bestiary.utils.plugin_names import PluginRef
 
 @dataclass(frozen=True)
 class Scope:
-    """The steps of a game in which a term of a reward counts, and the limit to which its component is clipped."""
+    """The steps of a game in which a reward term counts, and the limit to which the term's component is clipped."""
 
     first: int = 0  # the term counts from this step of the game on; the first step is 0
     last: float = math.inf  # the term counts only before this step of the game

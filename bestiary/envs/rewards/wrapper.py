@@ -92,7 +92,10 @@ def parse_rewards(rewards: RewardConfig, interface: EnvInterface) -> ParsedRewar
 
 
 def find_inactive_terms(reward: Reward, interface: EnvInterface) -> list[str]:
-    """Return a message for each term of a reward that never counts, because the environment never reaches its scope."""
+    """Return a message for each term of a reward that never counts, because no game reaches the term's scope.
+
+    An example is the scope `@life=2` in a game with one life.
+    """
     max_steps = interface.max_game_steps or math.inf
     messages = []
     for term in reward.terms if isinstance(reward, WeightedReward) else ():
@@ -173,7 +176,7 @@ class RewardWrapper(VectorEnvWrapper):
     def _compute(self, reward: Reward, measures: Arrays, flag: str) -> np.ndarray:
         """Return the values of a reward, [N]. Raise RunError if the reward function fails or a value is not finite.
 
-        The message starts with the command-line option `flag`.
+        `flag` is the command-line option with which the error message starts.
         """
         try:
             values = reward(measures, self.clock, self.life)

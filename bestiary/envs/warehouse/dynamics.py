@@ -1,8 +1,9 @@
 """Compiled dynamics of N warehouses: `restart`, `advance` and `observe`. `state.py` explains how cells are numbered.
 
-The items of a warehouse are stored as a list of shelf cells, oldest item first. The code of the IAM paper (Suau et al.
-2022) has the same list, and the effect of the bug that `legacy` reproduces depends on the order of this list. In each
-step, the environment decides at random for each shelf cell whether a new item appears. Each of these decisions consumes
+The items of a warehouse are stored as a list of shelf cells, oldest item first, as in the code of the IAM paper (Suau
+et al. 2022). The option `legacy` reproduces a bug of this code; its effect depends on the order of the list.
+
+In each step, the environment decides at random for each shelf cell whether a new item appears. Each decision consumes
 one number of the splitmix64 random stream of the warehouse, even if the cell cannot receive an item.
 """
 

@@ -262,7 +262,7 @@ class WarehouseVectorEnv(VectorEnv):
         self.stack.frames = state["stack"].copy() if "stack" in state else None
 
     def _check_saved(self, state: Arrays) -> None:
-        """Raise ValueError if a saved state is not valid. The compiled code does not check array indices."""
+        """Raise ValueError if a saved state is invalid. Compiled code uses the indices in it without a check."""
         expected = self.state._asdict()
         if self.options.frame_stack > 1 or "stack" in state:
             spec = self.observation_spec["image" if self.options.observation == "image" else "vector"]
@@ -305,7 +305,7 @@ def _find_input_cells(spec: WarehouseSpec, options: WarehouseVectorEnv.Options, 
 
 
 class ObservationEncoder:
-    """Converts the state of N warehouses to observations [N, *spec.shape], before the stacking of observations."""
+    """Converts the state of N warehouses to observations [N, *spec.shape], which are not stacked yet."""
 
     def __init__(self, kind: str, size: tuple[int, int], shelves: np.ndarray):
         rows, columns = size

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-IMAGE_SIZE = 210  # approximate length of the longer side in pixels, the height of an Atari screen
+IMAGE_SIZE = 210  # approximate length of the longer side, in pixels; an Atari screen has the same height
 FLOOR_COLOUR = (238, 234, 226)
 SHELF_COLOUR = (203, 182, 151)
 LINE_COLOUR = (222, 216, 205)

@@ -10,7 +10,7 @@ A scripted policy reads the state of the environment, not observations. `random`
 information that agents can observe. `oldest` and `aware` also use the ages of the items, which agents cannot observe.
 
 Letters of shapes: R rows and C columns of cells, which are numbered 0 to R*C-1; S shelf cells. Each shelf cell also has
-a second number, 0 to S-1. Targets and variables named `shelf` are such second numbers.
+a second number, 0 to S-1. Targets and variables named `shelf` contain this second number.
 """
 
 from collections.abc import Callable, Iterator
@@ -172,7 +172,7 @@ def plan_targets(
     # Current age of the item in each shelf cell. The value `expiry` marks a cell that is empty or already in the plan.
     age_now = np.zeros(num_shelves, np.int64)
     # The arrays below have one entry for each item d of the plan.
-    value = np.zeros(PLAN_LENGTH)  # value of the items before item d
+    value = np.zeros(PLAN_LENGTH)  # value of the part of the plan before item d
     clock = np.zeros(PLAN_LENGTH, np.int64)  # number of steps until the robot starts to move towards item d
     cell = np.zeros(PLAN_LENGTH, np.int64)  # cell from which the robot moves towards item d
     next_shelf = np.zeros(PLAN_LENGTH, np.int64)  # the shelf cell that the search tries next as item d

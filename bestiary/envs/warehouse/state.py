@@ -19,7 +19,7 @@ class Rules(NamedTuple):
 
     moves: np.ndarray  # int64 [R*C,4]: the cell that each of the four actions leads to
     shelf_of_cell: np.ndarray  # int64 [R*C]: number of the shelf cell, 0 to S-1; -1: the cell has no shelf
-    spawn_order: np.ndarray  # int64: order in which shelf cells may receive new items; some shelf cells occur twice
+    spawn_order: np.ndarray  # int64: shelf cells in the order in which they may receive items; some occur twice
     start: int  # cell in which the robot starts an episode
     spawn: float  # probability that a new item appears; it applies to each entry of `spawn_order`
     expiry: int  # age at which an item disappears
@@ -27,8 +27,8 @@ class Rules(NamedTuple):
     refill: bool  # True if a shelf cell may receive a new item in the same step in which its item was removed
     by_age: bool  # if True, the reward of an item is its age divided by the age of the oldest item; if False, it is 1
     scale: float  # factor of all rewards
-    # True: reproduce a bug of the paper's code: if an item of the list is removed in a step, the next item of the list
-    # is not removed in the same step.
+    # True: reproduce a bug of the paper's code. If an item of the list is removed in a step, the next item of the list
+    # is kept in this step, even if it has expired or has been collected.
     legacy: bool
 
 

@@ -12,7 +12,7 @@ ACTIONS = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}  # c
 
 @dataclass(frozen=True)
 class WarehouseSpec:
-    """The properties of a variant. Each field except `description` is also an option of the environment (env.py)."""
+    """The properties of a variant. Each field except `description` is also an option, which env.py explains."""
 
     description: str
     size: tuple[int, int] = (7, 7)
