@@ -1,10 +1,12 @@
 """Aggregate statistics over tasks and runs, as in rliable (R. Agarwal et al., "Deep reinforcement learning at the edge
 of the statistical precipice", 2021), and their stratified bootstrap intervals.
 
-All functions take score matrices of shape [R,K]: the scores of R runs in each of K tasks. Scores of different tasks
-must have a common scale (normalised scores), except for `probability_of_improvement`. A missing run is nan; each task
-needs at least one score. The functions also accept arrays [...,R,K]; their results then have the leading dimensions
-[...]. The bootstrap uses this to compute a statistic for many resamples at once.
+All functions take score matrices of shape [R,K]: the scores of R runs in each of K tasks. A missing score is nan; each
+task needs at least one score. All tasks must have the same scale of scores, for example normalised scores. Only
+`probability_of_improvement` also accepts tasks with different scales.
+
+Each statistic also accepts an array [...,R,K] of many matrices and returns one result per matrix. The bootstrap uses
+this to compute a statistic for many resamples at once.
 
     scores = np.array([[0.9, 0.4], [1.1, 0.6], [1.0, 0.2]])     # three runs, two tasks
     interquartile_mean(scores), stratified_bootstrap(interquartile_mean, scores)
@@ -23,10 +25,10 @@ MAX_BLOCK_SIZE = 2**21  # approximate maximum number of resampled scores that th
 
 
 def interquartile_mean(scores: np.ndarray) -> np.ndarray:
-    """Return the mean of the middle half of the scores of all runs and tasks, with shape [...].
+    """Return the mean of the middle half of all scores: [...,R,K] (R runs, K tasks) -> [...].
 
-    The scores are sorted, and a quarter of them, rounded down, is removed at each end. Of fewer than four scores, none
-    is removed.
+    The scores are sorted, and a quarter of them, rounded down, is removed at each end. If there
+    are fewer than four scores, none is removed.
     """
     ranked = np.sort(scores.reshape(*scores.shape[:-2], -1), axis=-1)  # nan is sorted to the end
     count = np.isfinite(ranked).sum(axis=-1, keepdims=True)
@@ -37,34 +39,37 @@ def interquartile_mean(scores: np.ndarray) -> np.ndarray:
 
 
 def mean_score(scores: np.ndarray) -> np.ndarray:
-    """Return the mean over tasks of the mean score of each task, with shape [...]."""
+    """Return the mean over tasks of each task's mean over runs: [...,R,K] (R runs, K tasks) -> [...]."""
     return np.nanmean(scores, axis=-2).mean(axis=-1)
 
 
 def median_score(scores: np.ndarray) -> np.ndarray:
-    """Return the median over tasks of the mean score of each task, with shape [...]."""
+    """Return the median over tasks of each task's mean over runs: [...,R,K] (R runs, K tasks) -> [...]."""
     return np.median(np.nanmean(scores, axis=-2), axis=-1)
 
 
 def optimality_gap(scores: np.ndarray, gamma: float = 1.0) -> np.ndarray:
-    """Return gamma minus the mean score, with shape [...]. Scores above gamma count as gamma, so the best gap is 0."""
+    """Return gamma minus the mean score: [...,R,K] (R runs, K tasks) -> [...].
+
+    Scores above gamma count as gamma, so the lowest possible gap is 0.
+    """
     return gamma - mean_score(np.minimum(scores, gamma))
 
 
 def performance_profile(scores: np.ndarray, thresholds: Sequence[float] | np.ndarray) -> np.ndarray:
-    """Return an array [...,T]: for each of T thresholds, the fraction of runs whose score is above it.
+    """Return, for each of T thresholds, the fraction of runs whose score is above it: [...,R,K] -> [...,T].
 
-    The fractions of the tasks are averaged.
+    The fraction is computed separately for each task, and then averaged over tasks.
     """
     runs = np.isfinite(scores).sum(axis=-2)  # [...,K]
-    # The loop computes one threshold at a time, because an array [...,R,K,T] for all resamples would be large. A
-    # comparison with nan is False, so missing runs are not counted.
+    # The loop saves memory: comparing with all thresholds at once would need an array [...,R,K,T]. A comparison with
+    # nan is False, so missing runs are not counted.
     fractions = [((scores > threshold).sum(axis=-2) / runs).mean(axis=-1) for threshold in thresholds]
     return np.stack(fractions, axis=-1)
 
 
 def average_performance_profile(scores: np.ndarray, thresholds: Sequence[float] | np.ndarray) -> np.ndarray:
-    """Return an array [...,T]: for each of T thresholds, the fraction of tasks whose mean score is above it."""
+    """Return, for each of T thresholds, the fraction of tasks whose mean score is above it: [...,R,K] -> [...,T]."""
     return (np.nanmean(scores, axis=-2)[..., None] > np.asarray(thresholds)).mean(axis=-2)
 
 
@@ -72,7 +77,7 @@ def probability_of_improvement(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Return the probability that a run of `x` has a higher score than a run of `y`, averaged over tasks.
 
     The score matrices `x` and `y` have the same tasks, but may have different numbers of runs. Equal scores count as
-    one half (Mann-Whitney U). The result has the shape [...].
+    one half (Mann-Whitney U). Shapes: [...,Rx,K] and [...,Ry,K] -> [...].
     """
     pairs = x[..., :, None, :], y[..., None, :, :]  # [...,Rx,Ry,K]
     wins = (pairs[0] > pairs[1]).sum(axis=(-3, -2)) + 0.5 * (pairs[0] == pairs[1]).sum(axis=(-3, -2))
@@ -87,12 +92,12 @@ def stratified_bootstrap(
     resamples: int = NUM_RESAMPLES,
     seed: int = 0,
 ) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return the lower and upper limit of the 95 % percentile bootstrap interval of a statistic of score matrices.
+    """Return the lower and the upper limit of the 95 % percentile bootstrap interval of `statistic(*matrices)`.
 
-    The runs of each task are resampled with replacement, separately for each task and each matrix (stratified). If
-    `whole_runs` is True, whole rows of a matrix are resampled instead, and no score may be missing. Use `whole_runs` if
-    each row is one multi-task agent, because its scores in different tasks are not independent. `whole_runs` may also
-    be a sequence with one value per matrix.
+    Runs are resampled with replacement, separately for each task and each matrix (stratified). If `whole_runs` is True,
+    whole rows of a matrix are resampled instead, and no score may be missing. Use `whole_runs` if each row is one
+    multi-task agent: the scores of one agent in different tasks are not independent. `whole_runs` may also be a
+    sequence with one value per matrix.
 
     Return None if a task has only one run, because the variation between its runs is unknown.
     """

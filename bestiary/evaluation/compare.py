@@ -43,15 +43,17 @@ def compare_runs(
 ) -> dict[str, list[CurveGroup]]:
     """Draw the learning curves of runs in the figure `out`, and print a table of their final returns.
 
+    Runs that differ only in their seed form a group, which is drawn as one curve. `names` are the labels of the groups,
+    in the order in which the first run of each group appears in `runs`. The figure has one panel for each task if
+    `by_task` is set or a run has several tasks.
+
     The curves are also written to a CSV file with the same name as the figure. If `smooth` is 0, the figure and the CSV
-    file contain single games instead of curves. If a run uses PopArt, a second figure shows PopArt's mu and sigma. The
-    figure has one panel for each task if `by_task` is set or a run has several tasks.
+    file contain single games instead of curves. If a run uses PopArt, a second figure shows PopArt's mu and sigma.
 
     If there are several groups or tasks, aggregate scores over tasks are printed and written to OUT-scores.csv. If the
-    scores can be normalised, OUT-profiles.png shows performance profiles. `names` are the labels of the groups; the
-    groups are sorted by the position of their first run in `runs`.
+    scores can be normalised, OUT-profiles.png shows performance profiles.
 
-    Return {task: groups of runs in the panel of the task}. If there is one panel for all tasks, its key is "".
+    Return {task: groups of runs in the panel of this task}. If there is only one panel for all tasks, its key is "".
     """
     runs = unique_runs(runs)
     if out.suffix not in FIGURE_SUFFIXES:
@@ -89,7 +91,7 @@ def compare_runs(
 
 
 def _output_paths(out: Path, runs: Sequence[Run], comparison: ScoreComparison | None) -> dict[str, Path]:
-    """Return {content: path} of all files that are written."""
+    """Return the paths of all files that will be written, for example {"curves": a.png, "csv": a.csv}."""
     paths = {"curves": out, "csv": out.with_suffix(".csv")}
     if any(popart_tasks(run) for run in runs):
         paths["popart"] = out.with_stem(f"{out.stem}-popart")
@@ -125,7 +127,7 @@ def _write_csv(panels: Mapping[str, Sequence[CurveGroup]], path: Path, axis: str
 
 
 def _curve_rows(groups: Sequence[CurveGroup], axis: str, has_true: bool) -> tuple[list[str], list[list[Any]]]:
-    """Return the header and the rows: for each point of each curve, the mean, lowest and highest return over seeds."""
+    """Return header and rows of the CSV file. A row has the mean, lowest and highest return over seeds at one point."""
     limits = ("mean", "lowest", "highest")
     header = ["group", axis, *limits, "seeds", "smooth", *(f"true_{name}" for name in limits if has_true)]
     rows = []
@@ -140,7 +142,7 @@ def _curve_rows(groups: Sequence[CurveGroup], axis: str, has_true: bool) -> tupl
 
 
 def _game_rows(groups: Sequence[CurveGroup], axis: str, has_true: bool) -> tuple[list[str], list[list[Any]]]:
-    """Return the header and the rows: one row per game."""
+    """Return the header and the rows of the CSV file: one row per game."""
     rows = []
     for group in groups:
         true_games = group.true_group.games if group.true_group is not None else [(None, None)] * len(group.runs)

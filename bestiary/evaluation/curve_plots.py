@@ -25,9 +25,9 @@ def plot_curves(
     """Draw one panel for each task, with a line and a band for each group of runs. A caption explains lines and bands.
 
     If runs have a true reward (`--true-reward`), a second panel of the task shows their true returns. A group whose
-    label is in `flat` is drawn as a horizontal dashed line at its final return. If `zoom` is given, each panel is
-    followed by an additional panel that shows only this range (low, high) of the x axis. If `raw` is True, the panels
-    show one point per game instead of lines and bands.
+    label is in `flat` has no curve, but a horizontal dashed line at its final return. If `zoom` is (low, high), each
+    panel is followed by a panel that shows only this range of the x axis. If `raw` is True, the panels show one point
+    per game instead of lines and bands.
     """
     plt = import_pyplot()
     with_true = [(task, own) for task, groups in panels.items() for own in (groups, true_groups(groups)) if own]
@@ -98,14 +98,18 @@ def true_groups(groups: Sequence[CurveGroup]) -> list[CurveGroup]:
 
 
 def _return_kind(groups: Sequence[CurveGroup]) -> str:
-    """Return the label of the y axis: "true return", "training return", or "return" if there is no true reward."""
+    """Return the label of the y axis.
+
+    It is "true return" for curves of true returns. For other curves, it is "training return" if there is a true reward,
+    otherwise "return".
+    """
     if groups[0].column == GAME_TRUE_RETURN:
         return "true return"
     return "training return" if true_groups(groups) else "return"
 
 
 def plot_popart_scales(runs: list[Run], out: Path) -> None:
-    """Draw the statistics mu and sigma of PopArt for each task: for each run, mu as a line and mu ± sigma as a band."""
+    """Draw one panel per task with PopArt's statistics of each run: mu as a line, and mu ± sigma as a band."""
     plt = import_pyplot()
     tasks = list(dict.fromkeys(task for run in runs for task in popart_tasks(run)))
     figure, all_axes = panel_grid(plt, tasks)
@@ -149,7 +153,7 @@ def plot_checkpoint_curves(results: Sequence[TaskResult], path: Path) -> Path:
             if levels is not None:
                 label = f"levels {levels} ({line[0].role})" if line[0].role else f"levels {levels}"
             means = [summary["mean"] for summary in summaries]
-            # If n = 1, there is no interval: its limits become nan, and the band has a gap at this checkpoint.
+            # If n = 1, there is no interval: both limits are None and become nan, so the band has a gap here.
             low, high = (np.array([summary[key] for summary in summaries], float) for key in ("ci_low", "ci_high"))
             (drawn,) = axes.plot(x, means, marker="o", markersize=3.5, linewidth=1.6, label=label)
             axes.fill_between(x, low, high, color=drawn.get_color(), alpha=0.15, linewidth=0)

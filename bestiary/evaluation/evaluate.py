@@ -65,8 +65,8 @@ def evaluate(
         num_envs: number of environments that are played at the same time.
         max_steps: a game that has not ended after this many steps is not included in the results. The number of such
             games is reported.
-        reset_state_every: number of steps after which the recurrent state is reset, even in the middle of a game. 0
-            means the sequence length of the training. None: reset the state only at the start of each episode.
+        reset_state_every: number of steps after which the recurrent state is reset, even in the middle of a game. 0:
+            the length of the sequences in training. None: reset the state only at the start of each episode.
         record: also write all actions to the folder recordings/, so that each game can be replayed.
     """
     config = run.config
@@ -154,7 +154,7 @@ def evaluate(
                     path = run.new_output_path("evaluations", stem, ".json")
                     if k < len(chosen):
                         note(f"results are saved to {path} after each of the {len(chosen)} checkpoints")
-                # The results are saved after each checkpoint, so an interruption loses only the games of one of them.
+                # Save after each checkpoint, so that an interruption loses the games of only one checkpoint.
                 evaluation.save(path)
             except OSError as error:
                 writable, path, evaluation.path = False, None, None
@@ -266,11 +266,11 @@ def _removed_message(checkpoint: Checkpoint) -> str:
 
 
 def _check_recordable(names: Sequence[str], splits: Sequence[tuple[Any, int]]) -> None:
-    """Raise UserError if there are at least as many games as levels, because these games could not be replayed.
+    """Raise UserError if the number of games is not smaller than the number of levels: such games cannot be replayed.
 
-    With so many games, an evaluation must play each level equally often. The next level of an environment then depends
-    on the levels of the other environments, so a single game could not be replayed. If there are fewer games than
-    levels, a recorded evaluation chooses levels at random.
+    An evaluation with so many games plays each level equally often. Which level an environment plays next then depends
+    on the other environments, so a single game could not be replayed. If there are fewer games than levels, a recorded
+    evaluation chooses levels at random.
     """
     for options, games in splits:
         levels = levels_of(options)
@@ -294,7 +294,8 @@ def level_role(config: Config, task: str, levels: str) -> str:
 
     "train": the range is equal to the training levels. "valid": the range is equal to the validation levels. "test":
     the run used no level of the range. "": the range overlaps the training or validation levels but is not equal to
-    them; a warning is printed. In another game or mode, the same level numbers mean different levels.
+    them; a warning is printed. Ranges are compared only within the same game and mode, because the same level numbers
+    mean different levels in another game or mode.
     """
     used = {"train": config.env_options.levels} if task in config.envs else {}
     mode = config.training.valid_mode
@@ -315,7 +316,7 @@ def level_role(config: Config, task: str, levels: str) -> str:
 def _check_envs(config: Config, names: Sequence[str]) -> None:
     """Raise UserError if the agent cannot play one of the environments.
 
-    Print a note if the critic has separate values for each task and was not trained on one of the environments.
+    If the critic has separate values for each task, print a note about environments on which it was not trained.
     """
     new_names = [name for name in names if name not in config.envs]
     if not new_names:

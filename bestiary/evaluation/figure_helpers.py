@@ -44,7 +44,7 @@ def panel_grid(plt: Any, panels: Sequence[Any]) -> tuple[Any, list[Any]]:
 def format_axes(axes: Any, title: str, x_label: str, steps: bool) -> None:
     """Set the title and the label of the x axis, and remove the lines at the top and right.
 
-    If the x axis shows steps, its numbers are written as 1M, 2M ...
+    If `steps` is True, the numbers on the x axis are written as 1M, 2M ...
     """
     import matplotlib.ticker
 

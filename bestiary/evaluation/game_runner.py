@@ -43,7 +43,7 @@ def play_games(
     should_stop: Callable[[], bool] = lambda: False,
     balance_levels: bool = True,
 ) -> tuple[list[Episode], int]:
-    """Play `episodes` whole games of one task with an agent. `collect_games` explains the result and other arguments.
+    """Play `episodes` whole games of one task with an agent. See `collect_games` for the result and other arguments.
 
     `task` is the index of the task among the tasks that the agent was trained on. If `reset_state_every` is given, the
     recurrent state is reset every `reset_state_every` steps, even in the middle of a game.
@@ -65,7 +65,8 @@ def collect_games(
     """Collect `episodes` whole games from the steps of the vector environment `pool`, and close it.
 
     Return the episodes of these games, sorted by environment, and the number of missing games. A game is missing if it
-    has not ended after `max_steps` steps, or if it was not started because such a long game occupied its environment.
+    has not ended after `max_steps` steps, or if it was not started because another game occupied its environment for
+    too long.
     If the games have levels, each level is played equally often; if `balance_levels` is False, levels are chosen at
     random. Raise EvaluationInterrupted if `should_stop` returns True, and RunError if no game ends.
     """
@@ -89,8 +90,8 @@ def collect_games(
             while True:
                 counting = level_pool.in_quota.copy() if by_level else played < quota
                 needs_more = np.full(n, bool(level_pool.quota_left)) if by_level else counting
-                # A game that has reached `max_steps` is not included in the results. It is continued, up to
-                # 2 x `max_steps`, because the next game of its environment may still be needed.
+                # A game that has reached `max_steps` is not included in the results. If its environment has to play
+                # more games, wait until the game ends, but at most until it has 2 x `max_steps` steps.
                 waiting = needs_more & (age >= max_steps) & (age < 2 * max_steps)
                 counting &= age < max_steps
                 if not (counting | waiting).any():

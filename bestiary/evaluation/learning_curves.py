@@ -2,9 +2,9 @@
 
 At each point of the x axis, the curve of a run is the mean return of the most recent games that had ended by this point
 (`trailing_means`). The curve of a group is the mean over its runs, and its band reaches from the lowest to the highest
-run. If there is one panel per task, the x axis counts only the steps in this task: an agent with six tasks takes a
-sixth of its steps in each task. If runs have a true reward (`--true-reward`), the true return has its own curve. Runs
-with different training rewards can be compared only by their true return.
+run. If there is one panel per task, the x axis of a panel counts only the steps in its task: an agent with six tasks
+takes a sixth of its steps in each task. If runs have a true reward (`--true-reward`), the true return has its own
+curve. Runs with different training rewards can be compared only by their true return.
 """
 
 from collections.abc import Callable, Sequence
@@ -95,12 +95,12 @@ def load_game_returns(run: Run, task: str | None = None, column: str = GAME_RETU
 
 def run_tasks(run: Run) -> list[str]:
     """Return the names of the tasks of a run, as in episodes.csv, in the order of the config."""
-    # The config also contains the hash of a plug-in file (`Run.raw_config`), which is not part of the task name.
+    # For a plug-in, `raw_config` has the name followed by @ and a hash of the file. The task name has no hash.
     return [task_name(env).split("@")[0] for env in run.raw_config["env"]]
 
 
 def note_first_games(run: Run) -> None:
-    """Print a note if some environments had not finished a game yet, because the mean return is then biased."""
+    """Print a note if some environments have not finished a game yet: without these long games, returns are biased."""
     counts = run.metrics.get("envs_in_first_game", np.zeros(0))
     if len(counts) and counts[-1] > 0:
         note(
@@ -134,10 +134,10 @@ def group_runs(
 def panels_by_task(
     runs: Sequence[Run], *, axis: str = "steps", smooth: int = DEFAULT_SMOOTH, names: Sequence[str] = ()
 ) -> dict[str, list[CurveGroup]]:
-    """Return {task: groups of runs}, with only the runs in which a game of the task has ended.
+    """Return {task: groups of runs}. A group has only those of its runs in which a game of the task has ended.
 
-    Runs belong to the same group if their configs differ only in the seed or the total steps. Runs with a single task
-    each also belong to the same group if their tasks differ. Raise UserError if no game of any run has ended.
+    Runs belong to the same group if their configs differ only in the seed or the total steps. Runs that have only one
+    task also belong to the same group if their tasks differ. Raise UserError if no game of any run has ended.
     """
     tasks_by_run = {run.path: tuple(run.raw_config["env"]) for run in runs}
     configs = {}
@@ -166,8 +166,8 @@ def panels_by_task(
 def _describe_tasks(tasks: tuple[str, ...], task_sets: set[tuple[str, ...]]) -> str:
     """Return a text that describes the tasks of a run: "one task", "6 tasks", or the names of all tasks.
 
-    The names are used if another run has the same number of tasks, but different tasks. `task_sets` contains the tasks
-    of each run.
+    The names are used if another run has the same number of tasks, but different tasks. `task_sets` has the tasks of
+    all runs.
     """
     if len(tasks) == 1:
         return "one task"
@@ -217,11 +217,12 @@ def _positions_and_returns(run: Run, axis: str, task: str | None, column: str) -
 def trailing_means(positions: np.ndarray, values: np.ndarray, grid: np.ndarray, smooth: int) -> np.ndarray:
     """Return, for each point of `grid` except the first, the mean value of the most recent games.
 
-    The mean includes all games that ended between the previous point and this point. If these are fewer than `smooth`
-    games, it includes the last `smooth` games that had ended by this point, or all of them if there are fewer.
-    `positions` has the position at which each game ended, in ascending order. The last mean belongs to the first point
-    at or after the end of the last game. The result is nan at later points, and at points before the end of the first
-    game.
+    Game i ended at `positions[i]` (in ascending order) and has the value `values[i]`. The mean at a point includes all
+    games that ended after the previous point and not after this point. If these are fewer than `smooth` games, the
+    mean includes the last `smooth` games that had ended by this point, or all of them if there are fewer.
+
+    The result is nan at points before the end of the first game. The first point at or after the end of the last game
+    has a mean; the result is nan at later points.
     """
     totals = np.concatenate([[0.0], np.cumsum(values)])
     last = np.searchsorted(positions, grid[1:], side="right")
@@ -232,7 +233,7 @@ def trailing_means(positions: np.ndarray, values: np.ndarray, grid: np.ndarray, 
 
 
 def _reduce_runs(function: Callable[..., np.ndarray], curves: np.ndarray) -> np.ndarray:
-    """Apply a function to the values of all runs at each point. The result is nan where no run has a value."""
+    """Reduce curves [R,P] over the runs to [P], for example with np.nanmean. Points without any value remain nan."""
     has_value = ~np.isnan(curves).all(axis=0)
     result = np.full(curves.shape[1], np.nan)
     result[has_value] = function(curves[:, has_value], axis=0)

@@ -1,4 +1,7 @@
-"""Write videos, images and the data of their steps, and check output paths. Images are uint8 [H,W,3]."""
+"""Write videos and images, and a file with data for each step shown in them; check output paths.
+
+Images are uint8 [H,W,3].
+"""
 
 import json
 import re
@@ -44,8 +47,9 @@ def check_output(
 def check_frames_output(out: str | Path | None, overwrite: bool, length: int, fps: float) -> Path | None:
     """Check the output path `out` of a video or of `length` images, and return it. Return None if `out` is None.
 
-    Raise UserError if the frame rate is too high for the format. Also raise it if `overwrite` is False and one of the
-    output files exists: the video or image, a numbered image, or the .npz file with the same name.
+    Raise UserError if the path is not valid (see `check_output`), or if the frame rate is too high for a GIF. Also
+    raise it if `overwrite` is False and an output file exists: the video or image, a numbered image such as
+    NAME-00200.png, or the .npz file with the same name.
     """
     check_fps(fps, out)
     if out is None:
@@ -109,8 +113,8 @@ def save_step_data(
 ) -> None:
     """Write an .npz file with the action, logits and value of each step.
 
-    `steps` has the action and the agent's output at each of T steps, starting at step `start` of the game. `arrays` are
-    further arrays [T,...]. `protocol` describes how the game was played and is stored as JSON text.
+    `steps` has (name of the action, output of the agent) for each of T steps, starting at step `start` of the game.
+    `arrays` are further arrays [T,...] to store. `protocol` describes how the game was played and is stored as JSON.
     """
     actions, outputs = zip(*steps, strict=True)
     np.savez_compressed(

@@ -73,13 +73,13 @@ class ScoreMatrix:
 class ScoreComparison:
     """Scores of several groups in the same tasks."""
 
-    raw: list[ScoreMatrix]  # returns, for the probability of improvement
-    normalised: list[ScoreMatrix]  # normalised returns; empty if they are known for fewer than two tasks
+    raw: list[ScoreMatrix]  # returns, from which the probability of improvement is computed
+    normalised: list[ScoreMatrix]  # normalised returns; empty if fewer than two tasks can be normalised
     scale: str = ""  # what the normalised scores 0 and 1 mean
 
     @cached_property
     def records(self) -> list[dict[str, Any]]:
-        """All statistics. Each record is one row of the CSV file, a dict with the keys COLUMNS."""
+        """All statistics: one dict with the keys COLUMNS for each row of the CSV file."""
         records = []
         for matrix in self.normalised:
             records += [_record(name, function, matrix) for name, function in AGGREGATES.items()]
@@ -108,9 +108,12 @@ def compare_groups(panels: Mapping[str, Sequence[CurveGroup]]) -> ScoreCompariso
     """Return the comparison of groups by the final returns of their runs.
 
     `panels` maps each task to its groups. Groups that do not have all tasks are left out. If all runs have one task,
-    `panels` may have a single panel with the name "". Return None if the runs have different training rewards, or if a
-    panel with the name "" has runs of different environments. Also return None if there is only one group and fewer
-    than two tasks have normalised scores.
+    `panels` may have a single key "" instead of the name of the task.
+
+    Return None if a comparison is not possible:
+    - The runs have different training rewards.
+    - The key is "" and the runs have different environments.
+    - There is only one group, and fewer than two tasks have normalised scores.
     """
     runs = [run for groups in panels.values() for group in groups for run in group.runs]
     envs = {tuple(run.raw_config["env"]) for run in runs}
@@ -138,7 +141,10 @@ def compare_groups(panels: Mapping[str, Sequence[CurveGroup]]) -> ScoreCompariso
 
 
 def _are_multi_task(groups: Sequence[CurveGroup]) -> bool:
-    """Return whether each run played all tasks, so that each row of the score matrix belongs to one run."""
+    """Return whether each row of the score matrix is one multi-task run.
+
+    `groups` has one group for each task. The rows are multi-task runs if all these groups have the same runs.
+    """
     first = [run.path for run in groups[0].runs]
     return len(groups) > 1 and all([run.path for run in group.runs] == first for group in groups)
 
@@ -146,9 +152,9 @@ def _are_multi_task(groups: Sequence[CurveGroup]) -> bool:
 def make_comparison(
     raw: list[ScoreMatrix], ranges: Mapping[str, tuple[float, float]], scale: str = ""
 ) -> ScoreComparison:
-    """Return the comparison of groups. `ranges` maps each task to the two returns that are normalised to 0 and 1.
+    """Return the comparison of groups. `ranges` maps a task to the two returns that are normalised to 0 and 1.
 
-    Only the tasks in `ranges` have normalised scores. If there are fewer than two such tasks, no scores are normalised.
+    Only tasks in `ranges` are normalised, and only if there are at least two of them.
     """
     normalised = []
     for matrix in raw:
@@ -255,7 +261,7 @@ def _aggregate_table(comparison: ScoreComparison, records: Sequence[dict[str, An
 
 
 def _warn_of_few_seeds(matrices: Sequence[ScoreMatrix]) -> list[str]:
-    """Return a caption if the bootstrap intervals of a group are too narrow because it has few seeds."""
+    """Return [caption] if a group has so few seeds that its bootstrap intervals are too narrow, otherwise []."""
     with_interval = [matrix for matrix in matrices if matrix.bootstrap != NO_INTERVAL]
     if not any((np.isfinite(matrix.scores).sum(axis=0) < MIN_SEEDS).any() for matrix in with_interval):
         return []
@@ -294,7 +300,7 @@ def plot_profiles(comparison: ScoreComparison, path: Path) -> None:
     lines = []
     for k, matrix in enumerate(comparison.normalised):
         own = [r for r in comparison.records if r["statistic"] == PROFILE and r["group"] == matrix.label]
-        # With one run per task, there is no interval: its limits become nan, and no band is drawn.
+        # With one run per task, there is no interval: both limits are None and become nan, so no band is drawn.
         keys = ("threshold", "value", "ci_low", "ci_high")
         thresholds, values, low, high = (np.array([record[key] for record in own], float) for key in keys)
         seeds = "1 seed" if matrix.seeds == "1" else f"{matrix.seeds} seeds"

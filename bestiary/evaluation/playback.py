@@ -36,7 +36,7 @@ MIN_VIDEO_STEPS = 50  # if a game ends before this many steps are drawn, another
 
 @dataclass
 class Viewer:
-    """An agent of a run, and the environment whose observations it processes. Only the first viewer selects actions."""
+    """An agent and the environment whose observations the agent processes. Only the first viewer selects actions."""
 
     run: Run
     agent: Agent
@@ -85,7 +85,8 @@ class Frame:
     def canvas(self) -> np.ndarray:
         """The image on which saliency and attention are drawn.
 
-        If the screen may differ from the observation, this is the newest observed frame; otherwise it is the screen.
+        It is the screen if the screen shows the same area as the observation, or if the agent observes no image.
+        Otherwise it is the newest observed frame.
         """
         image = self.record.step.observation.get("image")
         if self.screen_is_observation or image is None:
@@ -96,7 +97,7 @@ class Frame:
 def open_viewer(
     run: Run, *, checkpoint: int | None = None, env: str | None = None, seed: int = 0, like: Run | None = None
 ) -> Viewer:
-    """Return a viewer that plays a new game of the task `env` of the run. The default is the run's first task.
+    """Return a viewer that plays a new game of `env`, one of the run's tasks. The default is the first task.
 
     If the run `like` is given, the game starts exactly as a game of `like` with the same seed.
     """
@@ -122,8 +123,8 @@ def task_index(run: Run, env: str | None) -> int:
 def open_replay(run: Run, recording: Recording, game: RecordedGame, checkpoint: int | None = None) -> Viewer:
     """Return a viewer whose environment has been advanced to the start of a recorded game.
 
-    The environment has the options of the recording, except that the observations, rewards and actions are those with
-    which the run's agent was trained. Raise UserError if the agent cannot play in this environment.
+    The environment has the options of the recording. Only its observations, rewards and actions are those with which
+    the run's agent was trained. Raise UserError if the agent cannot play in this environment.
     """
     config = run.config
     name = recording.env_name(game)
@@ -195,7 +196,7 @@ class Playback:
     The iterator yields at most `length` steps, from step `start` on. With `single_game`, it stops at the end of the
     game. If fewer than MIN_VIDEO_STEPS steps have been yielded by then and the game is not a recorded one, another game
     follows. `actions` are the names of recorded actions; if `actions` is None, the agent of the first viewer selects
-    the actions. The environments of all viewers take the same actions, and are closed at the end.
+    the actions. The environments of all viewers take the same actions. They are closed when the iterator ends.
     """
 
     def __init__(
@@ -221,7 +222,7 @@ class Playback:
     def fps(self) -> float:
         """Frame rate at which a video has about the speed of the game.
 
-        This is 60 emulator frames per second or, in environments whose steps are single frames, 10 steps per second.
+        If a step has several emulator frames, 60 emulator frames are one second. Otherwise 10 steps are one second.
         """
         return 60 / self.frames_per_step if self.frames_per_step > 1 else 10
 
@@ -251,7 +252,7 @@ class Playback:
         ]
         steps = [viewer.first_step or viewer.pool.reset() for viewer in self.viewers]
         for t in itertools.count():
-            if t:  # the first step has no reward of this game
+            if t:  # the reward of step 0 does not belong to this game
                 self.returns[-1] += float(steps[0].reward[0])
             if t >= self.start + self.length:
                 return

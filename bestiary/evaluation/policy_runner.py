@@ -16,9 +16,9 @@ class StepRecord:
     """One step of a vector environment, and the agent's inputs, recurrent state and output at this step."""
 
     step: Step
-    inputs: Inputs  # all tensors start with [1,N]
+    inputs: Inputs  # all tensors are [1,N,...]: one step of N environments
     state: State  # recurrent state before this step
-    output: Output  # all tensors start with [1,N]
+    output: Output  # all tensors are [1,N,...]
 
 
 class PolicyRunner:
@@ -83,9 +83,9 @@ class PolicyRunner:
 def run_policy(
     agent: Agent, pool: VectorEnv, *, greedy: bool, seed: int, task: int = 0, reset_state_every: int | None = None
 ) -> Iterator[tuple[StepRecord, np.ndarray]]:
-    """Reset the vector environment and run the agent in it. Yield a record and the actions of each step.
+    """Reset the vector environment and run the agent in it. For each step, yield a record and the selected actions.
 
-    The iterator does not end. The actions are int64 [N]. The recurrent state is reset at the start of each episode, as
+    The iterator never ends. The actions are int64 [N]. The recurrent state is reset at the start of each episode, as
     in training. See `PolicyRunner` for the arguments.
     """
     runner = PolicyRunner(

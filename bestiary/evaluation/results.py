@@ -49,7 +49,7 @@ class TaskResult:
             self.statistics["episode_return"] = summarise([e.episode_return for e in self.episodes], "episodes")
         self._add_true_rewards(games, has_lives)
         if (score_range := lookup_score_range(self.task)) is not None:
-            # Returns are normalised with constants for the environment's own reward, which may differ from the training
+            # The score range holds for returns of the environment's own reward, which may differ from the training
             # reward.
             own_returns = np.array([e.game_measures.get("reward", e.game_return) for e in games])
             self.statistics["normalised_return"] = summarise(score_range.normalise(own_returns))
@@ -181,7 +181,7 @@ class Evaluation:
                 rows.append(row)
             if len(tasks) > 1 and _are_normalised(results):
                 splits = [[result for result in results if result.levels == range_] for range_ in self._split_ranges()]
-                # A range with training levels of one task and test levels of another task is not part of either mean.
+                # Leave out a range that has training levels of one task and test levels of another task.
                 splits = [split for split in splits if len({result.role for result in split}) == 1]
                 means = [[result.statistics["normalised_return"]["mean"] for result in split] for split in splits]
                 first_results = [split[0] for split in splits]
@@ -235,10 +235,9 @@ def _are_normalised(results: Sequence[TaskResult]) -> bool:
 def _split_means(results: Sequence[TaskResult], means: Sequence[Sequence[float]], prefix: str) -> dict[str, float]:
     """Return the mean over the training splits (key PREFIXtrain) and the mean over the test splits (key PREFIXtest).
 
-    A split is a range of levels. `results` has one result for each split; the `role` of a result says whether the split
-    is a training or a test split. `means` has a list of numbers for each split; the value of a split is the mean of its
-    list. If several splits have the same role, the standard deviation of their values is also returned (keys
-    PREFIXtrain_sd and PREFIXtest_sd).
+    A split is a range of levels. `results[k].role` says whether split k is a training or a test split. The value of
+    split k is the mean of the numbers `means[k]`. If several splits have the same role, the standard deviation of their
+    values is also returned (keys PREFIXtrain_sd and PREFIXtest_sd).
     """
     summary: dict[str, float] = {}
     for role in ("train", "test"):

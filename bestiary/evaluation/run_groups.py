@@ -31,9 +31,9 @@ def group_by_config(
 ) -> dict[str, list[Run]]:
     """Return {label: runs whose configs differ only in the seed}.
 
-    The groups are sorted by the position of their first run in `runs`, and `names` are their labels in this order. If
-    no names are given, the labels are the differences between the configs of the groups. Raise UserError if the number
-    of names is wrong.
+    The groups are sorted by the position of their first run in `runs`. `names` are their labels in this order. If no
+    names are given, a label says how the config of the group differs from the other configs. Raise UserError if the
+    number of names is wrong.
     """
     by_config: dict[str, list[Run]] = {}
     for run in runs:
@@ -84,8 +84,8 @@ def config_labels(group_keys: Sequence[str]) -> list[str]:
 def _config_label(config: dict[str, Any], keys: list[str]) -> str:
     """Return the values of the given keys as text.
 
-    A key that is not set is left out if it is an option of a component (the key contains a dot). Otherwise its value
-    is "none".
+    If the config does not contain a key, the text has "none" as its value. But a missing option of a component, such as
+    torso.width, is left out.
     """
     values = {key: config.get(key, "none") for key in keys if key in config or "." not in key}
     words = {key: " ".join(map(str, v)) if isinstance(v, list) else v for key, v in values.items()}
@@ -98,7 +98,7 @@ def _config_label(config: dict[str, Any], keys: list[str]) -> str:
 def short_label(label: str) -> str:
     """Return a label with at most MAX_DIFFERENCES options, and with abbreviated values.
 
-    The number of the options that are left out is appended: "algo ppo, torso mlp, memory gru, +4 options".
+    If options are left out, their number is appended: "algo ppo, torso mlp, memory gru, +4 options".
     """
     parts = label.split(", ")
     hidden = len(parts) - MAX_DIFFERENCES

@@ -2,7 +2,7 @@
 
 The interval of a mean is computed with Student's t for fewer than T_INTERVAL_BELOW values, otherwise with a percentile
 bootstrap. A single value has no interval. The values are independent repetitions: the games of one agent, or the runs
-(seeds) of one configuration. The field `unit` of a summary says which.
+(seeds) of one configuration. The field `unit` of a summary says what they are, for example "games" or "seeds".
 """
 
 from collections.abc import Mapping, Sequence
@@ -52,7 +52,7 @@ def interval_over_tasks(scores: Sequence[np.ndarray]) -> Interval:
     if any(len(own) < 2 for own in scores):
         return Interval(None, None, NO_INTERVAL)
     mean = float(np.mean([own.mean() for own in scores]))
-    variances = np.array([own.var(ddof=1) / len(own) for own in scores])  # of the mean of each task
+    variances = np.array([own.var(ddof=1) / len(own) for own in scores])  # variance of each task's mean
     if variances.sum() == 0:
         return Interval(mean, mean, STUDENT_T_OF_TASKS)
     df = _satterthwaite_df(variances, [len(own) for own in scores])
@@ -96,8 +96,8 @@ def summarise_reward_per_step(returns: np.ndarray, lengths: np.ndarray) -> dict[
     """
     mean = mean_reward_per_step(returns, lengths)
     if len(returns) < T_INTERVAL_BELOW:
-        # Delta method: the ratio of two means is approximated by the mean of the following values. Their mean is equal
-        # to the ratio, and the variance of their mean is approximately that of the ratio.
+        # Delta method for a ratio of two means: the mean of the following values is equal to the ratio, and the
+        # variance of this mean is approximately the variance of the ratio.
         interval = mean_interval(mean + (returns - mean * lengths) / lengths.mean())
     else:
         interval = bootstrap_interval((returns, lengths), lambda r, n, axis=-1: r.sum(axis) / n.sum(axis))
@@ -157,7 +157,7 @@ def holm_adjust(p_values: Sequence[float]) -> list[float]:
 
 
 def _satterthwaite_df(variances: np.ndarray, counts: Sequence[int]) -> float:
-    """Return the degrees of freedom of a sum of means with these variances, each computed from `counts` values."""
+    """Return Satterthwaite's degrees of freedom of a sum of means. Mean k has `variances[k]` and `counts[k]` values."""
     return float(variances.sum() ** 2 / (variances**2 / (np.array(counts) - 1)).sum())
 
 

@@ -21,7 +21,7 @@ def record_video(
 ) -> Path:
     """Record a video of one game of a run, and return the path. If the game is very short, another game follows.
 
-    At steps at which flicker hides the screen from the agent, the image is darkened. `make_overlay(viewer)` returns a
+    The image is darkened at steps at which flicker hides the screen from the agent. `make_overlay(viewer)` returns a
     function that draws the image of each frame; the default draws the rendered screen. If `out` is None, the video is
     written into the run folder.
     """
