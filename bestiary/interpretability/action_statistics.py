@@ -2,8 +2,10 @@
 
 Two policies with similar returns may use different actions, or never use some actions. The share of each action is
 computed for each game, so that the standard deviation over games is known. If an environment has actions that fire
-(their names end with FIRE), the actions are also grouped in two ways ("groupings"): actions with the same movement form
-a group, or all actions that fire form a group. The second grouping is not computed for Pong.
+(their names end with FIRE), the actions are also grouped in two ways ("groupings"):
+
+    movement        actions with the same movement form a group
+    fire merged     all actions that fire form a group; not computed for Pong
 """
 
 import csv
@@ -40,7 +42,7 @@ class ActionShares:
     shares: np.ndarray  # [G,A] how often each action was chosen, divided by the number of steps of the game
 
     def groupings(self) -> dict[str, dict[str, np.ndarray]]:
-        """Return the shares [G] of each group of actions, for each way of grouping: {grouping: {group: shares}}.
+        """Return {grouping: {group of actions: shares [G] of this group in each of G games}}.
 
         The grouping "actions" has one group for each action. See `group_actions` for the other groupings.
         """
@@ -53,8 +55,9 @@ class ActionShares:
 class ActionCountWrapper(VectorEnvWrapper):
     """Wrapper that counts the actions that are taken in a vector environment.
 
-    It reports one measure (a number in each step) per action: 1 if the action led to this step, otherwise 0. Evaluation
-    sums measures over each episode, so the sums are the counts. The environment's own measures are left out.
+    It reports one measure (a number in each step) per action: 1 if this action led to the step, otherwise 0. Evaluation
+    sums each measure over an episode, so the sum is the count of the action. The environment's own measures are left
+    out.
     """
 
     def __init__(self, pool: VectorEnv):

@@ -27,7 +27,7 @@ from bestiary.utils.images import enlarge
 from bestiary.utils.options import suggest
 
 ASCENT_STEPS = 100
-LEARNING_RATE = 4.0  # learning rate of Adam; pixels have values from 0 to 255
+LEARNING_RATE = 4.0  # learning rate of Adam; it is large because pixels have values from 0 to 255
 BATCH_SIZE = 16  # number of filters whose images are optimised at once
 TILE_GAP = 4  # pixels between two tiles
 
@@ -38,7 +38,7 @@ def maximise_activations(
     """Write one PNG file that shows an image for each filter of a layer, and return the path of the file.
 
     The weights are those of the newest checkpoint. If observations are stacks of frames, the frames of an image are
-    drawn next to each other, from the oldest to the newest.
+    drawn side by side, from the oldest to the newest.
     """
     path = check_output(out, overwrite, IMAGE_SUFFIXES, "images") if out is not None else None
     interface = run.config.interface
@@ -112,7 +112,7 @@ def layer_activations(agent: Any, spec: ObservationSpec, layer: str, images: Ten
 def tile_images(images: list[np.ndarray], frames: int | None = None) -> np.ndarray:
     """Arrange images [C,H,W] in rows on one large image, uint8 [h,w,3], which is about twice as wide as high.
 
-    Each image is a stack of `frames` frames, which are drawn next to each other.
+    Each image is a stack of `frames` frames, which are drawn side by side. See `_split_frames` if `frames` is None.
     """
     tiles = [enlarge(np.concatenate(_split_frames(image, frames), axis=1)) for image in images]
     height, width = (size + TILE_GAP for size in tiles[0].shape[:2])

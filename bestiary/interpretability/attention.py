@@ -1,4 +1,7 @@
-"""Draw the attention of an agent on the images of a game, in one panel per attention head, and write the weights."""
+"""Draw the attention of an agent on the images of a game, with one panel for each attention head.
+
+The attention weights are also written to an .npz file.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -49,7 +52,7 @@ def render_attention(
         images.append(_draw_heads(frame, weights[-1], viewer))
         taken.append((frame.action, frame.record.output))
     written = write_images(path, images, options.fps or playback.fps, first=options.start)
-    stacked = np.stack(weights)  # [T,heads,R] for R cells of the feature map, or R inputs
+    stacked = np.stack(weights)  # [T,heads,R]: T steps, R cells of the feature map or R inputs
     heads = stacked.shape[1]
     map_shape = _map_shape(viewer.agent)
     if map_shape is not None:
@@ -95,13 +98,11 @@ def _draw_heads(frame: Frame, weights: np.ndarray, viewer: Viewer) -> np.ndarray
 
 
 def attention_map(weights: np.ndarray, agent: Any, pool: VectorEnv) -> tuple[np.ndarray, Box]:
-    """Return the mean attention of all heads as a map [h,w] with values in [0,1], and the box that the map covers.
+    """Return the mean attention of all heads as a map [h,w], and the part of the screen that the map covers.
 
-    The box is a part of the screen.
-
-    `weights` [heads,R] are the attention weights over R cells of the torso's feature map, or over R inputs. A value of
-    0 in the map means uniform attention or less. A value of 1 means SATURATION times uniform attention or more. This
-    scale is fixed, so colours of different steps are comparable.
+    `weights` [heads,R] are the attention weights over R cells of the torso's feature map, or over R inputs. The map has
+    values in [0,1]: 0 means uniform attention or less, 1 means SATURATION times uniform attention or more. This scale
+    is fixed, so that colours of different steps are comparable.
     """
     relative = weights.mean(axis=0) * weights.shape[1]  # [R] attention as a multiple of uniform attention
     map_shape = _map_shape(agent)
@@ -126,12 +127,12 @@ def _map_shape(agent: Any) -> Any:
 
 
 def _feature_map_box(torso: Any, image_shape: tuple[int, ...]) -> Box:
-    """Return the part of the input image that the cells of the torso's feature map cover together.
+    """Return the part of the input image that all cells of the torso's feature map cover.
 
-    One cell covers a square around the centre of its receptive field. The side of the square is the distance of two
-    neighbouring cells. If convolutions pad their input, the box is a little larger than the image.
+    One cell covers a square around the centre of its receptive field. The side of the square is the distance between
+    the centres of two neighbouring cells. If convolutions pad their input, the box is a little larger than the image.
     """
-    centre, stride = 0.0, 1  # centre of the first cell, and distance of two neighbouring cells, in pixels
+    centre, stride = 0.0, 1  # centre of the first cell, and distance between neighbouring cells, in pixels
     for layer in torso.convolutions.modules():
         if isinstance(layer, nn.Conv2d | nn.MaxPool2d):
             geometry: tuple[Any, ...] = (layer.kernel_size, layer.stride, layer.padding)

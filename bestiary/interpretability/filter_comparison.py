@@ -2,15 +2,15 @@
 
 Two checkpoints are compared layer by layer, with two measures of similarity:
 
-    distance   squared differences of the weights: their sum, their mean per kernel and their mean per weight. Only the
-               mean per weight is comparable between layers with different kernel sizes. Both layers must have the same
-               shape.
+    distance   squared differences of the weights: their sum, their mean per kernel and their mean per weight. If
+               layers have different kernel sizes, compare only their means per weight. The distance is computed only
+               if the layer has the same shape in both checkpoints.
     CKA        linear centred kernel alignment of the layers' outputs on the same frames (Kornblith et al. 2019). CKA
                does not depend on the order of the channels, so it is the more reliable measure. The agents must have
                the same observations.
 
-With `--between runs`, checkpoints of each run are compared with checkpoints of the first run that are at about the same
-fraction of training. With `--between time`, each checkpoint is compared with the next checkpoint of the same run.
+With `--between runs`, each run is compared with the first run: two checkpoints at about the same fraction of training
+form a pair. With `--between time`, each checkpoint is compared with the next checkpoint of the same run.
 """
 
 import csv
@@ -52,10 +52,10 @@ class LayerComparison:
 
     pair: str  # label of the two runs; with `--between time`, label of the only run
     layer: str
-    point: int  # index of the pair of checkpoints; 0 is the first pair
+    point: int  # index of the pair of checkpoints, in the order of training; 0 is the first pair
     steps: tuple[int, int]  # step counts of the two checkpoints
     kernels: int  # number of kernels of the layer
-    # Distances; None if the shapes of the layers differ, or if there are too many kernels to match.
+    # The next three are distances. None: the shapes of the layers differ, or there are too many kernels to match.
     sum: float | None
     per_kernel: float | None
     per_weight: float | None
@@ -162,8 +162,8 @@ def _make_pairs(
 def _pair_by_fraction(chosen: list[Checkpoint], run: Run) -> list[tuple[Checkpoint, int]]:
     """Pair the checkpoints `chosen` of another run with checkpoints of `run` at about the same fraction of training.
 
-    Return (checkpoint of `chosen`, step count of the checkpoint of `run`) for each pair. Each checkpoint of `run` is
-    used at most once, for the nearest checkpoint of `chosen`.
+    Return (checkpoint of `chosen`, step count of the checkpoint of `run`) for each pair. If several checkpoints of
+    `chosen` are nearest to the same checkpoint of `run`, only the nearest of them is paired with it.
     """
     available = [checkpoint.steps for checkpoint in run.checkpoints]
     pairs: dict[int, tuple[float, Checkpoint]] = {}
@@ -211,7 +211,7 @@ def _check_comparable(
 
 
 def _warn_about_equal_initial_weights(runs: Sequence[Run]) -> None:
-    """Warn if a run and the first run had the same initial convolution weights, so their distance starts at 0."""
+    """Warn if a run had the same initial convolution weights as the first run: the distance then starts at 0."""
     first, *others = [_initial_weights(run) for run in runs]
     for run, weights in zip(runs[1:], others, strict=True):
         equal = [name for name, w in weights.items() if name in first and torch.equal(w, first[name])]
@@ -254,11 +254,11 @@ def _compare_layers(
 
 
 class LayerFeatures:
-    """Computes the features (outputs) of all convolutions of a checkpoint, on frames of games of the first run."""
+    """Computes the features (outputs) of all convolutions of a checkpoint on frames from games of the first run."""
 
     def __init__(self, runs: Sequence[Run]):
         self.agents: dict[Path, Any] = {}  # run folder -> agent, if it has the same observations as the first run
-        self.cache: dict[Path, dict[str, Tensor]] = {}  # features of the two checkpoints that were used last
+        self.cache: dict[Path, dict[str, Tensor]] = {}  # by checkpoint folder, only the last two used
         spec = None
         for run in runs:
             spec = spec or run.config.interface.observation_spec
@@ -268,12 +268,12 @@ class LayerFeatures:
             self.agents[run.path.resolve()] = run.config.make_agent()
 
     def play(self, run: Run, count: int, seed: int) -> None:
-        """Play games with a run's agent until there are `count` frames, and store the agent's inputs."""
+        """Play games with a run's agent for `count` steps, and store the agent's inputs of each step."""
         playback = Playback([open_viewer(run, seed=seed)], length=count, single_game=False)
         inputs = [frame.record.inputs for (frame,) in progress_bar(playback, "frames for CKA", count)]
         observation = {kind: torch.cat([i.observation[kind] for i in inputs]) for kind in inputs[0].observation}
         done = torch.cat([i.done for i in inputs])
-        # The agents may have different tasks and actions. Therefore all inputs except observations and `done` are 0.
+        # Inputs such as the last action have no common meaning for agents with different tasks, so they are set to 0.
         zeros = torch.zeros(len(inputs), 1)
         self.inputs = Inputs(observation, zeros, done, zeros.long(), zeros.long())
 
@@ -291,7 +291,7 @@ class LayerFeatures:
 
     @torch.no_grad()
     def _features(self, checkpoint: Checkpoint) -> dict[str, Tensor]:
-        """Return the outputs of each convolution by layer name: n frames, flattened to p numbers each [n,p].
+        """Return {layer: outputs [n,p]} of all convolutions: for each of n frames, the p numbers of the feature map.
 
         The dict is empty if the agent does not have the same observations as the first run.
         """
@@ -335,7 +335,8 @@ def _write_csv(rows: list[LayerComparison], path: Path, match: str, frames: int,
 def _draw_figure(plt: Any, rows: list[LayerComparison], match: str, between: str) -> Any:
     """Draw one column of panels for each run or pair of runs.
 
-    The panels show distances as lines, distances as a heat map, and CKA as lines. Deeper layers have darker lines.
+    The panels of a column show distances as lines, distances as a heat map, and CKA as lines. Deeper layers have darker
+    lines.
     """
     pairs = list(dict.fromkeys(row.pair for row in rows))
     layers = list(dict.fromkeys(row.layer for row in rows))

@@ -3,8 +3,8 @@
 Each of the K images differs from the reference only in a small patch, as in perturbation saliency. The output of a
 convolution at one position depends only on nearby inputs. In each feature map, the patch therefore changes only a small
 window, which grows a little with every layer. `IncrementalConvolutions` applies the layers to the whole reference
-image, but for the K other images only to these windows. If the windows cover most of a map, the remaining layers are
-applied to whole maps, which is then faster. The steps are:
+image. For the K other images, it applies them only to these windows. When the windows cover most of a map, it is faster
+to apply the remaining layers to whole maps. The steps are:
 
     find_windows     find and cut out the windows [K,h,w,C] in which images [1+K,H,W,C] differ from the first image
     apply_layer      extend each window by the surrounding values of the reference that the layer needs, and apply the
@@ -70,8 +70,8 @@ class IncrementalConvolutions(nn.Sequential):
 def with_incremental_convolutions(agent: Any) -> Any:
     """Return a copy of the agent whose torso has incremental convolutions.
 
-    This is not possible if the torso has no plain sequence of convolutions, if the sequence has hooks, or if the agent
-    is not on the CPU. Then return the agent itself.
+    Return the agent itself if the torso has no plain sequence of convolutions, if the sequence has hooks, or if the
+    agent is not on the CPU: such agents are not supported.
     """
     torso = find_child(agent, "torso")
     if (
@@ -95,7 +95,7 @@ def is_supported(layer: nn.Module) -> bool:
     """Return whether `apply_layer` supports the layer.
 
     Supported layers are ReLU, residual blocks, and convolutions and max-pooling layers with common options. Subclasses
-    are not supported, because they may compute something else. Layers with hooks are not supported, either.
+    are not supported, because they may compute something else. Layers with hooks are not supported either.
     """
     kind = type(layer)
     if has_hooks(layer):
@@ -113,7 +113,7 @@ def is_supported(layer: nn.Module) -> bool:
 
 
 def apply_layer(layer: nn.Module, reference: Tensor, windows: Windows) -> tuple[Tensor, Windows]:
-    """Apply a layer to the reference map [H,W,C] and to the windows. Return the new reference map and windows."""
+    """Apply a layer to a reference map [H,W,C] and to the windows. Return the next reference map and windows."""
     if isinstance(layer, nn.ReLU):
         return reference.relu(), Windows(windows.values.relu(), windows.top, windows.left)
     if isinstance(layer, ResidualBlock):
@@ -127,7 +127,7 @@ def apply_layer(layer: nn.Module, reference: Tensor, windows: Windows) -> tuple[
     output = run_layer(layer, reference.unsqueeze(0), padding=padding)[0]
     edge = 0.0 if isinstance(layer, nn.Conv2d) else -torch.inf
     padded = F.pad(reference, (0, 0, padding[1], padding[1], padding[0], padding[0]), value=edge)
-    # The same windows as before, but with their positions in `padded`.
+    # The same windows, with positions relative to the corner of `padded`.
     inside = Windows(windows.values, windows.top + padding[0], windows.left + padding[1])
     corners, sizes = [], []
     for axis, start in enumerate((inside.top, inside.left)):
@@ -136,8 +136,8 @@ def apply_layer(layer: nn.Module, reference: Tensor, windows: Windows) -> tuple[
         affected = min(count, (windows.values.shape[1 + axis] + k - 2) // s + 1)
         # The index of the first output that depends on the window: (start - k + 1) / s, rounded up.
         corners.append((-((k - 1 - start) // s)).clamp(0, count - affected))
-        # Trailing rows or columns that no output uses, because the stride does not divide the size. The extended window
-        # includes them, because the old window may contain them.
+        # Number of trailing rows or columns that no output uses, because the stride does not divide the size. The old
+        # window may contain them, so the extended window includes them.
         unused = (padded.shape[axis] - k) % s
         sizes.append(s * (affected - 1) + k + unused)
     receptive_field = extend_windows(padded, inside, corners[0] * stride[0], corners[1] * stride[1], *sizes)
@@ -171,7 +171,7 @@ def find_windows(images: Tensor) -> Windows:
 def extend_windows(reference: Tensor, windows: Windows, top: Tensor, left: Tensor, height: int, width: int) -> Tensor:
     """Return larger windows [K,height,width,C] with their first rows and columns at `top` [K] and `left` [K].
 
-    Outside the old windows, the values are those of the reference.
+    The values outside the old windows are copied from the map `reference` [H,W,C].
     """
     out = reference.new_empty(len(top), height, width, reference.shape[2])
     cut_windows(reference.contiguous().unsqueeze(0).numpy(), top.numpy(), left.numpy(), out.numpy())

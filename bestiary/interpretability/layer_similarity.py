@@ -5,7 +5,7 @@ import re
 from torch import Tensor
 
 MATCHINGS = ("index", "optimal", "filters")
-MAX_MATCHED_KERNELS = 4096  # limit of the matching `optimal`; more kernels would need minutes and gigabytes
+MAX_MATCHED_KERNELS = 4096  # limit of the matching `optimal`: it needs minutes and gigabytes for more kernels
 
 
 def convolution_weights(model: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -30,8 +30,8 @@ def kernel_distance(first: Tensor, second: Tensor, matching: str = "index") -> f
     channel. `matching` determines which weights are compared with each other:
 
         index     kernels with the same index
-        optimal   kernels are paired such that the sum is as small as possible. Published comparisons use this method,
-                  although such a reordering of kernels would change what the network computes.
+        optimal   kernels are paired such that the sum is as small as possible. Published comparisons use this method.
+                  However, reordering the kernels of a network in this way would change what it computes.
         filters   whole filters are paired such that the sum is as small as possible
     """
     vectors = [w.flatten(1) if matching == "filters" else w.flatten(2).flatten(0, 1) for w in (first, second)]
@@ -49,9 +49,11 @@ def linear_cka(x: Tensor, y: Tensor) -> float:
     """Return the linear centred kernel alignment (CKA) of features `x` [n,p] and `y` [n,q] of the same n >= 4 frames.
 
     1 means that `x` is a rotated and scaled version of `y`. 0 means no similarity. The result is NaN if `x` or `y` is
-    constant. If a layer has far more features than there are frames, plain CKA (Kornblith et al. 2019) is close to 1
-    for any two layers. Therefore an unbiased estimator is used, which leaves out the product of each frame with itself
-    (Szekely & Rizzo 2014). This estimator can be slightly negative.
+    constant.
+
+    Plain CKA (Kornblith et al. 2019) is close to 1 for any two layers that have far more features than there are
+    frames. Therefore an unbiased estimator is used (Szekely & Rizzo 2014). It leaves out the product of each frame's
+    features with themselves, and can be slightly negative.
     """
     first, second = (_centred_gram_matrix(features.double()) for features in (x, y))
     norm = float(first.norm() * second.norm())

@@ -10,11 +10,11 @@ Box = tuple[float, float, float, float]
 Colour = tuple[int, int, int]
 WHOLE_IMAGE: Box = (0, 0, 1, 1)
 RED: Colour = (255, 40, 0)
-DIMMING = 0.6  # the image is darkened by this fraction where a map is 1, so that colours are visible on white
+DIMMING = 0.6  # pixels at which a map is 1 are darkened by this fraction, so that colours are visible on white
 
 
 def overlay_map(image: np.ndarray, cells: np.ndarray, box: Box = WHOLE_IMAGE, strength: float = 0.6) -> np.ndarray:
-    """Colour the part `box` of an image red in proportion to a map [h,w] of values in [0,1]."""
+    """Colour the part `box` of an image red. The map `cells` [h,w], with values in [0,1], says how red each part is."""
     heat = strength * resize_map_to_box(cells, image.shape[:2], box)[..., None]
     return (image * (1 - heat) + np.array(RED, np.float32) * heat).astype(np.uint8)
 
@@ -44,7 +44,8 @@ def resize_map(cells: np.ndarray, size: tuple[int, ...]) -> np.ndarray:
 def overlay_colours(image: np.ndarray, maps: Sequence[tuple[np.ndarray, Colour]]) -> np.ndarray:
     """Draw maps [H,W] with values in [0,1] over an image, each map in its own colour.
 
-    The image is darkened where a map is high, and does not change where all maps are 0. Pixels above 255 are clipped.
+    Pixels at which a map is high are also darkened. Pixels at which all maps are 0 do not change. Values above 255 are
+    clipped.
     """
     highest = np.max([heat for heat, _ in maps], axis=0)[..., None]
     light = image * (1 - DIMMING * highest)

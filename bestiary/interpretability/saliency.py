@@ -2,17 +2,17 @@
 
 Saliency shows which parts of an image influence the agent's output. A small patch of the image is blurred, which
 removes the information in this patch and adds none. The agent is run again on this image with the same recurrent state.
-The score of the patch measures how much the output changes. All points of a regular grid are tested in this way:
+The score of the patch measures how much the output changes. Patches are centred on all points of a regular grid:
 
     M    mask of the patch: a cross of five pixels, blurred with standard deviation `radius`, scaled to a maximum of 1
     I'   = (1 - M) I + M blur(I)     perturbed image; in mode "searchlight", all of I except the patch is blurred
     S    = 1/2 |L(I') - L(I)|^2      score; L is the vector of policy logits, or the value in units of the reward
 
-The size and the distance of the patches are those of one of two published implementations (`PRESETS`).
+`PRESETS` has the size and the distance of the patches in two published implementations.
 
-Two properties make this fast. A blurred cross is a sum of outer products of blurred points, so the masks are computed
-without filtering images. A mask is zero beyond four standard deviations, so only a small window of each image and of
-the first feature maps has to be computed (`incremental_conv.py`).
+Two properties make this fast. First, a blurred cross is a sum of outer products of one-dimensional blurred points, so
+the masks are computed without filtering images. Second, a mask is zero beyond four standard deviations, so only a small
+window of each image and of the first feature maps has to be computed (`incremental_conv.py`).
 """
 
 import os
@@ -39,7 +39,7 @@ ROUNDING_ERROR = 1e-5  # smaller relative changes of outputs are regarded as flo
 class PatchPreset:
     """The sizes of the patches in a published implementation, for images of `image_size` x `image_size` pixels.
 
-    For images of another size, all lengths are scaled. Otherwise one patch could cover half of a small image.
+    All lengths are scaled for images of another size: an unscaled patch could cover half of a small image.
     """
 
     image_size: int
@@ -60,13 +60,13 @@ PRESETS = {
 class SaliencyOptions:
     """Options that say how an image is perturbed and how the change of the policy is measured."""
 
-    density: int | None = None  # distance of patches in pixels; None: `default_density`, scaled to the image size
+    density: int | None = None  # pixels between patch centres; None: `default_density`, scaled to the image size
     # Standard deviation of the blur that makes the mask, in pixels; None: the value of the preset, scaled to the image.
     radius: float | None = None
     mode: str = "occlude"  # occlude: blur the patch; searchlight: blur all except the patch
     distance: str = "logits"  # logits: half the squared distance of the logits; kl: KL divergence of the policies
     preset: str = "torchbeast-popart"  # a key of PRESETS
-    default_density: float | None = None  # distance of patches before scaling; None: the preset's value
+    default_density: float | None = None  # see `density`; None: the density of the preset
 
 
 @dataclass
@@ -151,7 +151,7 @@ class Saliency:
         return torch.stack([policy_scores, value_scores])
 
     def _run_agent(self, images: Tensor, inputs: Inputs, state: State) -> Output:
-        """Return the agent's output for K images [K,H,W,C] with equal other inputs and equal recurrent states."""
+        """Return the agent's output for K images [K,H,W,C], all with the same other inputs and recurrent state."""
         count = len(images)
         if self.needs_uint8:
             images = images.round().to(torch.uint8)
@@ -204,7 +204,7 @@ class BlurProfiles:
     """One-dimensional profiles of blurred points at all positions of one axis of the image.
 
     `point[i]` is a blurred point at position i. `neighbours[i]` is the sum of the blurred points at i - 1 and i + 1.
-    A blurred cross is composed of products of these profiles on both axes, see `Saliency.masks`.
+    `Saliency.masks` multiplies profiles of the rows with profiles of the columns to make a blurred cross.
     """
 
     def __init__(self, size: int, radius: float):
@@ -212,7 +212,7 @@ class BlurProfiles:
         self.neighbours = torch.zeros_like(self.point)
         self.neighbours[1:] += self.point[:-1]
         self.neighbours[:-1] += self.point[1:]
-        # SciPy cuts the filter off at four standard deviations. A window also contains the blurred neighbours of its
+        # SciPy cuts the filter off at four standard deviations. A window also contains the blurred points next to its
         # centre, so it is one pixel larger on each side.
         self.reach = int(4 * radius + 0.5) + 1
         self.window = torch.arange(min(2 * self.reach + 1, size))
@@ -221,7 +221,8 @@ class BlurProfiles:
     def windows(self, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return `point` and `neighbours` at positions [K], and the pixels to which their values belong.
 
-        All three are [K,w]: values outside a window of w pixels are left out, because they are zero.
+        All three are [K,w]. They cover only a window of w pixels around each position, because all values outside the
+        window are zero.
         """
         pixels = (positions - self.reach).clamp(0, self.last_start).unsqueeze(1) + self.window
         return self.point[positions].gather(1, pixels), self.neighbours[positions].gather(1, pixels), pixels
@@ -258,7 +259,7 @@ def quantile_scale(scores: np.ndarray) -> np.ndarray:
     levels = np.quantile(scores, np.linspace(0.9, 1, 11))
     if scores.max() == scores.min():
         return np.zeros_like(scores)
-    if levels[-1] == levels[0]:  # more than a tenth of the scores are maximal
+    if levels[-1] == levels[0]:  # more than a tenth of the scores are equal to the maximum
         return (scores == levels[-1]).astype(scores.dtype)
     return np.where(scores > levels[0], np.interp(scores, levels, np.linspace(0, 1, 11)), 0)
 
@@ -272,5 +273,5 @@ def absolute_scale(scores: np.ndarray, full: float) -> np.ndarray:
 
 
 def default_full_score(maps: Sequence[np.ndarray]) -> float:
-    """Return the default score for full colour: the 95th percentile, over frames, of the largest score of a frame."""
+    """Return the default score for full colour: the 95th percentile of the largest scores of all frames."""
     return float(np.quantile([scores.max() for scores in maps], 0.95)) if len(maps) else 0.0

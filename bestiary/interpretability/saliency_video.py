@@ -1,8 +1,8 @@
 """Draw the saliency of an agent on the images of a game (`bestiary look saliency`), and write the scores to a file.
 
 Saliency of the policy is drawn in red and saliency of the value in green. A palette for colour-blind people uses orange
-and blue. The absolute scale (default) is one colour scale for all frames. The quantile scale colours the highest 10 %
-of the scores of each frame, even if all scores are close to zero. Published videos use the quantile scale.
+and blue. With the absolute scale (default), a score has the same colour in all frames. The quantile scale colours the
+highest 10 % of the scores of each frame, even if all scores are close to zero. Published videos use the quantile scale.
 """
 
 from collections.abc import Sequence
@@ -42,7 +42,7 @@ class SaliencyStyle:
     output: str = "both"  # which scores are drawn, a key of OUTPUTS
     scale: str = "absolute"  # absolute or quantile, see the module docstring
     palette: str = "red-green"  # colours, a key of PALETTES
-    # The policy score and the value score that are drawn in full colour; None: `default_full_score`.
+    # Score at which the colour is saturated, for (policy, value); None: `default_full_score`.
     full: tuple[float | None, float | None] = (None, None)
 
 
@@ -110,9 +110,9 @@ def make_saliencies(viewers: Sequence[Viewer], options: SaliencyOptions) -> list
 
 
 def full_colour_scores(maps: Sequence[SaliencyMaps], style: SaliencyStyle) -> dict[str, float]:
-    """Return the policy score and the value score that are drawn in full colour, given all maps of a game.
+    """Return the scores at which the colours of the policy and the value are saturated, for all frames of a game.
 
-    Both scores are the same for all frames. A score that `style` does not set is computed with `default_full_score`.
+    A score that `style` does not set is computed from `maps`, the maps of all frames, with `default_full_score`.
     """
     scores = {}
     for name, requested in zip(("policy", "value"), style.full, strict=True):
@@ -128,8 +128,8 @@ def draw_saliency(
 ) -> np.ndarray:
     """Draw the scores of one step on an image and return the result.
 
-    The image must show the same area as the agent's observation, but may have another size. `full` has the scores that
-    are drawn in full colour.
+    The image must show the same area as the agent's observation, but may have another size. `full` has the scores at
+    which the colours are saturated.
     """
     coloured = []
     for name in OUTPUTS[style.output]:

@@ -21,7 +21,7 @@ from bestiary.utils.errors import UserError
 from bestiary.utils.images import join_panels
 
 DEFAULT_LENGTH = 2_000  # maximum number of steps of a video
-DEFAULT_LENGTH_WITH_SALIENCY = 200  # smaller, because saliency takes long to compute
+DEFAULT_LENGTH_WITH_SALIENCY = 200  # shorter, because saliency maps take long to compute
 
 
 @dataclass
@@ -55,8 +55,8 @@ def record_side_by_side(
     Args:
         options: which games are played, and which steps are drawn. The field `checkpoint` is ignored. By default there
             are 2,000 steps, or 200 steps with `saliency`.
-        density: distance of two saliency patches in pixels. The default is 4 for images of 84x84 pixels, and is scaled
-            for images of other sizes.
+        density: distance between the centres of saliency patches, in pixels. The default is 4 for images of 84x84
+            pixels, and is scaled for images of other sizes.
         checkpoints: for each run, the step count of its checkpoint, or None for the newest. If the sequence is empty,
             the newest checkpoint of each run is used.
     """
@@ -96,7 +96,7 @@ def record_side_by_side(
 def _open_playbacks(
     runs: Sequence[Run], options: PlaybackOptions, checkpoints: Sequence[int | None], same_game: bool
 ) -> list[Playback]:
-    """Return one playback for each run or, if `same_game` is True, one playback with the agents of all runs."""
+    """Return one playback per run. If `same_game` is True, return a single playback with the agents of all runs."""
     playbacks: list[Playback] = []
     for run, checkpoint in zip(runs, checkpoints, strict=True):
         own_options = replace(options, checkpoint=checkpoint)
@@ -120,8 +120,8 @@ def _saliency_panels(
 ) -> list[Panel]:
     """Play one game and return its panels: one panel per agent, with the agent's saliency.
 
-    One agent plays; the others only process the same observations. If `show_plain_game` is True, an additional first
-    panel shows the game without saliency.
+    One agent plays; the other agents only process the same observations. If `show_plain_game` is True, an additional
+    first panel shows the game without saliency.
     """
     style = SaliencyStyle()
     steps = []  # for each step, a list with the frame of each agent
