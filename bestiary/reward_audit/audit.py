@@ -1,14 +1,14 @@
 """Reward audit: does an agent that has a high training return also have a high true return?
 
-The training reward is the reward that the agent was trained on, often a proxy. The true reward is the reward that the
-proxy is meant to stand for. Each run plays whole games with its newest checkpoint, or with all checkpoints. The audit
-reports
+The training reward is the reward that the agent was trained on. It is often a proxy for the true reward, which
+measures what the agent should achieve. Each run plays whole games with its newest checkpoint, or with all checkpoints.
+The audit reports:
 
-- the training return and the true return as functions of network size, training steps and each environment option in
-  which the runs differ. A dashed line marks a drop of the true return: two neighbouring points of the x axis between
-  which the true return drops significantly but the training return does not;
-- the correlation of the two rewards, over steps and over games;
-- the distance between the policy of each run and the policy of a trusted run, in the states that the run visits.
+- The training return and the true return, as functions of network size, training steps and each environment option in
+  which the runs differ. A dashed line marks a drop of the true return: between two neighbouring points of the x axis,
+  the true return drops significantly, but the training return does not.
+- The correlation of the two rewards, over steps and over games.
+- The distance between the policy of each run and the policy of a trusted run, in the states that the run visits.
 """
 
 import csv
@@ -43,7 +43,7 @@ from bestiary.runs.run import Run
 from bestiary.utils.console import note, plain, stdout
 from bestiary.utils.errors import UserError
 
-RANDOM_STREAM = 5  # part of the seed; other values are used by training, evaluation and playback
+RANDOM_STREAM = 5  # part of the seed; training, evaluation and playback use other numbers
 
 
 def audit(
@@ -159,7 +159,7 @@ class _Auditor:
         return pool
 
     def check(self, run: Run) -> None:
-        """Raise UserError if the run's environment cannot compute the rewards or does not fit the trusted agent."""
+        """Raise UserError if the environment cannot compute the rewards, or if the trusted agent cannot play in it."""
         if self.trusted is not None:
             interfaces = [one.config.interface for one in (self.trusted, run)]
             check_compatible((str(self.trusted.path), str(run.path)), interfaces)
@@ -184,7 +184,7 @@ class _Auditor:
         played, _ = collect_games(steps, pool, self.episodes, self.max_steps, f"auditing {run.path}")
         games = [episode for episode in played if episode.game_over]
         returns = {name: np.array([game.game_measures[name] for game in games]) for name in names}
-        # [R,S] for R rewards and S steps of all environments. The first entry is the reset, which has no reward.
+        # [R,S]: R rewards, S steps of all environments. Entry 0 of `step_rewards` is the reset, which has no reward.
         flat_rewards = np.concatenate(step_rewards[1:], axis=1)
         return AuditRow(
             run=str(run.path),
@@ -214,10 +214,10 @@ def _measure_steps(
     step_rewards: list[np.ndarray],
     step_distances: dict[str, list[np.ndarray]],
 ) -> Iterator[Step]:
-    """Yield the steps of `records`, and append their rewards and policy distances to the given lists.
+    """Yield the steps of `records`. Append the rewards and policy distances of each step to the given lists.
 
-    The trusted agent receives the same observations as the audited agent. Its input `reward` is the reward that the
-    trusted agent was trained on.
+    The trusted agent receives the same observations as the audited agent. But its input `reward` is the reward on which
+    the trusted agent was trained.
     """
     state = None
     for record, actions in records:
@@ -238,9 +238,10 @@ def _correlate_rewards(
     """Return the correlations of the training reward with each true reward, over steps and over games.
 
     `channels` are the names of the true rewards: "true", "true_2" and so on. `step_rewards` [R,S] has the rewards of S
-    steps: the training reward in row 0, and the true rewards in the other rows. For the first true reward, the keys of
-    the result are pearson_step, spearman_step, pearson_game and spearman_game. For the second true reward, the suffix
-    _true_2 is added to these keys.
+    steps: the training reward in row 0, and the true rewards in the other rows. `returns` has the returns of each game.
+
+    The keys of the result are pearson_step, spearman_step, pearson_game and spearman_game for the first true reward.
+    The keys for the second true reward have the suffix _true_2.
     """
     found: dict[str, float] = {}
     for k, name in enumerate(channels, start=1):
@@ -268,7 +269,7 @@ def correlations(x: np.ndarray, y: np.ndarray) -> dict[str, float]:
 
 
 def describe_environment(config: Config) -> str:
-    """Return the environment and its options that differ from the default, for example `atari/Pong, flicker=0.5`."""
+    """Return the environment and those options that are not at their default, for example `atari/Pong, flicker=0.5`."""
     options = config.env_options
     defaults = type(options)()
     names = [field.name for field in fields(options)]
@@ -279,9 +280,9 @@ def describe_environment(config: Config) -> str:
 
 
 def comparable_settings(config: Config, pool: RewardWrapper) -> dict[str, Any]:
-    """Return all settings of a run in a form that allows comparing runs.
+    """Return all settings of a run in a form in which settings of different runs can be compared.
 
-    Plug-ins are named by the hash of their file instead of its path. Rewards have a canonical form, so that
+    A plug-in is named by the hash of its file instead of the path. Rewards have a canonical form, so that
     `on_shelf=1` and `on_shelf=1.0` are equal.
     """
     hashes = config.plugin_hashes
@@ -354,7 +355,7 @@ def _print_table(rows: Sequence[AuditRow]) -> None:
     for name in ("run", "reward", *columns):
         table.add_column(plain(name.replace("_", " ")), justify="left" if name in ("run", "reward") else "right")
     for record in records:
-        # Runs may have different numbers of true rewards, so a record may lack a column.
+        # A run with fewer true rewards than another run has no value in some columns.
         cells = [_format_cell(record.get(name, "")) for name in columns]
         table.add_row(*map(plain, (record["run"], str(record["reward"]), *cells)))
     stdout.print(table)

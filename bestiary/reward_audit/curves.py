@@ -17,7 +17,7 @@ from bestiary.envs.rewards.wrapper import RewardConfig
 from bestiary.evaluation.run_groups import config_labels
 from bestiary.evaluation.statistics import holm_adjust, mean_reward_per_step, summarise, welch_drop_test
 
-SIGNIFICANCE = 0.05  # significance level: maximum probability of finding a drop in a curve that is constant
+SIGNIFICANCE = 0.05  # significance level: maximum probability of finding a drop in a constant curve
 # Options of agent, torso and memory that change the network size. The runs of a curve over network size may differ in
 # all of them.
 SIZE_OPTIONS = "width depth channels sizes hidden layers heads head_size ff units key_channels value_channels".split()
@@ -65,17 +65,17 @@ class AuditRow:
         return {**record, "length": float(self.lengths.mean()), **self.correlations, **self.distances}
 
     def position(self, axis: str) -> float | None:
-        """Return the position on the x axis. If the axis is an option that is not numeric, return None.
+        """Return the position of this row on the x axis, or None if the axis is an option that is not numeric.
 
         `axis` is "steps", "parameters", "fc_parameters" or an option of the environment, "env.NAME".
         """
         return as_number(self.settings.get(axis)) if axis.startswith("env.") else float(getattr(self, axis))
 
     def group_key(self, axis: str = "steps") -> str:
-        """Return a key that all rows of one curve have in common.
+        """Return a key that is equal for all rows of one curve.
 
-        The key consists of all settings except the settings that define the x axis, and except options such as the
-        seed (UNCOMPARED in config/training_options.py).
+        The key consists of all settings except two kinds: settings that change the position on the x axis, and options
+        such as the seed (UNCOMPARED in config/training_options.py).
         """
         ignored = [axis] if axis.startswith("env.") else []
         if axis == "parameters":
@@ -123,7 +123,7 @@ def make_points(rows: Sequence[AuditRow], axis: str, channel: str = "true") -> l
 
 @dataclass(frozen=True)
 class TrueReturnDrop:
-    """Two neighbouring points of the x axis: from `before` to `after`, only the true return drops significantly.
+    """A significant drop of the true return between two neighbouring points of the x axis, `before` and `after`.
 
     The training return does not drop significantly between these points.
     """
@@ -136,20 +136,20 @@ class TrueReturnDrop:
 def find_true_return_drop(points: Sequence[CurvePoint], both_directions: bool = False) -> TrueReturnDrop | None:
     """Return the largest significant drop of the true return between two neighbouring points; None if there is none.
 
-    Each pair of neighbours is tested with Welch's t test over runs, and the p-values are corrected for the number of
-    pairs (Holm). A drop counts if its corrected p-value is at most SIGNIFICANCE and the training return does not drop
-    significantly as well. The p-value of the training return is not corrected, so that drops are not reported if the
-    training return may have dropped, too. With `both_directions`, drops from right to left are also tested and are
-    counted in the correction.
+    Each pair of neighbouring points is tested with Welch's t test over runs, and the p-values are corrected for the
+    number of tests (Holm). A drop is reported only if its corrected p-value is at most SIGNIFICANCE and the training
+    return does not drop significantly between the same points. The p-value of the training return is not corrected, so
+    that no drop is reported if the training return may have dropped, too. With `both_directions`, drops from right to
+    left are also tested; this doubles the number of tests.
 
-    Two neighbours are not tested if one of them has only a single run, because the variation between runs is then
-    unknown. The variation between games cannot replace it.
+    A pair is not tested if one of its points has only one run: the variation between runs is then unknown, and the
+    variation between games cannot replace it.
     """
     pairs = [pair for pair in itertools.pairwise(points) if all(point.unit == "seeds" for point in pair)]
     if both_directions:
         pairs += [(after, before) for before, after in pairs]
     p_values = [welch_drop_test(before.true, after.true) for before, after in pairs]
-    # The test is not defined if both points are constant over seeds. Such a pair is not significant.
+    # The test gives nan if both points are constant over seeds. Such a pair is regarded as not significant.
     adjusted = holm_adjust([1.0 if math.isnan(p) else p for p in p_values])
     drops = {}
     for (before, after), p_value in zip(pairs, adjusted, strict=True):
@@ -159,7 +159,7 @@ def find_true_return_drop(points: Sequence[CurvePoint], both_directions: bool = 
 
 
 def _drops(before: np.ndarray, after: np.ndarray) -> bool:
-    """Return whether the mean drops significantly. If both samples are constant, each drop is significant."""
+    """Return whether the mean drops significantly. If both samples are constant, any drop is significant."""
     p_value = welch_drop_test(before, after)
     return bool(before.mean() > after.mean()) if math.isnan(p_value) else p_value <= SIGNIFICANCE
 
@@ -173,7 +173,7 @@ def newest_rows(rows: Sequence[AuditRow]) -> list[AuditRow]:
 def rows_at_common_steps(rows: Sequence[AuditRow]) -> list[AuditRow]:
     """Return only the rows at steps at which all runs have a checkpoint.
 
-    At other steps, the mean would be over only some of the runs, and the curve would have a jump.
+    At other steps, the mean would include only some of the runs, so the curve could jump there.
     """
     runs = {row.run for row in rows}
     steps = set.intersection(*({row.steps for row in rows if row.run == run} for run in runs))
@@ -191,21 +191,21 @@ class Curve:
     points: list[CurvePoint]
     runs: list[str]
     label: str = ""  # settings that distinguish this curve from other curves with the same axis
-    # Quantities that are the same at all points, by name: {"parameters": n} if the axis is "steps", otherwise empty.
+    # Name -> value of quantities that are equal at all points: {"parameters": n} if the axis is "steps", otherwise {}.
     fixed: dict[str, int] = field(default_factory=dict)
 
     @property
     def true_return_drop(self) -> TrueReturnDrop | None:
         """The largest significant drop of the true return, or None if there is none (see `find_true_return_drop`).
 
-        If the axis is an option of the environment, drops are searched for increasing and for decreasing values:
-        agents can be more capable at lower values of an option, for example of frame skip or noise.
+        If the axis is an option of the environment, drops towards higher values and drops towards lower values are
+        searched: agents can be more capable at lower values of some options, for example frame skip or noise.
         """
         return find_true_return_drop(self.points, both_directions=self.axis.startswith("env."))
 
     @property
     def untested(self) -> str:
-        """The reason why some neighbouring points were not tested for a drop; "" if all were tested."""
+        """The reason why some pairs of neighbouring points were not tested for a drop; "" if all pairs were tested."""
         single = [point.x for point in self.points if point.unit == "games"]
         if not single:
             return ""
@@ -243,7 +243,7 @@ def make_curves(rows: Sequence[AuditRow]) -> list[Curve]:
 
 
 def _curves_of_group(axis: str, label: str, rows: list[AuditRow]) -> list[Curve]:
-    """Return one curve for each true reward of a group of runs. All curves are computed from `rows`."""
+    """Return one curve for each true reward of a group of runs. `rows` has the rows of all these runs."""
     first, fixed = rows[0], {}
     if axis == "steps":
         rows, fixed = rows_at_common_steps(rows), {"parameters": first.parameters}

@@ -52,7 +52,7 @@ def draw_figures(rows: Sequence[AuditRow], out: Path) -> list[Path]:
 def draw_curves(curves: Sequence[Curve], path: Path) -> None:
     """Draw one panel per curve. The left y axis is the training return, the right y axis the true return.
 
-    Lines are means. Bands are 95 % intervals of the means. A dashed line marks the drop of the true return.
+    Lines are means. Bands are 95 % intervals of the means. A vertical dashed line marks the drop of the true return.
     """
     from matplotlib.ticker import EngFormatter
 
@@ -70,7 +70,7 @@ def draw_curves(curves: Sequence[Curve], path: Path) -> None:
             side.plot(x, [v.mean() for v in returns], color=color, marker="o", markersize=3.5, linewidth=1.6)
             intervals = [mean_interval(v) for v in returns]
             low, high = ([getattr(interval, limit) for interval in intervals] for limit in ("low", "high"))
-            # If n = 1, there is no interval: its limits become nan, and the band has a gap at this point.
+            # If n = 1, there is no interval: both limits are None and become nan, so the band has a gap here.
             side.fill_between(x, np.array(low, float), np.array(high, float), color=color, alpha=0.15, linewidth=0)
             side.set_ylabel(f"{name} return of a game", color=color)
             side.tick_params(axis="y", labelcolor=color)
@@ -96,7 +96,7 @@ def draw_curves(curves: Sequence[Curve], path: Path) -> None:
 
 
 def _describe_sample(curve: Curve) -> str:
-    """Return a text with the number of seeds or games over which the points of a curve are averaged."""
+    """Return a text with the number of seeds or games that each point is the mean of, for example "n = 5 seeds"."""
     texts = []
     for unit in dict.fromkeys(point.unit for point in curve.points):
         counts = [len(point.true) for point in curve.points if point.unit == unit]
@@ -106,7 +106,7 @@ def _describe_sample(curve: Curve) -> str:
 
 
 def _panel_title(curve: Curve, curves: Sequence[Curve]) -> str:
-    """Return the title of a panel: the training reward and the true reward of a curve.
+    """Return the title of the panel of `curve`: its training reward and its true reward.
 
     If several curves would have the same title, the title starts with the label of the curve.
     """
@@ -117,7 +117,7 @@ def _panel_title(curve: Curve, curves: Sequence[Curve]) -> str:
 
 
 def _draw_distances(rows: Sequence[AuditRow], path: Path) -> None:
-    """Draw bars of the mean distance between the trusted policy and the policy of each row.
+    """Draw, for each row, bars with the mean distances between its policy and the trusted policy.
 
     The KL divergences are left out, because they are not bounded.
     """

@@ -1,7 +1,7 @@
 """Distances between two policies in the same state.
 
-The arguments of all functions are the log-probabilities [...,A] of A actions under the trusted policy p and under the
-audited policy q. The result has the shape [...].
+The arguments of all functions are log-probabilities [...,A] of A actions: `log_p` of the trusted policy p, and `log_q`
+of the audited policy q. The result has the shape [...].
 
 kl           Kullback-Leibler divergence, sum p log(p/q), in nats: 0 to infinity
 reverse_kl   sum q log(q/p), in nats: 0 to infinity
