@@ -1,7 +1,7 @@
 """Executors: start the commands of a study as processes on this machine or on the machines of a Ray cluster.
 
-The `bestiary study` process holds the standard input of each command open. If it closes this input, or ends for any
-reason, the command saves its run and ends (`worker.py`).
+The `bestiary study` process holds the standard input of each command open. If this process closes the input, or ends
+for any reason, the command saves its run and ends (`worker.py`).
 """
 
 import math
@@ -28,7 +28,7 @@ from bestiary.utils.plugin_sources import PluginSource
 class Process(Protocol):
     """A running command of a trial."""
 
-    error: str  # event outside the command that ended it, for example the loss of its machine; "" if there was none
+    error: str  # outside event that ended the command, for example the loss of its machine; "" if none
 
     def poll(self) -> int | None:
         """Return the exit status, or None if the command is still running."""
@@ -120,8 +120,8 @@ class RayExecutor:
         self.unsuitable_nodes: set[str] = set()  # ids of nodes on which a command could not be started
         self._check_resources()
         self._check_machines()
-        # By default, Ray kills the command when the worker process that started it exits. Here the command must live
-        # longer, because it saves its run before it ends.
+        # By default, Ray kills the command when the worker process that started it exits. The command must live longer
+        # than this worker process, because it saves its run before it ends.
         runtime_env = {"env_vars": {"RAY_kill_child_processes_on_worker_exit": "false"}}
         remote = ray.remote(num_cpus=cpus_per_run, num_gpus=gpus_per_run, max_concurrency=2, runtime_env=runtime_env)
         self.job_class = remote(RemoteJob)
@@ -136,7 +136,7 @@ class RayExecutor:
                 raise UserError(f"{flag} {count:g}: the largest machine of the cluster has {largest:g} {name}s")
 
     def _check_machines(self) -> None:
-        """Raise UserError if a machine has other package versions than this machine, or does not share the folders."""
+        """Raise UserError if a machine cannot run commands of the study (see `check_machine`)."""
         marker = self.folder / f".seen-{secrets.token_hex(8)}"
         marker.touch()
         try:
@@ -147,10 +147,10 @@ class RayExecutor:
             raise UserError(*problems)
 
     def capacity(self) -> int:
-        """Return the number of runs for which the machines of the cluster have enough CPUs and GPUs now.
+        """Return the number of runs that the machines which are now in the cluster can train at the same time.
 
-        Return at least 1: if no machine is free, a run can be started anyway, and Ray makes it wait until a machine is
-        free or joins the cluster.
+        The result is at least 1: a run can be started even if no machine is free. Ray then makes the run wait until a
+        machine is free or joins the cluster.
         """
         wanted = [(name, n) for name, n in (("CPU", self.cpus_per_run), ("GPU", self.gpus_per_run)) if n]
         nodes = [n["Resources"] for n in self.ray.nodes() if n["Alive"] and n["NodeID"] not in self.unsuitable_nodes]
@@ -213,7 +213,7 @@ class RemoteJob:
         self.working_dir = working_dir
         self.versions = versions
         self.cpus = cpus
-        self.contents = contents  # plug-ins of the run, which the user trusts
+        self.contents = contents  # contents of the run's plug-in files, which the user trusts
 
     def run(self, log: Path, command: list[str]) -> int:
         """Run the command and return its exit status. Raise UnsuitableMachine if this machine cannot run it."""
@@ -236,10 +236,10 @@ class RemoteJob:
 
 
 class RemoteProcess:
-    """A command that a RemoteJob runs on another machine. This object is used in the `bestiary study` process.
+    """A command that a RemoteJob runs on another machine. The `bestiary study` process controls it with this object.
 
-    If the machine cannot run the command, its node is added to `unsuitable_nodes`, a set that all objects of this class
-    share.
+    If the machine cannot run the command, the id of its node is added to `unsuitable_nodes`, a set that all objects of
+    this class share.
     """
 
     def __init__(self, ray: Any, job: Any, log: Path, command: list[str], unsuitable_nodes: set[str]):

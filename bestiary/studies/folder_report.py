@@ -140,7 +140,10 @@ def _relative_name(run: Run, folder: Path) -> str:
 
 
 def _render_curves(runs: list[Run]) -> Iterator[str]:
-    """Yield the HTML of one figure per set of environments. Returns of different environments are not comparable."""
+    """Yield the HTML of the learning curves: one figure per set of environments.
+
+    Runs in different environments are not drawn in one figure, because their returns are not comparable.
+    """
     by_envs: dict[tuple[str, ...], list[Run]] = {}
     for run in runs:
         try:
@@ -184,7 +187,7 @@ def _render_run(run: Run) -> Iterator[str]:
 
 
 def _render_media(path: Path, kind: str) -> str:
-    """Return the HTML of a figure with an image or video. If the file is too large, return a text that says so."""
+    """Return the HTML of a figure with an image or video. If the file is too large, return a text with its size."""
     if (size := path.stat().st_size) > MAX_FILE_BYTES:
         text = f"{kind}: {path.name} is too large for the report ({size / 2**20:.0f} MiB)"
         return f'<p class="small">{html.escape(text)}</p>'
@@ -200,7 +203,7 @@ def _output_files(run: Run, folder: str) -> list[Path]:
 def _newest_files(run: Run, folder: str, suffixes: tuple[str, ...]) -> dict[str, Path]:
     """Return {subject: newest file} for the files with one of the suffixes in the subfolder `folder` of a run.
 
-    The subject is the start of the file name: saliency-Pong-000001000000-100.png has the subject saliency-Pong.
+    The subject is the start of the file name, for example saliency-Pong for saliency-Pong-000001000000-100.png.
     """
     paths = [path for path in _output_files(run, folder) if path.suffix in suffixes]
     by_age = sorted(paths, key=lambda path: path.stat().st_mtime)

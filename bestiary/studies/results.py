@@ -3,9 +3,10 @@
 The final return of a run is the mean return of the games that ended in the last tenth of the training. Runs that are
 not trained to the end have no final return.
 
-A study can train the same variants in several environments. Returns can be normalised if the two returns that become 0
-and 1 are known for each environment. They come from the table `[normalise]` of the study file, or from the score ranges
-of the environments. In this case, the normalised returns of all environments are also summarised.
+A study can train the same variants in several environments. Each variant then also has a summary of its normalised
+returns over all environments, if two returns are known for each environment: the return that is normalised to 0 and the
+return that is normalised to 1. They come from the table `[normalise]` of the study file, or from the score ranges of
+the environments.
 """
 
 from collections.abc import Iterable
@@ -52,7 +53,7 @@ class VariantResult:
     environments: tuple[str, ...]
     parameters: tuple[int, ...]  # numbers of network parameters; they may differ between environments
     trials: list[TrialResult]  # all runs of the variant, including those that are not trained yet
-    # Final returns, normalised if there are several environments: one array [R] per environment, for R trained runs.
+    # One array [R] per environment: final returns of R trained runs. Normalised if there are several environments.
     scores: list[np.ndarray] = field(default_factory=list)
 
     @property
@@ -60,7 +61,7 @@ class VariantResult:
         return sum(result.is_trained for result in self.trials)
 
     def statistics(self) -> dict[str, Any]:
-        """Return {name: value} of all statistics that are known.
+        """Return {name: value} of all statistics of this row that are known.
 
         `ci_low` and `ci_high` are the 95 % interval of the mean over seeds, and `interval` is its method.
         """
@@ -124,9 +125,9 @@ def _read_result(trial: Trial) -> TrialResult:
 
 
 def summarise_variants(study: Study, results: list[TrialResult]) -> list[VariantResult]:
-    """Return the result of each variant. If the study normalises returns, append the results over all environments.
+    """Return the result of each variant. If returns can be normalised, append results over all environments.
 
-    Results over all environments need at least one trained run in each environment.
+    A variant has a result over all environments only if it has a trained run in each environment.
     """
     summaries = []
     for variant in study.variants:
@@ -143,10 +144,10 @@ def summarise_variants(study: Study, results: list[TrialResult]) -> list[Variant
 
 
 def score_ranges(study: Study) -> dict[str, tuple[float, float]]:
-    """Return, for each environment, the returns that are normalised to 0 and 1; an empty dict if one is unknown.
+    """Return {environment: (return normalised to 0, return normalised to 1)}; {} if an environment has no known range.
 
-    The table [normalise] of the study file has priority. The score ranges of environments are used only if all variants
-    are trained on the environment's own reward.
+    The table [normalise] of the study file has priority. Without this table, the score ranges of the environments are
+    used, but only if all variants are trained on the environment's own reward.
     """
     if study.normalise or any(variant.config.rewards.training is not None for variant in study.variants):
         return study.normalise
@@ -156,7 +157,10 @@ def score_ranges(study: Study) -> dict[str, tuple[float, float]]:
 
 
 def _variants_across_envs(summaries: list[VariantResult]) -> dict[str, list[VariantResult]]:
-    """Return {name without environment: results in each environment} of the variants with results in all of them."""
+    """Return {name without environment: results of the variant in each environment}.
+
+    Variants that do not have results in all environments are left out.
+    """
     envs = {summary.environments for summary in summaries}
     by_name: dict[str, list[VariantResult]] = {}
     for summary in summaries:
@@ -195,7 +199,8 @@ def _normalised_summary(
 ) -> VariantResult:
     """Return the result over several environments, after normalising the returns of each environment.
 
-    `members` are the results in the environments. `normalise` has the two returns that become 0 and 1, by environment.
+    `members` are the results in single environments. `normalise` maps an environment to (return that becomes 0, return
+    that becomes 1).
     """
     scores = []
     for member in members:
@@ -217,8 +222,8 @@ def _final_returns(results: Iterable[TrialResult]) -> np.ndarray:
 def learning_curves(study: Study, trials: list[Trial]) -> dict[str, dict[str, list[CurveGroup]]]:
     """Return {environment: {title of a panel: curves}}. A curve is the mean of a variant with a band over its seeds.
 
-    Unfinished runs are included. Usually there is one panel without a title. If the study has named variants and a
-    grid, there is one panel for each combination of grid values.
+    Unfinished runs are included. Usually there is only one panel, with the title "". If the study has named variants
+    and a grid, there is one panel for each combination of grid values.
     """
     curves: dict[str, dict[str, list[CurveGroup]]] = {}
     for variant in study.variants:

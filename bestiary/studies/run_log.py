@@ -1,4 +1,4 @@
-"""Log file of a trial (a run of a study): the output of its commands, with an added line before and after each command.
+"""Log file of a trial (a run of a study): the output of its commands, with a line before and after each output.
 
     study: 2031-05-04 10:12:00 bestiary train --config ...
     recall-lstm  64k of 100k steps · ...
@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import IO
 
-HEADER_START = "study: 20"  # start of a header; 20 is the start of the year
+HEADER_START = "study: 20"  # start of a header; 20: first two digits of the year
 EXIT_STATUS = "study: exit status "
 STOPPED = "study: stopped"
 ERROR_PREFIX = "bestiary: "
@@ -43,7 +43,7 @@ def close_log(path: Path, status: int | None, error: str = "") -> None:
 
 
 def last_output(path: Path) -> list[str]:
-    """Return the lines that follow the last header: the output of the last command and, if it has ended, the footer.
+    """Return the lines after the last header: the output of the last command and, if it has ended, the footer.
 
     Empty lines are left out.
     """
@@ -59,7 +59,7 @@ def last_output(path: Path) -> list[str]:
 
 
 def failure_reason(path: Path) -> str:
-    """Return why the last command failed, or an empty string if it did not fail.
+    """Return why the last command failed. Return "" if it did not fail, for example because it is still running.
 
     The reason is the last error message of the command or, if there is none, its last line of output. If a signal
     killed the command, the reason is the signal.

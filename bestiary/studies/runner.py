@@ -36,7 +36,7 @@ from bestiary.utils.errors import RunError, UserError
 POLL_SECONDS = 0.2
 MAX_RETRIES = 3  # maximum number of times that a trial is restarted after its machine was lost
 LOG_TAIL_LINES = 5  # number of lines at the end of a failed run's log that are printed
-ABANDONED_PREFIX = "abandoned-"  # prefix of the new folder name if --if-changed new replaces a run
+ABANDONED_PREFIX = "abandoned-"  # put before the folder name of a run that `--if-changed new` replaces
 
 
 @dataclass(frozen=True)
@@ -74,15 +74,14 @@ def run_study(
     Args:
         path: study file.
         folder: folder of the study; by default runs/NAME.
-        jobs: number of runs that are trained at the same time. It is not used with `cluster`.
+        jobs: number of runs that are trained at the same time; not used if `cluster` is given.
         cluster: Ray cluster to train on; None: this machine. The resources of the cluster decide how many runs are
             trained at the same time.
-        if_changed: what to do with existing runs that have other settings than the study file. "error" raises
-            UserError, "new" renames their folders and trains new runs.
+        if_changed: what to do if existing runs have other settings than the study file. "error": raise UserError.
+            "new": rename the folders of these runs and train new runs.
         dry_run: only print the trials and their states.
         report_only: only write the report.
-        trust_code: whether plug-ins that the study file names may be executed, although the user has not used them
-            before.
+        trust_code: execute the plug-ins that the study file names even if the user has not used them before.
     """
     study = read_study(path, trust_code)
     study_folder = folder or Path("runs") / study.name
@@ -133,10 +132,10 @@ def print_trials(trials: list[Trial]) -> None:
 
 
 def _check_folder(folder: Path) -> None:
-    """Raise UserError if the path is a file, or a folder with files that is not the folder of a study.
+    """Raise UserError if `folder` is a file, or a folder that has files but no study.toml.
 
-    The folder may come from another person. Links and pipes in it are refused, because the study could otherwise write
-    to other folders or wait for ever.
+    Also raise it if the folder contains a link or a pipe, because the folder may come from another person: the study
+    could write to another folder through a link, and could wait for ever when it opens a pipe.
     """
     is_occupied = folder.is_dir() and any(folder.iterdir()) and not (folder / "study.toml").is_file()
     if is_occupied or folder.is_file():
@@ -182,7 +181,7 @@ def _open_executor(folder: Path, jobs: int, cluster: ClusterOptions | None) -> I
 
 
 def changed_trials(trials: list[Trial]) -> dict[Trial, list[str]]:
-    """Return {trial: differences} of the trials whose run folders have other settings than the study file."""
+    """Return {trial: texts about the differences} of trials whose run folder has other settings than the study file."""
     return {trial: changes for trial in trials if trial.exists and (changes := trial.changed_settings())}
 
 
@@ -329,7 +328,7 @@ def _finish_command(job: Job, stopping: bool, executor: Executor, progress: Stud
 
 
 def _raise_if_unfinished(trials: list[Trial]) -> None:
-    """Raise RunError if there are unfinished trials. First print the reasons and the ends of their logs."""
+    """Raise RunError if there are unfinished trials. First print the reason and the end of the log of each one."""
     unfinished = [trial for trial in trials if trial.next_command() is not None]
     for trial in unfinished:
         warn(f"{trial.name} failed: {failure_reason(trial.log)} ({trial.log})")

@@ -3,7 +3,7 @@
     name = "recall-memories"
     seeds = [1, 2, 3]
     evaluate = 200                      # after training, each agent is evaluated with this number of games
-    dashed = ["stack8"]                 # these variants are drawn as a dashed line at their final return
+    dashed = ["stack8"]                 # variants drawn as a dashed line at their final return, without a curve
     zoom = "200k:300k"                  # an additional panel shows this range of the x axis
 
     [base]                              # options of all runs, written as in a config file
@@ -54,7 +54,7 @@ class Variant:
     name: str
     name_without_env: str  # `name` without `env=...`; normalised results combine variants that differ only in `env`
     own_name: str  # name in the [[variant]] table; empty if the variant has no such table
-    grid_point: str  # values of the grid options except `env`, as text; empty if there is no such option
+    grid_point: str  # values of the grid options except `env`, as text; empty if the grid has no other option
     config: Config
     parameters: int  # number of network parameters
 
@@ -82,8 +82,8 @@ class Study:
     seeds: tuple[int, ...]
     evaluate: int  # number of games of the evaluation after training; 0: no evaluation
     variants: list[Variant]
-    normalise: dict[str, tuple[float, float]]  # by environment: the two returns that are normalised to 0 and 1
-    dashed: tuple[str, ...] = ()  # variants that are drawn as a dashed line at their final return
+    normalise: dict[str, tuple[float, float]]  # environment -> the two returns normalised to 0 and 1
+    dashed: tuple[str, ...] = ()  # variants drawn as a dashed horizontal line at the final return, without a curve
     zoom: tuple[float, float] | None = None  # range of the x axis of an additional panel
 
 
@@ -174,7 +174,7 @@ def _read_normalise(file: StudyFile, problems: list[str]) -> dict[str, tuple[flo
 
 
 def _check_normalise(file: StudyFile, variants: list[Variant], normalise: dict[str, tuple[float, float]]) -> None:
-    """Raise UserError if [normalise] has entries, but not exactly one for each environment of the study."""
+    """Raise UserError if [normalise] is not empty and its keys are not exactly the environments of the study."""
     envs = dict.fromkeys(variant.config.envs[0] for variant in variants)
     missing = [env for env in envs if normalise and env not in normalise]
     unknown = [env for env in normalise if env not in envs]
@@ -228,8 +228,10 @@ def _resolve_variant(file: StudyFile, draft: VariantDraft, seed: int, trust_code
 def _locate_problem(file: StudyFile, problem: str, draft: VariantDraft) -> str:
     """Return the location, in the study file, of the option that an error message is about.
 
-    The option is the first flag in the message that the draft also sets. If there is no such flag, it is an option of
-    the draft whose value the message quotes. If there is no such option, either, return the path of the file.
+    Search in this order:
+    1. a flag in the message, such as --frame-stack, that is also an option of the draft
+    2. an option of the draft whose value occurs in the message
+    If neither is found, return the path of the file.
     """
     message = re.split("; did you mean|: it is an option of", problem)[0]
     flags = [flag.replace("-", "_") for flag in re.findall(r"--([\w.-]*\w)", message)]

@@ -64,8 +64,8 @@ def key_lines(text: str) -> dict[tuple[str, str], int]:
     The key "" stands for the header of the table, and the table "variant 1" is the second [[variant]].
 
     The TOML parser of the standard library reports no line numbers. Therefore the first line of the text is parsed,
-    then the first two lines, and so on. If a key is new in the result, it was defined by the lines that were added
-    since the last text that could be parsed. This is slow, so it is done only for error messages.
+    then the first two lines, and so on. When a key appears for the first time, it starts in the line after the previous
+    text that could be parsed. This is slow, so it is done only for error messages.
     """
     lines: dict[tuple[str, str], int] = {}
     rows, first = text.split("\n"), 1
@@ -81,7 +81,7 @@ def key_lines(text: str) -> dict[tuple[str, str], int]:
 
 
 def _table_keys(tables: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield (table, key) for each key, and (table, "") for each table header, of a parsed file."""
+    """Yield (table, key) for each key of a parsed file, and (table, "") for each table header."""
     for name, value in tables.items():
         yield "", name
         inner = {f"{name} {n}": item for n, item in enumerate(value)} if isinstance(value, list) else {name: value}
@@ -96,7 +96,7 @@ def _table_keys(tables: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 @dataclass(frozen=True)
 class VariantDraft:
-    """Names and options of a variant before its configuration is checked. `Variant` explains the names."""
+    """Names and options of a variant before its configuration is checked. See `Variant` for the first four fields."""
 
     name: str
     name_without_env: str

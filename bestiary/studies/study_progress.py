@@ -1,4 +1,4 @@
-"""Display the progress of a study: bars for the study and each running trial, or lines if the output is a file."""
+"""Display the progress of a study: bars for the study and each running trial, or text lines if there is no terminal."""
 
 import time
 
@@ -18,10 +18,10 @@ class StudyProgress:
         self.seconds_between_lines = seconds_between_lines
         self.start_time = time.monotonic()
         self.initial_steps = {trial: trial.run.steps for trial in trials}
-        self.last_lines: dict[Trial, tuple[float, str]] = {}  # time and text of the last plain line of a trial
+        self.last_lines: dict[Trial, tuple[float, str]] = {}  # time and text of the last line printed for a trial
         self.printed_once: set[str] = set()
         self.bar: Progress | None = None
-        self.bar_tasks: dict[Trial | None, TaskID] = {}  # trial -> its bar; the key None has the bar of the study
+        self.bar_tasks: dict[Trial | None, TaskID] = {}  # trial -> its bar; None -> bar of the study
 
     def __enter__(self) -> "StudyProgress":
         if is_interactive():

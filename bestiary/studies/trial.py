@@ -81,7 +81,10 @@ class Trial:
 
     @property
     def steps(self) -> int:
-        """Return the number of trained steps: the maximum of the newest checkpoint and the last row of metrics.csv."""
+        """Return the number of trained steps.
+
+        It is the larger of two: the steps of the newest checkpoint and the steps in the last row of metrics.csv.
+        """
         metrics = self.path / "metrics.csv"
         with contextlib.suppress(OSError, ValueError):
             descriptor = safe_files.open_file(metrics, os.O_RDONLY)
@@ -147,7 +150,7 @@ class Trial:
         return f"{format_count(steps)} of {format_count(self.total_steps)} steps"
 
     def changed_settings(self) -> list[str]:
-        """Return, for each setting that differs between the run folder and the study file, a text with both values."""
+        """Return a text "KEY: A in the run, B in the study file" for each setting with two different values."""
         expected = _compared_settings(self.config)
         try:
             found = _compared_settings(self.run.config)
@@ -162,7 +165,7 @@ class Trial:
     def remove_incomplete_folder(self) -> None:
         """Remove the run folder if the run was killed while this folder was being created.
 
-        Raise UserError if the folder has files that such a run does not have.
+        Raise UserError if the folder also has other files, because it is then not the folder of such a run.
         """
         if not self.path.is_dir() or self.exists:
             return
@@ -181,7 +184,8 @@ def make_trials(study: Study, folder: Path) -> list[Trial]:
 def _compared_settings(config: Config) -> dict[str, Any]:
     """Return the settings that must not change when a trial is continued.
 
-    These are the seed and all settings that are not in UNCOMPARED. Plug-ins are named by the hash of their content.
+    These are the seed and all settings except UNCOMPARED (config/training_options.py). The name of a plug-in contains
+    the hash of its file instead of the path.
     """
     hashes = config.plugin_hashes
     flat = map_plugins(flatten(config.tables()), lambda ref: f"{ref.attribute}@{hashes[str(ref.path)][:8]}")
