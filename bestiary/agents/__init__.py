@@ -1,6 +1,7 @@
 """Agents: neural networks that map observations to policies and values.
 
-An agent consists of a torso, a memory, a policy head and a critic.
+An agent usually has four parts: a torso (encodes the observation), a memory (the recurrent part), a policy head and a
+critic (the value head).
 """
 
 import torch.nn as nn

@@ -1,12 +1,15 @@
 """The interface of agents, and the basic agent: torso -> memory -> policy head and critic.
 
     state = agent.initial_state(B)
-    output, state = agent(inputs, state)    # inputs [T,B], state before entry 0 -> output [T,B], state after entry T-1
+    output, state = agent(inputs, state)    # inputs [T,B]: T steps of B environments
+
+The argument `state` is the recurrent state before step 0. The returned state is the recurrent state after step T-1.
 
 An actor calls the agent with T = 1, a learner calls it with a whole rollout. Both calls compute the same outputs,
 because the memory resets its state at the start of each episode, even if an episode starts in the middle of a rollout.
-`inputs.done[t]` is True if entry t is the first entry of an episode. The last reward and the last action of such an
-entry belong to the previous episode, so the agent replaces them by zeros by default (option `reset_inputs`).
+`inputs.done[t,b]` is True if step t of environment b is the first step of an episode. The last reward and the last
+action of this step belong to the previous episode, so the agent replaces them by zeros by default (option
+`reset_inputs`).
 """
 
 import math
@@ -40,7 +43,7 @@ class Output:
 
     @property
     def value_estimate(self) -> ValueEstimate:
-        """The value estimate for the losses: `estimate`, or `value` without normalisation if `estimate` is None."""
+        """The value estimate for the losses: `estimate`, or if it is None, `value` without normalisation."""
         return ValueEstimate(self.value) if self.estimate is None else self.estimate
 
 
@@ -54,7 +57,7 @@ class Agent(Protocol):
 
     def initial_state(self, batch_size: int) -> State: ...
 
-    # The following are methods of nn.Module.
+    # Every nn.Module already has the following methods.
     def parameters(self) -> Iterator[nn.Parameter]: ...
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
     def to(self, device: torch.device) -> "Agent": ...
@@ -100,7 +103,7 @@ class BasicAgent(nn.Module, AgentDefaults):
         memory: Callable[[int], Any] = NoMemory,
         critic: Callable[[int], Any] = SharedCritic,
     ):
-        """Build the agent. `torso`, `memory` and `critic` are functions that create these parts with their options."""
+        """Build the agent. `torso`, `memory` and `critic` are functions that create the parts of the agent."""
         super().__init__()
         self.torso = torso(observation)
         extra_inputs: Any = options.extra_inputs
@@ -146,7 +149,7 @@ def last_step_features(
 
     The list contains the reward only if `use_reward` is True, and the action only if `num_actions` (A) is not 0. If
     `clamp_reward` is True, the reward is clamped to [-1,1]. If `reset` is True, both features are zero at the first
-    entry of an episode.
+    step of an episode.
     """
     is_used = (~inputs.done if reset else torch.ones_like(inputs.done)).unsqueeze(-1)  # [T,B,1]
     features = []
@@ -182,12 +185,12 @@ def apply_heads(policy: nn.Module, critic: nn.Module, x: Tensor, task: Tensor, *
 def init_orthogonal(module: nn.Module, gain: float) -> None:
     """Initialise all linear and convolutional layers of a module with orthogonal weights and zero biases.
 
-    Orthogonal weights, which are multiplied by `gain`, preserve the scale of activations. A gain of sqrt(2) compensates
-    for a ReLU after the layer.
+    The orthogonal weights are multiplied by `gain`. Gain 1 preserves the scale of activations. If a ReLU follows the
+    layer, gain sqrt(2) compensates for the activations that the ReLU sets to zero.
     """
     for layer in module.modules():
         if isinstance(layer, nn.Linear | nn.Conv2d):
-            # The weights are drawn in a contiguous tensor, so they do not depend on the memory format of the layer.
+            # Draw the weights in a contiguous tensor, so that they do not depend on the layer's memory format.
             weight = torch.empty(layer.weight.shape)
             layer.weight.data.copy_(nn.init.orthogonal_(weight, gain))
             if layer.bias is not None:

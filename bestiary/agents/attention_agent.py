@@ -8,15 +8,14 @@
     policy    an LSTM over answers, queries, last reward and last action; then policy and value heads
 
 The weights of a query are a softmax, over all cells, of the scalar products of the query and the keys. The spatial
-basis consists of fixed functions of the location, so that a query can select a location and not only an object. These
-functions are all products f(y) g(x) of a function of the row and a function of the column, where y and x go from 0 to
-pi across the map. With the option `basis` = "fourier", the functions of the row are cos(u y) and sin(u y) for u from 1
-to U, and those of the column are the same functions of x, so S = (2U)^2. With "cosine", there are no sines, so S = U^2.
+basis consists of fixed functions of the location, so that a query can select a location and not only an object. Each
+function is a product f(y) g(x), where the row y and the column x go from 0 to pi across the map. With the option
+`basis` = "fourier", f(y) is cos(u y) or sin(u y) for one of the frequencies u = 1, ..., U, and g(x) is one of the same
+2U functions of x, so S = (2U)^2. With `basis` = "cosine", there are no sines, so S = U^2.
 
 According to the paper, the basis has 64 channels, is an outer product over the two axes, and has 4 frequencies per
-axis. These three statements agree only if the basis has sines and cosines. A public re-implementation of this agent has
-a cosine basis with 8 frequencies, which also gives 64 channels; its author notes that 4 frequencies did not seem to fit
-(docs/interpretability.md).
+axis. This is only possible with sines and cosines: (2 * 4)^2 = 64. A public re-implementation of this agent uses 8
+frequencies and only cosines, which also gives 64 channels (docs/interpretability.md).
 
 The port of this agent in a fork of TorchBeast did not learn. This implementation differs from that port as follows: a
 ReLU follows each convolution; the peephole weights are parameters; the forget gate has a positive initial bias; rewards
@@ -96,7 +95,7 @@ class AttentionAgent(nn.Module, AgentDefaults):
         *,
         critic: Callable[[int], Any] = SharedCritic,
     ):
-        """Build the agent. `critic` is a function that creates the critic with its options."""
+        """Build the agent. `critic` is a function that creates the critic, given its number of inputs."""
         super().__init__()
         o = self.options = options
         self.num_actions = action.n
@@ -129,8 +128,8 @@ class AttentionAgent(nn.Module, AgentDefaults):
             init_orthogonal(module, gain=math.sqrt(2))
         init_orthogonal(self.policy, gain=0.01)
         init_orthogonal(self.critic, gain=1.0)
-        # The bias is random: with a zero bias, all queries would be the same at the start of an episode, because the
-        # recurrent state is zero there.
+        # The queries are computed from the recurrent state, which is zero at the start of an episode. Without a random
+        # bias, all queries would then be equal.
         nn.init.normal_(self.query[-1].bias, std=0.5)  # type: ignore[arg-type]
 
     def initial_state(self, batch_size: int) -> State:
@@ -147,15 +146,14 @@ class AttentionAgent(nn.Module, AgentDefaults):
     def forward(self, inputs: Inputs, state: State) -> tuple[Output, State]:
         T, B = inputs.done.shape
         observation = {kind: flatten_time(array) for kind, array in inputs.observation.items()}
-        # The contribution of the inputs to the gates does not depend on the state, so it is computed for all steps at
-        # once.
+        # The inputs' part of the gates does not depend on the recurrent state, so compute it for all steps at once.
         gates = self.core.input_gates(self.torso.encode(observation))  # [T*B,4*(K+V),h,w]
         num_actions = self.num_actions if self.uses_last_action else 0
         extra_features = last_step_features(inputs, self.uses_last_reward, num_actions)  # each [T,B,...]
         same_episode = (~inputs.done).unsqueeze(-1)  # [T,B,1]
         vision_h, vision_c, policy_h, policy_c = state
         outputs, all_weights = [], []
-        # `unbind` is faster than indexing: the backward pass of each index would allocate zeros for the whole sequence.
+        # Use `unbind`, not indexing: the backward pass of each `gates[t]` would allocate zeros for the whole sequence.
         for t, step_gates in enumerate(gates.view(T, B, *gates.shape[1:]).unbind()):
             keep = same_episode[t]  # [B,1]
             policy_h, policy_c = (torch.where(keep, s, 0.0) for s in (policy_h, policy_c))
@@ -246,9 +244,8 @@ class ConvLSTM(nn.Module):
 def spatial_basis(height: int, width: int, frequencies: int, kind: str) -> Tensor:
     """Return the S channels of the spatial basis at each cell of a map with h rows and w columns, [h*w,S].
 
-    The channels are all products of a function of y and a function of x. The functions of y are cos(u y) for all
-    integers u from 1 to `frequencies` and, for the kind "fourier", also sin(u y); those of x are the same. y and x go
-    from 0 (exclusive) to pi across the map.
+    Each channel is a product f(y) g(x). f(y) is cos(u y), or for the kind "fourier" also sin(u y), with an integer u
+    from 1 to `frequencies`. g(x) is one of the same functions of x. y and x go from 0 (exclusive) to pi across the map.
     """
     waves = []
     for size in (height, width):

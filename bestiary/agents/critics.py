@@ -7,11 +7,12 @@
 PopArt (van Hasselt et al. 2016, Hessel et al. 2019). If the returns of tasks differ in scale, the gradients of one task
 dominate the gradients of the other tasks. With PopArt, the network therefore outputs a normalised value n for each
 task. The value is sigma n + mu, where mu and sigma are the running mean and standard deviation of the task's value
-targets v. Each update changes these statistics with the step size beta, where E is the mean over the batch,
+targets v, and nu is the running mean of v^2. An update with the step size beta changes these statistics as follows,
+where E[v] is the mean of the task's targets in the batch:
 
     mu' = (1 - beta) mu + beta E[v]      nu' = (1 - beta) nu + beta E[v^2]      sigma' = sqrt(nu' - mu'^2)
 
-and changes the weights w and the bias b of the last layer so that all unnormalised values stay the same:
+It also changes the weights w and the bias b of the last layer so that all unnormalised values stay the same:
 
     w' = w sigma / sigma'                b' = (sigma b + mu - mu') / sigma'
 
@@ -26,9 +27,9 @@ the network would have to output values in the hundreds, which makes its weights
    updates; the initial values count as one more update. In other updates, the step size is beta, as in the papers. If
    rewards are rare, sigma therefore stays near the scale of the rewards.
 3. Before a task has had 100 rewarded updates, an update is not accepted (`accepts` returns False) if sigma would grow
-   by more than 25 % or mu would move by more than sigma: the errors of this update were computed on the wrong scale.
-   The learner then updates the statistics first, and computes the gradient again with the new statistics. In this case
-   the last layer of the task is not rescaled, so that the untrained values of the task move to the new mean.
+   by more than 25 % or mu would move by more than sigma, because the normalised errors then have the wrong scale. The
+   learner updates the statistics first, and computes the gradient again with the new statistics. In this case the
+   task's row of the last layer is not rescaled, so that the untrained values of the task move to the new mean.
 4. Errors of normalised values and normalised advantages are always clipped to [-MAX_ERROR, MAX_ERROR]. Otherwise they
    could be arbitrarily large after a period without rewards, or if the rewards suddenly increase.
 """
@@ -43,9 +44,9 @@ from torch import Tensor
 from bestiary.agents.defaults import CriticDefaults
 from bestiary.utils.options import option
 
-# Item 3 of the module docstring: one update may increase the sigma of a task at most by this factor ...
+# Largest accepted growth factor of a task's sigma in one update (item 3 of the module docstring).
 MAX_SIGMA_GROWTH = 1.25
-# ... until the task has had this number of updates with a nonzero reward.
+# When a task has had this number of updates with a nonzero reward, any change of its sigma and mu is accepted.
 WARMUP_UPDATES = 100
 MAX_ERROR = 10.0  # maximum absolute value of normalised errors and advantages
 
@@ -58,13 +59,13 @@ class ValueEstimate:
     """
 
     normalised: Tensor  # [T,B], with gradient
-    mu: Tensor | float = 0.0  # [T,B]: for each entry, the mean of the value targets of the entry's task
-    sigma: Tensor | float = 1.0  # [T,B]: for each entry, the standard deviation of the value targets of its task
+    mu: Tensor | float = 0.0  # [T,B]: for each entry, the running mean of its task's value targets
+    sigma: Tensor | float = 1.0  # [T,B]: for each entry, the running standard deviation of its task's value targets
     max_error: float = math.inf  # maximum absolute value of normalised errors and advantages
 
     @property
     def value(self) -> Tensor:
-        """The values [T,B] in units of the rewards. They have a gradient only if the critic does not normalise."""
+        """The values [T,B] in units of the rewards. If the critic normalises, they are detached (no gradient)."""
         if isinstance(self.mu, float):
             return self.normalised
         return self.normalised.detach() * self.sigma + self.mu
@@ -72,7 +73,7 @@ class ValueEstimate:
     def normalise(self, values: Tensor) -> Tensor:
         """Convert values [T,B] in units of the rewards to normalised values.
 
-        The result is clamped to the interval from `normalised` - `max_error` to `normalised` + `max_error`.
+        The result is clamped so that it differs from `normalised`, the critic's own output, by at most `max_error`.
         """
         if isinstance(self.mu, float):
             return values
@@ -98,7 +99,7 @@ class ValueEstimate:
 
 
 class SharedCritic(nn.Linear, CriticDefaults):
-    """One value for all tasks."""
+    """Critic with a single value output, which is used for all tasks."""
 
     def __init__(self, input_size: int, tasks: int = 1):
         super().__init__(input_size, 1)
@@ -108,7 +109,7 @@ class SharedCritic(nn.Linear, CriticDefaults):
 
 
 class PerTaskCritic(nn.Linear, CriticDefaults):
-    """One value per task, in units of the rewards."""
+    """Critic with one value output per task, in units of the rewards (not normalised)."""
 
     def __init__(self, input_size: int, tasks: int = 1):
         super().__init__(input_size, tasks)
@@ -118,9 +119,9 @@ class PerTaskCritic(nn.Linear, CriticDefaults):
 
 
 class PopArt(nn.Linear, CriticDefaults):
-    """One value per task, normalised by the mean and standard deviation of the task's value targets.
+    """Critic with one value output per task, normalised by the running statistics of the task's value targets.
 
-    The statistics are buffers and are saved in checkpoints.
+    The statistics (mean and standard deviation) are buffers, so checkpoints contain them. See the module docstring.
     """
 
     mu: Tensor  # [K]
@@ -191,9 +192,9 @@ class PopArt(nn.Linear, CriticDefaults):
     def update_statistics(self, moments: Tensor) -> None:
         """Update the statistics with `moments`, the result of `target_moments`, and rescale the last layer.
 
-        The rescaling preserves the unnormalised values of each task. There is one exception: if the statistics of a
-        task change too much (`_wrong_scale`), the layer is not rescaled, and the normalised values of the task stay the
-        same instead. A task without value targets in the batch does not change.
+        The rescaling preserves the unnormalised values of each task. Exception: if the statistics of a task change too
+        much (`_wrong_scale`), the task's row of the layer is not rescaled, and the task's normalised values stay the
+        same. Nothing changes for a task without value targets in the batch.
         """
         mu, nu, sigma, updates = self._next_statistics(moments)
         has_targets = moments[:, 0] > 0
@@ -250,10 +251,7 @@ def _standard_deviation(mean: Tensor, second_moment: Tensor) -> Tensor:
 
 
 def _select_task(values: Tensor, task: Tensor) -> Tensor:
-    """Select the value of each entry's own task, [T,B], from the values of all K tasks [T,B,K].
-
-    `task` contains the task index of each entry, [T,B].
-    """
+    """Return the value of each entry's task, [T,B], given the values of all K tasks [T,B,K] and task indices [T,B]."""
     return values.gather(-1, task.unsqueeze(-1)).squeeze(-1)
 
 

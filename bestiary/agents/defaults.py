@@ -16,21 +16,21 @@ from bestiary.agents.run_context import RunContext
 
 
 class ComponentDefaults:
-    """Default of `derive_options`, the optional method of all kinds of components."""
+    """Default of `derive_options`, a method that any component (agent, torso, memory, critic) may define."""
 
     @classmethod
     def derive_options(cls, options: Any, context: RunContext) -> Any:
-        """Return the options, with values for those that the user did not set. By default, return them unchanged."""
+        """Return `options` with a value for each option that the user did not set. Default: return them unchanged."""
         return options
 
 
 class AgentDefaults(ComponentDefaults):
     """Default values of the optional attributes and methods of agents."""
 
-    components: ClassVar[tuple[str, ...]] = ()  # which of "torso", "memory" and "critic" the constructor accepts
-    # New default values that this agent sets for other options, by config key, for example {"algo.lr": 3e-4}.
+    components: ClassVar[tuple[str, ...]] = ()  # constructor arguments: some of "torso", "memory", "critic"
+    # Defaults of other options if this agent is used: config key -> value, for example {"algo.lr": 3e-4}.
     config_defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({})
-    has_attention: Any = False  # True if the output has `extras["attention"]`
+    has_attention: Any = False  # True if `Output.extras` has the key "attention"
     uses_last_reward: Any = None  # True if the last reward is an input of the agent; None: unknown
     clamps_last_reward: Any = True  # True if the agent clamps the last reward to [-1,1]
     uses_last_action: Any = False  # True if the last action is an input of the agent
@@ -39,11 +39,11 @@ class AgentDefaults(ComponentDefaults):
 class TorsoDefaults(ComponentDefaults):
     """Default values of the optional attributes and methods of torsos."""
 
-    extra_inputs: tuple[str, ...] = ("reward", "action")  # meaning of `--agent.extra-inputs auto` with this torso
+    extra_inputs: tuple[str, ...] = ("reward", "action")  # what `--agent.extra-inputs auto` selects with this torso
     map_shape: Any = None  # shape (C, h, w) of the feature map; None if the torso has no convolutions
     # True if the torso has the methods `encode` (the part before the fully connected layers) and `project` (the rest).
     has_encoder: bool = False
-    # True if the method `calibrate(observation)` must be called before training with observations of a random policy.
+    # True if, before training, `calibrate` must be called with observations that a random policy has collected.
     needs_calibration: Any = False
 
 
@@ -61,9 +61,10 @@ class CriticDefaults(ComponentDefaults):
     keeps_statistics: bool = False  # True if the critic normalises value targets with running statistics, like PopArt
 
     def accepts(self, moments: Tensor) -> bool:
-        """Return False if the learner must update the running statistics before it can use the gradient of a batch.
+        """Return whether the gradient of a batch can be used with the current running statistics. Default: True.
 
-        `moments` is the result of the critic's method `target_moments` for the batch. By default, return True.
+        If the result is False, the learner first updates the statistics and then computes the gradient again. `moments`
+        is the result of the critic's method `target_moments` for the batch.
         """
         return True
 
@@ -76,9 +77,9 @@ DEFAULTS: dict[str, type] = {
 }
 
 
-# First parts of the keys of `config_defaults`: kinds of components.
+# Kinds of components. Each key of `config_defaults` is a kind or starts with a kind, for example "algo.lr".
 CONFIG_KINDS = ("algo", "agent", "torso", "memory", "critic", "env")
-# Attribute that names other objects -> the names that it may contain, by kind of component.
+# Kind of component -> (a class attribute that is a tuple of names, the names that are allowed in it).
 NAME_ATTRIBUTES = {
     "agent": ("components", ("torso", "memory", "critic")),
     "torso": ("extra_inputs", ("reward", "action")),
@@ -94,7 +95,7 @@ def attribute_problem(component: Any, kind: str) -> str | None:
     if not isinstance(value, tuple) or not set(value) <= set(known):
         return f"{attribute} is {value!r}; expected a tuple of names, each one of {', '.join(known)}"
     defaults = getattr(component, "config_defaults", {})
-    # Other options have the form "memory.hidden". Whether they exist depends on the chosen components.
+    # Check only the part of a key before the dot. Whether for example "memory.hidden" exists depends on the memory.
     unknown = [key for key in defaults if key.partition(".")[0] not in CONFIG_KINDS]
     if unknown:
         return f"config_defaults has the key {unknown[0]!r}; expected keys such as 'memory' or 'algo.lr'"
@@ -103,9 +104,10 @@ def attribute_problem(component: Any, kind: str) -> str | None:
 
 @cache
 def with_defaults(component: Any, kind: str) -> Any:
-    """Return a subclass of a component class that also inherits the defaults of its kind (a key of DEFAULTS).
+    """Return a subclass of the class `component` that also inherits from the class `DEFAULTS[kind]`.
 
-    Return `component` itself if it already inherits them, if it is not a class, or if the kind has no defaults.
+    Return `component` itself if it already inherits from that class, if it is not a class, or if DEFAULTS has no entry
+    for `kind`.
     """
     defaults = DEFAULTS.get(kind)
     if defaults is None or not isinstance(component, type) or issubclass(component, defaults):

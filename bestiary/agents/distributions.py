@@ -20,7 +20,7 @@ class Categorical:
         return F.log_softmax(self.logits, dim=-1)
 
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
-        """Return random actions [...] drawn from the distributions."""
+        """Draw one random action from each distribution. Return the actions [...]."""
         flat = self.log_probs.exp().reshape(-1, self.logits.shape[-1])
         return torch.multinomial(flat, 1, generator=generator).view(self.logits.shape[:-1])
 

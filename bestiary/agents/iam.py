@@ -15,11 +15,11 @@ option `dset` selects how the d-set is computed:
                     from the memory's output at the previous step
 
 The attention at step t needs the memory's output at step t-1. With attention, the agent therefore processes sequences
-step by step, and gradients pass through both attention and memory. At the start of an episode, the agent sets the
-memory's previous output to zero.
+step by step, and gradients pass through both attention and memory. At the start of an episode, zeros take the place of
+the memory's output at step t-1.
 
-Letters of shapes: D inputs of a vector; C channels, h rows and w columns of a feature map, which has R = h*w cells; U
-units of an attention head; H outputs of the memory.
+Letters of shapes: T steps of B environments; D inputs of a vector; C channels, h rows and w columns of a feature map,
+which has R = h*w cells; U units of an attention head; H outputs of the memory.
 """
 
 from collections.abc import Callable
@@ -39,7 +39,7 @@ from bestiary.rollout import ActionSpec, Inputs, ObservationSpec
 from bestiary.utils.errors import UserError
 from bestiary.utils.options import option, suggest
 
-DSET_KINDS = ("static", "all", "attention")  # values of --agent.dset that are neither index lists nor auto
+DSET_KINDS = ("static", "all", "attention")  # all values of --agent.dset except index lists and auto
 
 
 class IAMAgent(nn.Module, AgentDefaults):
@@ -80,7 +80,7 @@ class IAMAgent(nn.Module, AgentDefaults):
         memory: Callable[[int], Any] = GRU,
         critic: Callable[[int], Any] = SharedCritic,
     ):
-        """Build the agent. `torso`, `memory` and `critic` are functions that create these parts with their options."""
+        """Build the agent. `torso`, `memory` and `critic` are functions that create the parts of the agent."""
         super().__init__()
         self.torso = torso(observation)
         self.dset = make_dset(observation, self.torso, options)
@@ -101,8 +101,7 @@ class IAMAgent(nn.Module, AgentDefaults):
     def initial_state(self, batch_size: int) -> State:
         """Return the initial state of the memory.
 
-        With attention, the state has one more tensor: the output of the memory at the previous step, which is zero at
-        first, [B,H].
+        With attention, the state has one more tensor [B,H]: the memory's output at the previous step, initially zero.
         """
         state = self.memory.initial_state(batch_size)
         if not self.has_attention:
@@ -219,8 +218,8 @@ class Attention(nn.Module):
     def make_query_layer(self, memory_size: int) -> None:
         """Create the linear layer from the memory's output to the queries.
 
-        The constructor does not know `memory_size`: the memory can only be created after this module, whose output size
-        is the input size of the memory.
+        Call this method after the memory has been created. The constructor cannot create the layer, because the memory
+        is created after this module: its input size is the `output_size` of this module.
         """
         self.query = nn.Linear(memory_size, self.heads * self.units, bias=False)
 
@@ -277,7 +276,7 @@ def make_dset(observation: ObservationSpec, torso: Any, options: IAMAgent.Option
 
 
 def _default_dset(observation: ObservationSpec, has_map: bool) -> str:
-    """Return the value of `--agent.dset` that `auto` stands for. `has_map` is True if the torso is convolutional."""
+    """Return the value that replaces `--agent.dset auto`. `has_map` is True if the torso is convolutional."""
     if has_map:
         return "attention"
     names = [name for spec in observation.values() for name, _ in spec.sets]

@@ -1,6 +1,7 @@
-"""Checks of what the torso, memory and critic of an agent return, so that a message names the wrong component.
+"""Check the values that an agent's torso, memory and critic return, and name the faulty component in the message.
 
-Without these checks, a wrong return value raises an exception in the code of the agent, which does not show its cause.
+Without these checks, a wrong return value raises an exception later, in the code of the agent, and the message of this
+exception does not name the component.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -16,12 +17,12 @@ from bestiary.utils.errors import UserError
 
 @contextmanager
 def checked_outputs(agent: nn.Module, names: Mapping[str, str], batch: str) -> Iterator[None]:
-    """Return a context in which the torso, memory and critic of an agent check each value that they return.
+    """Return a context in which each value returned by the torso, memory or critic of an agent is checked.
 
     Args:
         agent: the agent. Its components are its direct submodules `torso`, `memory` and `critic`.
-        names: kind of component -> its name in messages. Other components are not checked.
-        batch: description of the inputs of the agent in messages.
+        names: the components to check: kind ("torso", "memory" or "critic") -> name in messages.
+        batch: description of the agent's inputs, for messages.
 
     Raises:
         UserError: a component returned a value of a wrong type or shape.
@@ -36,7 +37,7 @@ def checked_outputs(agent: nn.Module, names: Mapping[str, str], batch: str) -> I
 
 
 def _hook(check: Callable[[Any, Any, Any], str | None], name: str, batch: str) -> Callable[[Any, Any, Any], None]:
-    is_running = False  # `forward_with_metrics`, which a check calls, may call the module again
+    is_running = False  # prevents recursion: the check of a memory may call the memory again
 
     def hook(module: Any, args: Any, result: Any) -> None:
         nonlocal is_running
@@ -56,7 +57,7 @@ def _hook(check: Callable[[Any, Any, Any], str | None], name: str, batch: str) -
 def features_problem(torso: Any, args: Any, features: Any) -> str | None:
     """Return a message if a torso did not return features [B, output_size], otherwise None."""
     if len(args) != 1 or not isinstance(args[0], dict) or not args[0]:
-        return None  # the agent calls its torso in another way
+        return None  # not a call torso(observation): nothing to check
     rows = len(next(iter(args[0].values())))
     return _shape_problem("forward returned", features, "features [B, output_size]", [rows, torso.output_size])
 
@@ -67,7 +68,7 @@ def memory_problem(memory: Any, args: Any, result: Any) -> str | None:
     The recurrent state is checked by `sequence_checks.state_problems`.
     """
     if len(args) != 3 or not isinstance(args[1], Tensor):
-        return None  # the agent calls its memory in another way
+        return None  # not a call memory(x, done, state): nothing to check
     expected = [*args[1].shape, memory.output_size]
     values = "outputs [T, B, output_size]"
     if not isinstance(result, tuple) or len(result) != 2:
@@ -88,7 +89,7 @@ def memory_problem(memory: Any, args: Any, result: Any) -> str | None:
 def estimate_problem(critic: Any, args: Any, estimate: Any) -> str | None:
     """Return a message if a critic did not return a ValueEstimate with values [T,B], otherwise None."""
     if len(args) != 2 or not isinstance(args[1], Tensor):
-        return None  # the agent calls its critic in another way
+        return None  # not a call critic(x, task): nothing to check
     if not isinstance(estimate, ValueEstimate):
         return f"forward returned {_describe(estimate)}; expected bestiary.agents.critics.ValueEstimate"
     return _shape_problem("ValueEstimate.normalised is", estimate.normalised, "[T,B]", list(args[1].shape))

@@ -5,7 +5,7 @@ A component class may define
     @classmethod
     def derive_options(cls, options, context: RunContext) -> options
 
-This method returns the options in which each value that the user did not set (None or "auto") is replaced by a value
+This method returns a copy of `options`. In the copy, each option that the user did not set (None or "auto") has a value
 that suits the run.
 """
 
@@ -20,12 +20,12 @@ class RunContext:
 
     interface: EnvInterface  # observations, actions and tasks of the environments
     critic: str | None = None  # name of the critic; None: the agent has no exchangeable critic
-    reward_scale: float | None = None  # factor that maps typical training rewards to [-1,1]; None without --reward
+    reward_scale: float | None = None  # factor that maps typical rewards to [-1,1]; None if --reward is not used
     pool_size: int = 1  # number of environments per vector environment
-    total_pools: int = 1  # number of vector environments of all actors
+    total_pools: int = 1  # total number of vector environments, over all actors
     num_envs_given: bool = False  # True if the user chose the number of environments
     learners: int = 1  # number of learners; each learner processes a part of each batch
-    sequence_length: int = 0  # length of the collected rollouts; 0 while the algorithm derives its options
+    sequence_length: int = 0  # steps per rollout; 0 (not yet known) while the algorithm derives its options
     given: frozenset[str] = field(default_factory=frozenset)  # names of the component's options that the user set
 
     @property

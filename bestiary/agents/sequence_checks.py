@@ -79,7 +79,7 @@ def random_inputs(
 
 
 def with_resets(inputs: Inputs, *resets: tuple[int, int]) -> Inputs:
-    """Return a copy of the inputs [T,B] with `done` True at each of the pairs `resets`: (time index, batch row)."""
+    """Return a copy of the inputs [T,B] in which `done` is True at each pair (time index, batch row) of `resets`."""
     done = inputs.done.clone()
     for entry, row in resets:
         done[entry, row] = True
@@ -97,7 +97,7 @@ def select_rows(inputs: Inputs, rows: Sequence[int]) -> Inputs:
 class Difference:
     """The difference between two tensors that should be equal.
 
-    `str` of the object completes a message that ends with "differ" or "differs".
+    `str(difference)` is the end of a message, for example "two calls differ" + " by 0.1 in logits (largest value 2)".
     """
 
     name: str  # name of the output or of the state tensor
@@ -112,7 +112,7 @@ class Difference:
 
 
 def find_difference(expected: Tensors, found: Tensors) -> Difference | None:
-    """Compare tensors of the same name. Return the largest difference, or None if all are equal except for rounding.
+    """Compare tensors by name. Return the largest difference, or None if all are equal except for rounding.
 
     The difference between tensors of different shapes is infinite. An entry that is infinite or NaN in both tensors
     counts as equal.
@@ -145,9 +145,9 @@ def named_state(state: State, floating_only: bool = False) -> Tensors:
 def state_problems(state: Any, batch: int, what: str, like: State | None = None) -> list[str]:
     """Return a message for each problem of a recurrent state.
 
-    The state must be a flat tuple of tensors with `batch` rows. If `like`, another state, is given, the tensors of both
-    states must have the same shapes and types. Otherwise the tensors must not require a gradient. `what` is the name of
-    the state in the messages.
+    The state must be a flat tuple of tensors with `batch` rows. If another state `like` is given, the tensors of both
+    states must have the same shapes and types. If `like` is None, the tensors must not require a gradient. `what` is
+    the name of `state` in the messages.
     """
     if not isinstance(state, tuple):
         return [f"{what} is a {type(state).__name__}; expected a flat tuple of tensors, which may be empty"]
@@ -208,7 +208,7 @@ def compare_repeated_calls(module: nn.Module, call: Call, inputs: Inputs, state:
     with unchanged(module):
         expected = run_sequence(call, inputs, state)
     with unchanged(module):
-        torch.rand(1)  # advance the random generator, so that random layers (dropout) draw other numbers
+        torch.rand(1)  # advance the random generator, so that dropout draws other numbers than in the first call
         found = run_sequence(call, inputs, state)
     difference = find_difference(expected, found)
     if difference is None:
@@ -224,9 +224,8 @@ def compare_repeated_calls(module: nn.Module, call: Call, inputs: Inputs, state:
 def compare_single_steps(module: nn.Module, call: Call, inputs: Inputs, state: State) -> SequenceMismatch | None:
     """Compare one call of a module with T steps and T calls with one step each. Return None if the results are equal.
 
-    `inputs` should contain starts of episodes in the middle, and `state` should not be the initial state, because
-    otherwise some mistakes are not found. The states of torch's random generator and of the module's buffers are
-    restored afterwards.
+    To find all mistakes, use `inputs` with starts of episodes at later steps than the first, and a `state` that is not
+    the initial state. The states of torch's random generator and of the module's buffers are restored afterwards.
     """
     length = len(inputs.done)
     with unchanged(module):
@@ -268,7 +267,7 @@ def unchanged(module: nn.Module) -> Iterator[None]:
 
 
 def _in_layer(module: nn.Module, layer: str | None) -> str:
-    """Return the part of a message that names the layer that differs.
+    """Return the part of a message that names the layer whose outputs differ.
 
     Return an empty text if the layer is unknown (None) or is the module itself ("").
     """
@@ -299,7 +298,7 @@ def _first_different_layer(
 
 
 def _equal(first: list[Tensor], second: list[Tensor]) -> bool | None:
-    """Return whether two lists of tensors are equal when concatenated along the first axis; None if shapes differ."""
+    """Compare two lists of tensors, each concatenated along the first axis. Return None if the shapes do not match."""
     if not first or not second or len({tensor.shape[1:] for tensor in [*first, *second]}) > 1:
         return None
     a, b = torch.cat(first), torch.cat(second)

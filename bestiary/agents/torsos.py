@@ -6,8 +6,8 @@ of `width` units.
 
 A torso computes its features in two stages. `encode` returns the feature map of the convolutions (`shallow`, `resnet`)
 or the flattened observations (`mlp`). `project` applies the fully connected layers. If `needs_calibration` is True,
-`calibrate` is called before training with observations of a random policy, and stores statistics of these observations
-in buffers.
+training starts with a call of `calibrate`: it receives observations that a random policy has collected, and stores
+their statistics in buffers.
 """
 
 from collections.abc import Sequence
@@ -38,8 +38,8 @@ def mlp_layers(inputs: int, widths: Sequence[int]) -> nn.Sequential:
 def scale_image(image: Tensor, mean: Tensor | None = None) -> Tensor:
     """Return images [B,C,H,W] divided by 255, as float32 in channels-last memory format.
 
-    `image` contains values from 0 to 255. Its type is uint8, or float if an interpretability tool has changed the
-    images. If `mean` [1,C,H,W] is given, it is subtracted from each image before the division.
+    `image` contains values from 0 to 255. Its type is uint8, or float for images that an interpretability tool has
+    changed. If `mean` [1,C,H,W] is given, it is subtracted from each image before the division.
     """
     x = image.contiguous(memory_format=torch.channels_last).to(torch.float32, copy=True)
     return (x if mean is None else x.sub_(mean)).mul_(1 / 255)
@@ -74,7 +74,7 @@ class ImageEncoder(nn.Module, TorsoDefaults):
         return self.mean is not None
 
     def calibrate(self, observation: Tensors) -> None:
-        """Store the mean of these images. From now on, `encode` subtracts it from every image."""
+        """Store the mean of the given images. From now on, `encode` subtracts this mean image from every image."""
         assert self.mean is not None
         self.mean.copy_(observation["image"].mean(0, keepdim=True, dtype=torch.float32))
 
@@ -140,9 +140,9 @@ class ResidualBlock(nn.Module):
 
 
 class ResNet(ConvolutionalTorso):
-    """The deep network of IMPALA (Espeholt et al. 2018), by default with three sections, which have 15 convolutions.
+    """The deep network of IMPALA (Espeholt et al. 2018): by default three sections with 15 convolutions in total.
 
-    A section consists of a convolution, a max-pooling layer and two residual blocks.
+    A section consists of a convolution, a max-pooling layer and two residual blocks of two convolutions each.
     """
 
     extra_inputs = ("reward",)  # TorchBeast's agent with this network does not use the last action
@@ -171,7 +171,7 @@ class ResNet(ConvolutionalTorso):
 
 
 class MLP(nn.Module, TorsoDefaults):
-    """Fully connected layers over all observations, flattened and concatenated in the order of their names."""
+    """Fully connected layers over all observations, flattened and concatenated in alphabetical order of their names."""
 
     has_encoder = True
     mean: Tensor | None
@@ -216,12 +216,12 @@ class MLP(nn.Module, TorsoDefaults):
     def project(self, x: Tensor, observation: Tensors) -> Tensor:
         """Apply the fully connected layers to x [B,D], the result of `encode`. Return the features [B,output_size].
 
-        `observation` is not used.
+        `observation` is not used here, but the method `project` of other torsos needs it.
         """
         return self.layers(x)
 
     def calibrate(self, observation: Tensors) -> None:
-        """Store the mean and the standard deviation of each input; of a constant input, the deviation 1."""
+        """Store the mean and the standard deviation of each input. For a constant input, store the deviation 1."""
         assert self.mean is not None
         assert self.deviation is not None
         x = flatten_observation(observation)
@@ -231,7 +231,7 @@ class MLP(nn.Module, TorsoDefaults):
 
 
 def flatten_observation(observation: Tensors) -> Tensor:
-    """Return all observations, flattened and concatenated in the order of their names, [B,D].
+    """Return all observations, flattened and concatenated in alphabetical order of their names, [B,D].
 
     Images and other uint8 observations are divided by 255.
     """
@@ -245,8 +245,8 @@ def flatten_observation(observation: Tensors) -> Tensor:
 def require_image(spec: ObservationSpec, component: str, min_size: int = 1, flag: str = "--torso") -> None:
     """Raise UserError if the environment has no image, or if the image is smaller than `min_size` x `min_size`.
 
-    `component` is the name of the component that needs the image. `flag` is the option (`--torso` or `--agent`) that
-    the message suggests to change.
+    `component` is the name of the component that needs the image. The message suggests another value for the option
+    `flag` (`--torso` or `--agent`).
     """
     is_torso = flag == "--torso"
     if "image" not in spec:

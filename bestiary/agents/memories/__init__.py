@@ -1,4 +1,4 @@
-"""Memories: the recurrent part of an agent, between torso and heads. The interface is `base.Memory`."""
+"""Memories: the recurrent part of an agent, between the torso and the heads. The interface is `base.Memory`."""
 
 import torch.nn as nn
 

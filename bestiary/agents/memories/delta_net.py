@@ -1,4 +1,4 @@
-"""DeltaNet (Schlag et al. 2021): a matrix that stores pairs of keys and values, and is updated by the delta rule.
+"""DeltaNet (Schlag et al. 2021): a memory whose state is a matrix of key-value pairs, updated by the delta rule.
 
 Letters of shapes: H heads, E features per head.
 """
@@ -44,8 +44,8 @@ FEATURE_MAPS: dict[str, Callable[[Tensor], Tensor]] = {
 class DeltaNet(FastWeightMemory):
     """Fast-weight memory in which each head has one matrix that maps keys to values.
 
-    To write a value under a key means: the value that the matrix stores for this key moves towards the new value by the
-    fraction beta (the learning rate) of their difference.
+    The delta rule writes a new value under a key: it moves the value that the matrix stores for this key towards the
+    new value, by a fraction beta (the learning rate) of their difference.
     """
 
     @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def apply_delta_rule(
 
     Args:
         qkvb: queries, keys, values (E features each) and one learning-rate logit, concatenated, [B,H,T,3E+1].
-        done: marks the first entries of episodes, [T,B].
+        done: bool [T,B]; True at the first step of each episode.
         weights: fast weights (the matrices that are written) before the first step, [B,H,E,E].
         feature_map: function that is applied to queries and keys.
         options: the size of the heads (E) and the kernel that computes the recurrence.

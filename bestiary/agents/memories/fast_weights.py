@@ -17,13 +17,14 @@ A mixer splits h into H heads of E features each. Each head has one or more matr
 The recurrences are in `bestiary.kernels`. Gradients pass through the whole rollout, unless the option `truncate` cuts
 them after each step, as in the code of Irie et al. (2022).
 
-A matrix that updates itself can grow without limit. An update multiplies the matrix by I + b k (q - k)^T, for key k,
-query q and learning rate b. One eigenvalue of this factor is 1 + b (q.k - |k|^2), which is at most 1.25, so repeated
-equal updates can enlarge the matrix by 25 % per step. In a single step, its Euclidean norm can grow by a larger factor
-than this eigenvalue, because I + b k (q - k)^T is not symmetric: if k and q select different rows and b = 1, the norm
-grows by a factor of up to sqrt(2). The learner therefore logs the norms and the learning rates of the matrices, and
-skips an update if one of these metrics is not finite. The metrics stay on the device until the learner reads all
-metrics of an update at once.
+A matrix that updates itself can grow without limit. An update multiplies the matrix by I + b k (q - k)^T (identity
+matrix I, key k, query q, learning rate b). One eigenvalue of this factor is 1 + b (q.k - |k|^2), which is at most 1.25,
+so repeated equal updates can enlarge the matrix by 25 % per step. Its Euclidean norm can grow even more in a single
+step, because I + b k (q - k)^T is not symmetric: if k and q select different rows and b = 1, the norm grows by a factor
+of up to sqrt(2).
+
+The learner therefore logs the norms and the learning rates of the matrices, and skips an update if one of these metrics
+is not finite. The metrics stay on the device until the learner reads all metrics of an update at once.
 """
 
 from collections.abc import Sequence
@@ -73,7 +74,7 @@ class FastWeightOptions:
 
 @dataclass(frozen=True)
 class RecurrenceOptions(FastWeightOptions):
-    """The sizes of a fast-weight memory that has a recurrent state, and how the recurrence is computed."""
+    """Options of a fast-weight memory with a recurrent state: sizes, truncation of gradients, kernel."""
 
     truncate: str = option(
         "none",
@@ -88,8 +89,8 @@ class RecurrenceOptions(FastWeightOptions):
     def kernel_arguments(self, x: Tensor) -> dict[str, Any]:
         """Return the keyword arguments `truncate` and `implementation` of a kernel call with inputs x.
 
-        If the chosen kernel does not run on the device of x, return the implementation `auto` instead. Therefore an
-        agent that was trained on a GPU with `triton` can be evaluated on a CPU.
+        If the chosen kernel does not run on the device of x, return the implementation `auto` instead. For example, an
+        agent that was trained on a GPU with `triton` can then be evaluated on a CPU.
         """
         device = {"numba": "cpu", "triton": "cuda"}.get(self.kernel, x.device.type)
         return {
@@ -101,8 +102,8 @@ class RecurrenceOptions(FastWeightOptions):
 class FastWeightMemory(nn.Module, MemoryDefaults):
     """A sequence of layers, each of which is a mixer (the recurrent part) and a feed-forward block.
 
-    The state is the tuple of the state tensors of all mixers. The attribute `state_shapes` of a mixer contains the
-    shapes of its state tensors, without batch axis.
+    The state is a tuple with the state tensors of the first mixer, then those of the second mixer, and so on. The
+    attribute `state_shapes` of a mixer contains the shapes of its state tensors, without the batch axis.
     """
 
     def __init__(self, input_size: int, options: FastWeightOptions, mixers: Sequence[nn.Module]):

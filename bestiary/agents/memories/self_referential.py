@@ -1,8 +1,8 @@
 """Memories with self-referential weight matrices (SRWM, Irie et al. 2022).
 
 A self-referential matrix is a weight matrix that computes its own updates. Its columns form four blocks. The input is
-multiplied by each block: the first product is the output of the layer, and the query, the key and the four learning
-rates (betas) are computed from the other three products. Each block is updated with its own learning rate.
+multiplied by each block. The first product is the output of the layer. The other three products give the query, the
+key and the four learning rates (betas), one for the update of each block.
 
 Letters of shapes: H heads, E features per head.
 """
@@ -60,14 +60,15 @@ class SelfReferentialMatrix(nn.Module):
     def forward(
         self, x: Tensor, done: Tensor, shift: State, options: RecurrenceOptions, metrics: LayerMetrics | None
     ) -> tuple[Tensor, State]:
-        """Process x [B,H,T,E]. Return the outputs [B,H,T,outputs] and the state after the last step.
+        """Process x [B,H,T,E]: B batch entries, H heads, T steps, E features per head.
 
-        `shift` is the state before the first step.
+        `shift` is the state before the first step. Return the outputs [B,H,T,outputs] and the state after the last
+        step.
         """
         base = (self.base[0], self.base[1], self.base[2], self.base[3])
         y, shift = srwm_seq(x, done, base, shift, **options.kernel_arguments(x))
         if metrics is not None:
-            # Learning rates for the metric: computed from the last input with the final weights.
+            # Record the learning rates that the final weights compute from the last input.
             logits = torch.einsum("bhe,bhez->bhz", x[:, :, -1].to(base[3].dtype), base[3] + shift[3])
             record_metrics(metrics, "shift", shift, logits.sigmoid())
         return y, shift
@@ -89,7 +90,7 @@ class SRWM(FastWeightMemory):
 
 
 class SRWMMixer(nn.Module):
-    """The recurrent part of one layer of SRWM."""
+    """The recurrent part of one layer of SRWM: a self-referential matrix per head, then a linear layer."""
 
     def __init__(self, options: SelfReferentialOptions):
         super().__init__()
@@ -159,7 +160,7 @@ class FakeSR(FastWeightMemory):
 
 
 class FakeSRMixer(nn.Module):
-    """The part of a FakeSR layer that stands in place of the recurrent part of an SRWM layer. It has no state."""
+    """The mixer of one layer of FakeSR: a constant matrix per head, so there is no state."""
 
     state_shapes: tuple[tuple[int, ...], ...] = ()
 
@@ -181,9 +182,10 @@ class FakeSRMixer(nn.Module):
 class SRWMNoCarry(nn.Module, MemoryDefaults):
     """SRWM whose state is reset every `reset_interval` steps, by default at the start of each rollout.
 
-    The state is the state of the SRWM, followed by the number of steps since the last of these resets, int64 [B]. If
-    the user does not set `reset_interval`, `derive_options` sets it to the length of the rollouts that actors collect
-    (PPO: the sequence length). If `derive_options` is not called, `reset_interval` is 20.
+    The state is the state of the SRWM, followed by the number of steps since the last of these resets, int64 [B].
+
+    If the user does not set `reset_interval`, `derive_options` sets it to the length of the rollouts that actors
+    collect (for PPO, the option `sequence_length`). If `derive_options` is not called, `reset_interval` is 20.
     """
 
     @dataclass(frozen=True)
