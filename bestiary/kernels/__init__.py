@@ -16,12 +16,12 @@ Implementations:
 Shapes: B batch entries, H heads, T steps. A weight matrix has E rows (the size of queries and keys) and M columns (the
 size of values).
 
-All implementations compute the gradients of all inputs except `done`. Gradients of the final state are also propagated
-to the inputs. Inputs are never modified, and results never share memory with inputs. Half-precision inputs (autocast)
-are converted to float32, and the results are then float32.
+All implementations compute the gradients of all inputs except `done`. A loss may depend on the outputs and on the final
+state. Inputs are never modified, and results never share memory with inputs. Half-precision inputs (autocast) are
+converted to float32, and the results are then float32.
 
-With `truncate=True`, no gradient flows from a step to the previous step: the gradient of an output reaches only the
-inputs of the same step. The code of Irie et al. (2022) does the same.
+With `truncate=True`, no gradient flows from a step to the previous step, as in the code of Irie et al. (2022). The
+gradient of an output then reaches only the inputs of the same step.
 """
 
 import os
@@ -50,8 +50,8 @@ def delta_seq(
 ) -> tuple[Tensor, Tensor]:
     """Compute the delta rule over T steps. Return the outputs o [B,H,T,M] and the final fast weights W [B,H,E,M].
 
-    Each step computes W <- W + k ⊗ beta (v - k W) and then o = q W. Raise ValueError if the shapes of the arguments
-    are inconsistent.
+    Each step computes W <- W + k ⊗ (beta (v - k W)) and then o = q W, where ⊗ is the outer product. Raise ValueError if
+    the shapes of the arguments are inconsistent.
     """
     batch, heads, steps, rows = k.shape
     columns = v.shape[-1]
@@ -70,7 +70,7 @@ def srwm_seq(
     x: Tensor,  # inputs [B,H,T,E]
     done: Tensor,  # bool [T,B]: if True, an episode starts and the shift is set to zero before the step
     base: tuple[Tensor, ...],  # trained weights: Wy [H,E,M], Wq [H,E,E], Wk [H,E,E], Wb [H,E,4]
-    shift: tuple[Tensor, ...],  # initial state [B,H,E,...]: for each of the four matrices, current - trained weights
+    shift: tuple[Tensor, ...],  # initial state [B,H,E,...]: current minus trained weights of each matrix
     *,
     truncate: bool = False,
     implementation: str = "auto",
@@ -81,9 +81,9 @@ def srwm_seq(
 
         y = x Wy,  q = softmax(x Wq),  k = softmax(x Wk),  b = sigmoid(x Wb)
 
-    and then updates the four shifts. The learning rate of the i-th matrix is element i of b:
+    and then updates the four shifts. ⊗ is the outer product, and the learning rate b_i of matrix i is element i of b:
 
-        shift_i <- shift_i + k ⊗ b_i (q - k) W_i
+        shift_i <- shift_i + k ⊗ (b_i (q - k) W_i)
 
     Raise ValueError if the shapes of the arguments are inconsistent.
     """
@@ -114,9 +114,9 @@ def _to_common_dtype(*tensors: Tensor) -> list[Tensor]:
 
 
 def _without_autocast(device: str) -> AbstractContextManager[Any]:
-    """Return a context in which autocast is off on a device type.
+    """Return a context in which autocast is off for a device type, for example "cuda".
 
-    In half precision, the rounding errors of all steps would accumulate in the recurrent state.
+    Autocast would compute in half precision, and the rounding errors of all steps would accumulate in the state.
     """
     if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
         return torch.autocast(device, enabled=False)

@@ -46,12 +46,15 @@ compile_kernel = partial(cached_njit, depends_on=(numba_simd.__file__,))
 def delta_forward(q, k, v, beta, done, state, out, errors, saved):
     """Run the forward pass of the delta rule. Overwrite the last four arguments with the results.
 
+    Shapes: N sequences (one per head of each batch entry), T steps, B batch entries, a state of E rows and M columns.
+
     Args:
         q, k, v, beta: inputs [N,T,E], [N,T,E], [N,T,M], [N,T].
         done: bool [T,B]; if True, an episode starts, and the state is set to zero before the step.
         state: initial state [N,E,M]; overwritten with the final state.
         out: overwritten with the outputs q W [N,T,M].
-        errors: overwritten with v - kW [N,T,M], where W is the state. Empty if no backward pass follows.
+        errors: overwritten with v - kW [N,T,M], where W is the state before the update. Empty if no backward pass
+            follows.
         saved: overwritten with the state at the start of each chunk of CHUNK steps, [N,chunks,E,M]. Empty if no
             backward pass follows.
     """
@@ -67,8 +70,8 @@ def delta_forward(q, k, v, beta, done, state, out, errors, saved):
                 fill_zero(state, state_at, matrix_size)
             if len(saved) and t % CHUNK == 0:
                 copy(state, state_at, saved, (n * saved.shape[1] + t // CHUNK) * matrix_size, matrix_size)
-            # Columns are independent of each other, so the whole step is computed for one SIMD vector of columns at a
-            # time.
+            # The columns of W do not depend on each other: compute the whole step for the first SIMD vector of columns,
+            # then for the next one.
             for c in range(0, columns, vector_length(out)):
                 recalled = zeros(out)
                 for e in range(rows):
@@ -89,9 +92,9 @@ def delta_forward(q, k, v, beta, done, state, out, errors, saved):
 def delta_backward(q, k, beta, done, errors, saved, d_out, d_state, truncate, d_q, d_k, d_v, d_beta):
     """Run the backward pass of the delta rule. Overwrite d_q, d_k, d_v and d_beta with the gradients of the inputs.
 
-    `errors` and `saved` are results of the forward pass. `d_out` [N,T,M] is the gradient of the outputs. Before the
-    call, `d_state` [N,E,M] must contain the gradient of the final state; it is overwritten with the gradient of the
-    initial state. If `truncate` is True, no gradient flows from a step to the previous step.
+    `errors` and `saved` are results of the forward pass. `d_out` [N,T,M] is the gradient of the outputs. `d_state`
+    [N,E,M] is the gradient of the final state, and is overwritten with the gradient of the initial state. If `truncate`
+    is True, no gradient flows from a step to the previous step.
     """
     num_sequences, num_steps, rows = k.shape
     columns = d_out.shape[2]
@@ -99,7 +102,7 @@ def delta_backward(q, k, beta, done, errors, saved, d_out, d_state, truncate, d_
     num_heads = num_sequences // done.shape[1]
     states = np.empty((CHUNK, rows, columns), k.dtype)  # the state before each step of a chunk
     update = np.empty(columns, k.dtype)  # beta (v - kW)
-    minus_d_error = np.empty(columns, k.dtype)  # the negative gradient of the error: -beta x gradient of `update`
+    minus_d_error = np.empty(columns, k.dtype)  # negative gradient of the error v - kW, equal to -beta * d_update
     for n in range(num_sequences):
         grad_at = n * matrix_size
         for chunk in range(saved.shape[1] - 1, -1, -1):
@@ -139,8 +142,8 @@ def delta_backward(q, k, beta, done, errors, saved, d_out, d_state, truncate, d_
                     store(d_v, at, d_update)
                     store(minus_d_error, c, sub(zeros(beta), d_update))
                 d_beta[n, t] = horizontal_sum(d_beta_sum)
-                # q reads W after the update of the same step, but `states` contains W before the update. Therefore d_q
-                # also gets the contribution of the update k ⊗ beta (v - kW).
+                # The output is q (W + k ⊗ update), but `states` contains W, the weights before the update. The gradient
+                # of q therefore has a second term, which comes from k ⊗ update.
                 own_update = horizontal_sum(update_dot_d_out)
                 for e in range(rows):
                     d_q_sum, d_k_sum = zeros(beta), zeros(beta)
@@ -159,7 +162,7 @@ def delta_backward(q, k, beta, done, errors, saved, d_out, d_state, truncate, d_
 
 
 class DeltaFunction(torch.autograd.Function):
-    """Autograd function of `delta_seq`. All tensors are contiguous; batch and heads are one axis of N sequences.
+    """Autograd function of `delta_seq`. All tensors are contiguous, with one axis of N = B * H sequences.
 
     The columns of v and state must be padded to a multiple of the SIMD vector length. If `save` is False, the forward
     pass saves nothing, and no backward pass is possible.

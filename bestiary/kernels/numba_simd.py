@@ -1,10 +1,12 @@
-"""SIMD vectors for code that Numba compiles, and functions that both Numba modules (delta rule, SRWM) use.
+"""SIMD vectors for code that Numba compiles, and functions that `numba_delta` and `numba_srwm` share.
 
 The innermost loops of the kernels are short, for example 16 columns, and the compiler does not vectorise them well.
 Therefore the kernels use explicit SIMD vectors of 64 bytes (`SimdVector`). A vector contains neighbouring columns of a
 matrix row. The vector length is its number of elements: 16 for float32, 8 for float64. Rows are padded with zeros to a
-multiple of the vector length. Functions with the decorator `intrinsic` can be called only in compiled code. Numba
-passes their first parameter, so the caller leaves it out.
+multiple of the vector length.
+
+Functions with the decorator `intrinsic` can be called only in compiled code. A call leaves out the first parameter
+(`typing_context`), which Numba adds.
 """
 
 import math
@@ -21,11 +23,11 @@ from torch import Tensor
 
 from bestiary.utils.numba_jit import cached_njit
 
-VECTOR_BYTES = 64  # size of a SIMD vector: one cache line; depending on the CPU, it needs one, two or four registers
+VECTOR_BYTES = 64  # size of a SIMD vector: one cache line; it fills 1, 2 or 4 registers, depending on the CPU
 CHUNK = 16  # number of steps in a chunk; the forward pass saves the state at the start of each chunk
 ALLOW_FMA = ("contract",)  # LLVM flag: a product and a sum may become one multiply-add instruction
 
-# Typed as Any because compiled code calls an intrinsic without its first parameter.
+# The type is Any, because type checkers would report the missing first parameter in calls of an intrinsic.
 intrinsic: Any = numba.extending.intrinsic
 
 
@@ -75,9 +77,10 @@ def _larger(builder: Any, a: Any, b: Any) -> Any:
 
 
 def _reduce(builder: Any, vector: Any, combine: Any) -> Any:
-    """Emit code that combines the two halves of a SIMD vector, then the halves of the result, until one number is left.
+    """Emit code that reduces a SIMD vector to one number, for example to the sum of its elements.
 
-    `combine(a, b)` emits the code that combines two vectors.
+    The code combines the two halves of the vector, then the two halves of the result, and so on. `combine(a, b)` emits
+    the code that combines two vectors element by element.
     """
     count = vector.type.count
     while count > 1:
@@ -225,8 +228,8 @@ def exp(typing_context, vector):
     """Return e^x for each element x of a SIMD vector.
 
     First, x is clamped to avoid overflow: to [-87, 87] for float32, to [-708, 708] for float64. Then e^x is computed as
-    2^n e^r with an integer n and |r| <= ln(2)/2: a Taylor polynomial computes e^r, and the factor 2^n is formed from
-    exponent bits. NaN stays NaN.
+    2^n e^r with an integer n and |r| <= ln(2)/2. e^r is computed by a Taylor polynomial. 2^n is the floating-point
+    number whose exponent bits encode n. If x is NaN, the result is NaN.
     """
     single = vector.dtype == types.float32
     bits, mantissa, degree, limit = (32, 23, 7, 87.0) if single else (64, 52, 13, 708.0)

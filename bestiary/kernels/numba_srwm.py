@@ -3,7 +3,7 @@
 The weights are W = base + shift: `base` is trained, `shift` is the recurrent state (see `reference.srwm_seq`). In this
 module, a sequence is the computation for one head of one batch entry, and one thread computes one sequence after the
 other. The forward pass saves the shift at every CHUNK-th step, and a record of each step. The record contains q [E], k
-[E], the four learning rates b, and error = (q - k) W [D]. The backward pass recomputes the weights of a chunk (CHUNK
+[E], the four learning rates b, and the error (q - k) W [D]. The backward pass recomputes the weights of a chunk (CHUNK
 steps) from the saved shift and the records. The recomputation is exact, even if an episode starts within the chunk.
 Results are deterministic.
 
@@ -62,8 +62,8 @@ compile_kernel = partial(cached_njit, depends_on=(numba_simd.__file__,))
 def softmax(scores, i, count, out, j):
     """Write the softmax of `count` scores, which start at scores[i], to out[j:].
 
-    Scores and results are padded to a multiple of the SIMD vector length: the padding of `scores` is overwritten with
-    minus infinity, that of `out` with zero.
+    Scores and results are padded to a multiple of the SIMD vector length. The padding of `scores` is overwritten with
+    minus infinity, the padding of `out` with zero.
     """
     padded = (count + vector_length(out) - 1) // vector_length(out) * vector_length(out)
     for c in range(count, padded):
@@ -86,10 +86,10 @@ def softmax(scores, i, count, out, j):
 
 @compile_kernel
 def softmax_backward(probs, i, d_probs, count, out, j):
-    """Write the gradient of the inputs of a softmax to out[j:]: probs * (d_probs - probs · d_probs).
+    """Compute the backward pass of a softmax: write probs * (d_probs - probs · d_probs) to out[j:].
 
-    The `count` probabilities that the softmax returned start at probs[i]. `d_probs` is the gradient of the loss with
-    respect to these probabilities.
+    The softmax returned `count` probabilities, which start at probs[i]. `d_probs` is the gradient of the loss with
+    respect to these probabilities. The result is the gradient with respect to the inputs of the softmax.
     """
     sums = zeros(out)
     for c in range(0, count, vector_length(out)):
@@ -121,7 +121,9 @@ def scale(row, i, b, j, offsets, out):
 def srwm_forward(x, done, base, shift, offsets, y, records, saved):
     """Run the forward pass of the SRWM. Overwrite `shift`, `y`, `records` and `saved` with the results.
 
-    All arrays except x and done are flat; the given shapes describe their layout.
+    Shapes: N sequences (one per head of each batch entry), T steps, B batch entries, H heads. The matrix W has E rows
+    and D columns, with padding. Wy has My columns. A record has R numbers. All arrays except x and done are flat, and
+    the shapes describe their layout.
 
     Args:
         x: inputs [N,T,E].
@@ -190,9 +192,9 @@ def srwm_backward(x, done, base, offsets, records, saved, d_y, d_shift, has_fina
 
     Overwrite `d_x` with the gradient of x, and add the gradient of `base` to `d_base` [H,E,D]. All arrays except x and
     done are flat; the given shapes describe their layout. `records` and `saved` are results of the forward pass. `d_y`
-    [N,T,My] is the gradient of the outputs. Before the call, `d_shift` [N,E,D] must contain the gradient of the final
-    shift; it is overwritten with the gradient of the initial shift. `has_final_grad` is False if the gradient of the
-    final shift is zero. If `truncate` is True, no gradient flows from a step to the previous step.
+    [N,T,My] is the gradient of the outputs. `d_shift` [N,E,D] is the gradient of the final shift, and is overwritten
+    with the gradient of the initial shift. `has_final_grad` is False if the gradient of the final shift is zero. If
+    `truncate` is True, no gradient flows from a step to the previous step.
     """
     num_sequences, num_steps, rows = x.shape
     columns = offsets[4]
@@ -213,11 +215,12 @@ def srwm_backward(x, done, base, offsets, records, saved, d_y, d_shift, has_fina
     q_minus_k = np.empty(padded, x.dtype)
     for n in range(num_sequences):
         base_at, grad_at = n % num_heads * matrix_size, n * matrix_size
-        # The gradient of base is the sum of the gradients of W at all steps. The loop goes backwards in time. At any
-        # time, d_shift is the sum of the gradients of W at the steps processed so far, plus the gradient of the final
-        # shift. If the gradient of the final shift is zero, d_shift is therefore added to d_base at the end, and each
-        # time before d_shift is set to zero (at an episode start or, with `truncate`, after each step). Otherwise the
-        # sum for d_base is computed separately until d_shift is set to zero for the first time.
+        # The gradient of base is the sum of the gradients of W at all steps. The loop goes backwards in time and adds
+        # the gradient of W at each step to d_shift. Before the loop, d_shift is the gradient of the final shift.
+        # If that is zero, d_shift is only a sum of gradients of W. So d_shift is added to d_base when d_shift is set to
+        # zero (at an episode start or, with `truncate`, after each step), and at the end of the loop.
+        # Otherwise `sum_separately` is True until d_shift is set to zero for the first time. While it is True, the
+        # gradient of W at each step is added to d_base directly.
         sum_separately = has_final_grad
         last_k_at = (n * num_steps + num_steps - 1) * record_size + padded
         vector_matrix_product(records, last_k_at, d_shift, grad_at, rows, columns, d_update, 0)
@@ -294,7 +297,7 @@ def srwm_backward(x, done, base, offsets, records, saved, d_y, d_shift, has_fina
 
 @compile_kernel
 def copy_columns(source, i, target, j, width):
-    """Copy the columns i to i + width - 1 of `source` to the columns from j on of `target`, in all rows."""
+    """Copy columns i to i + width - 1 of the matrix `source` to columns j to j + width - 1 of the matrix `target`."""
     whole_vectors = width // vector_length(target) * vector_length(target)
     for r in range(len(source)):
         source_at = r * source.shape[1] + i
@@ -308,7 +311,7 @@ def copy_columns(source, i, target, j, width):
 class SRWMFunction(torch.autograd.Function):
     """Autograd function of `srwm_seq`. `matrices` are the four base matrices [H,E,...] and the four shifts [N,E,...].
 
-    x is [N,T,E]; batch and heads are one axis of N sequences. If `save` is False, the forward pass saves nothing, and
+    x is [N,T,E], with one axis of N = B * H sequences. If `save` is False, the forward pass saves nothing, and
     no backward pass is possible.
     """
 

@@ -1,9 +1,9 @@
 """Reference implementation of the delta rule and of the self-referential weight matrix, as loops of PyTorch operations.
 
-Autograd computes the gradients.
+Autograd computes the gradients. The other implementations must give the same results, except for rounding errors. The
+reference implementation supports all floating-point types and devices.
 
-The other implementations must give the same results, except for rounding. The reference implementation supports all
-floating-point types and devices. Vectors are rows, a matrix has the shape [in, out], and (a ⊗ b)_ij = a_i b_j.
+Vectors are rows, a matrix has the shape [in, out], and ⊗ is the outer product: (a ⊗ b)_ij = a_i b_j.
 
 Shapes: B batch entries, H heads, T steps, E rows and M columns of a weight matrix.
 """
@@ -23,7 +23,7 @@ def delta_seq(
 ) -> tuple[Tensor, Tensor]:
     """Compute the delta rule over T steps. Return the outputs o [B,H,T,M] and the final fast weights W [B,H,E,M].
 
-    Each step computes W <- W + k ⊗ beta (v - k W) and then o = q W. If `done` is True, W is set to zero before the
+    Each step computes W <- W + k ⊗ (beta (v - k W)) and then o = q W. If `done` is True, W is set to zero before the
     step. If `truncate` is True, no gradient flows from a step to the previous step.
     """
     weights = state
@@ -41,7 +41,7 @@ def srwm_seq(
     x: Tensor,  # [B,H,T,E]
     done: Tensor,  # [T,B]
     base: tuple[Tensor, ...],  # trained weights: Wy [H,E,M], Wq [H,E,E], Wk [H,E,E], Wb [H,E,4]
-    shift: tuple[Tensor, ...],  # initial state [B,H,E,...]: for each of the four matrices, current - trained weights
+    shift: tuple[Tensor, ...],  # initial state [B,H,E,...]: current minus trained weights of each matrix
     truncate: bool = False,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Compute the self-referential weight matrix over T steps. Return the outputs y [B,H,T,M] and the final shifts.
@@ -50,7 +50,7 @@ def srwm_seq(
     four shifts. The learning rate of the i-th matrix is element i of b:
 
         y = x Wy,  q = softmax(x Wq),  k = softmax(x Wk),  b = sigmoid(x Wb)
-        shift_i <- shift_i + k ⊗ b_i (q - k) W_i
+        shift_i <- shift_i + k ⊗ (b_i (q - k) W_i)
 
     If `done` is True, the shifts are set to zero before the step. If `truncate` is True, no gradient flows from a step
     to the previous step.
@@ -71,11 +71,11 @@ def srwm_seq(
 
 def _read(row: Tensor, matrix: Tensor) -> Tensor:
     """Return the product [B,H,M] of a row [B,H,E] and a matrix [B,H,E,M]."""
-    return (row.unsqueeze(-1) * matrix).sum(-2)  # faster than matmul for matrices of this size
+    return (row.unsqueeze(-1) * matrix).sum(-2)  # faster than matmul for small matrices
 
 
 def _reset(state: Tensor, done: Tensor, truncate: bool) -> Tensor:
-    """Return a copy of the state [B,H,E,M] that is zero for the batch entries in which `done`, bool [B], is True.
+    """Return a copy of the state [B,H,E,M] in which batch entry b is zero if done[b] is True.
 
     If `truncate` is True, the result has no gradient.
     """

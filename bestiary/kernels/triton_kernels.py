@@ -23,7 +23,7 @@ RUNTIME = ["T", "B", "H", "truncate"]  # arguments whose values are not compiled
 
 
 # --- operations on rows and matrices ----------------------------------------------------------------------------------
-# Padding is zero. STRIDE is the length of a row in memory.
+# Padded elements are zero. STRIDE is the distance in memory from one row of a matrix to the next, in elements.
 
 
 @triton.jit
@@ -123,14 +123,14 @@ def delta_backward(
         chunk = chunks - 1 - i
         first, end = chunk * CHUNK, tl.minimum(chunk * CHUNK + CHUNK, T)
         weights = _load(saved + (n * chunks + chunk) * E * M, M, E, M, EP, MP)
-        tl.debug_barrier()  # wait until all threads have read the buffer
+        tl.debug_barrier()  # wait until all threads have read the previous chunk from the buffer
         for t in range(first, end):
             step = n * T + t
             weights = tl.where(tl.load(done + t * B + n // H) != 0, 0.0, weights)
             _store(buffer + (t - first) * E * M, weights, M, E, M, EP, MP)
             error = _load_row(errors + step * M, M, MP)
             weights += _outer(_load_row(k + step * E, E, EP), tl.load(beta + step) * error)
-        tl.debug_barrier()  # wait until all threads have written the buffer
+        tl.debug_barrier()  # wait until all threads have written this chunk to the buffer
         for j in range(end - first):
             t = end - 1 - j
             step = n * T + t
@@ -239,7 +239,8 @@ def srwm_backward(
     chunks = (T + CHUNK - 1) // CHUNK
     buffer += n * CHUNK * E * D
     g_y, g_q, g_k, g_b = _load_matrices(d_last + n * E * D, D, E, M, EP, MP)  # gradients of the shifts
-    # The gradient of base is the sum of the gradients of W at all steps.
+    # Gradients of the base matrices: sums of the gradients of W at all steps. Unlike g_*, these sums are not set to
+    # zero at starts of episodes.
     sum_y, sum_q = tl.zeros_like(g_y), tl.zeros_like(g_q)
     sum_k, sum_b = tl.zeros_like(g_k), tl.zeros_like(g_b)
     for i in range(chunks):
@@ -247,7 +248,7 @@ def srwm_backward(
         first, end = chunk * CHUNK, tl.minimum(chunk * CHUNK + CHUNK, T)
         base_y, base_q, base_k, base_b = _load_matrices(base + n % H * E * D, D, E, M, EP, MP)
         shift_y, shift_q, shift_k, shift_b = _load_matrices(saved + (n * chunks + chunk) * E * D, D, E, M, EP, MP)
-        tl.debug_barrier()  # wait until all threads have read the buffer
+        tl.debug_barrier()  # wait until all threads have read the previous chunk from the buffer
         for t in range(first, end):
             step = n * T + t
             reset = tl.load(done + t * B + n // H) != 0
@@ -261,7 +262,7 @@ def srwm_backward(
             shift_q += _outer(k, tl.load(bs + step * 4 + 1) * error_q)
             shift_k += _outer(k, tl.load(bs + step * 4 + 2) * error_k)
             shift_b += _outer(k, tl.load(bs + step * 4 + 3) * error_b)
-        tl.debug_barrier()  # wait until all threads have written the buffer
+        tl.debug_barrier()  # wait until all threads have written this chunk to the buffer
         for j in range(end - first):
             t = end - 1 - j
             step = n * T + t
@@ -332,7 +333,7 @@ def specialisation(kernel: Any, rows: int, columns: int, save: bool = True) -> d
     if "SAVE" in kernel.arg_names:
         constants["SAVE"] = save
     elements = padded_rows * (padded_columns + (2 * padded_rows if kernel in (srwm_forward, srwm_backward) else 0))
-    # Use as few warps as possible, so that each warp uses all of its registers for the matrices.
+    # Use few warps: one warp (32 threads) can keep 1024 elements of the matrices in its registers.
     warps = min(triton.next_power_of_2(triton.cdiv(elements, 1024)), 8)
     return {**constants, "num_warps": warps, "num_stages": 1, "enable_fp_fusion": True}
 
