@@ -1,8 +1,8 @@
 """The base class of algorithms, and code that actor-critic algorithms share.
 
 Actors collect rollouts of `sequence_length` steps. The learner passes `rollouts_per_learn(...)` rollouts to the
-generator `batches`, which yields batches. For each batch, the learner splits the batch into micro-batches, sums the
-gradients of their losses, makes one optimizer step, and sends the metrics of this update back to the generator:
+generator `batches`, which yields batches. The learner splits each batch into micro-batches, sums the gradients of their
+losses, and makes one optimizer step. It sends the metrics of this update back to the generator:
 
     actors -> [Rollout, ...] -> algorithm.batches -> Batch -> sum of gradients -> optimizer step
                                       ^                                                |
@@ -42,7 +42,7 @@ class Loss:
 def loss_problem(loss: Any) -> str | None:
     """Return a message if `loss`, the result of a loss function, is not a valid Loss, otherwise None.
 
-    Types, shapes and the gradient of the total are checked, but not the values.
+    Check types and shapes, and that `total` has a gradient. Do not check the values.
     """
     if not isinstance(loss, Loss):
         found = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
@@ -139,11 +139,11 @@ class ActorCriticOptions:
     max_grad_norm: float = option(40.0, "maximum norm of the gradient; larger gradients are scaled down", above=0)
 
     def derive_rewards(self, context: RunContext) -> Self:
-        """Return the options, with values for reward clipping and reward scale if the user did not set them.
+        """Return the options. Set reward clipping and reward scale if the user did not set them.
 
-        By default, rewards are clipped to [-1, 1], except with PopArt, which normalises the value targets. If the user
-        chose a training reward and rewards are clipped, the scale maps typical rewards to [-1, 1], so that clipping
-        does not change them.
+        By default, rewards are clipped to [-1, 1], except with PopArt, which normalises the value targets. If rewards
+        are clipped and the user chose a training reward (`--reward`), the scale maps typical rewards to [-1, 1], so
+        that clipping does not change them.
         """
         clipping, scale = self.reward_clipping, self.reward_scale
         if clipping == "auto":
@@ -157,8 +157,8 @@ class Algorithm:
     """Base class of algorithms. A subclass must define `loss`; all other methods have defaults.
 
     By default, batches are formed from the rollouts in the order of collection, and each trajectory is used in `reuse`
-    updates. In all methods, `pools` is the number of vector environments of the run and `num_envs` is the number of
-    environments in each vector environment.
+    updates. In all methods, `pools` is the number of vector environments (pools) of the run, and `num_envs` is the
+    number of environments in each pool.
 
     An algorithm may own parameters and state. The constructor gets only the options; `setup` gets the agent.
     `parameters` returns the parameters that are trained in addition to those of the agent. `save` and `load` save the
@@ -167,7 +167,7 @@ class Algorithm:
 
     on_policy = False  # True if rollouts must be collected with the newest weights; actors then wait during updates
     mean_loss = False  # True if the learner divides the gradient by the number of steps in the batch
-    batch_size_hint = "--batch-size"  # the option that messages advise to change if batches should be larger
+    batch_size_hint = "--batch-size"  # what messages advise to change to get larger batches
 
     @dataclass(frozen=True)
     class Options(ActorCriticOptions):
@@ -191,7 +191,7 @@ class Algorithm:
 
     @classmethod
     def derive_options(cls, options: Any, context: RunContext) -> Any:
-        """Return the options, with values for reward clipping, reward scale and batch size if the user set none."""
+        """Return the options. Set reward clipping, reward scale and batch size if the user did not set them."""
         if isinstance(options, ActorCriticOptions):
             options = options.derive_rewards(context)
         if isinstance(options, Algorithm.Options) and context.num_tasks > 1 and "batch_size" not in context.given:
@@ -203,9 +203,10 @@ class Algorithm:
         """Return the options with the default batch size multiplied by the number of tasks.
 
         An update then has as many trajectories per task as in a run with a single task. With smaller batches, the
-        gradient of a task would be smaller than the gradient noise of the other tasks. If the user chose the number of
-        environments, not every batch size is valid. The batch size is then the largest valid multiple of the number
-        of tasks that is at most the default times the number of tasks, or the default if there is no valid multiple.
+        gradient of a task would be smaller than the gradient noise of the other tasks.
+
+        If the user chose the number of environments, some batch sizes are invalid. For K tasks and the default batch
+        size d, the result is then the first valid size of d K, (d - 1) K, ..., K. If none of them is valid, it is d.
         """
         sizes = [per_task * context.num_tasks for per_task in range(options.batch_size, 0, -1)]
         candidates = [replace(options, batch_size=size) for size in sizes]
@@ -228,9 +229,9 @@ class Algorithm:
     def batches(self, rollouts: Sequence[Rollout], context: LearnContext) -> Batches:
         """Yield one batch for each update with these rollouts.
 
-        This is a generator: `metrics = yield Batch(...)` returns the metrics of the update. The learner passes only a
-        micro-batch at a time to `loss`. This method must therefore compute all quantities that depend on the whole
-        batch, for example normalised advantages, and pass them to `loss` in `Rollout.extras`.
+        This is a generator: `metrics = yield Batch(...)` returns the metrics of the update. `loss` receives only one
+        micro-batch at a time. This method must therefore compute all quantities that depend on the whole batch, for
+        example normalised advantages, and pass them to `loss` in `Rollout.extras`.
         """
         trajectories = concatenate(rollouts)
         for _ in range(self.options.reuse):
@@ -247,7 +248,7 @@ class Algorithm:
     def rollouts_per_learn(self, num_envs: int, pools: int) -> int:
         """Return the number of rollouts that one call of `batches` receives.
 
-        Successive rollouts come from successive vector environments: 0, 1, ..., pools - 1, 0, 1, ...
+        Rollout i comes from the vector environment i % pools.
         """
         return max(1, self.options.batch_size // num_envs)
 
@@ -257,7 +258,7 @@ class Algorithm:
 
     @property
     def epochs(self) -> int:
-        """The maximum number of updates that use the same trajectory, not counting updates that replay it."""
+        """The maximum number of updates that use a new trajectory. Later updates that replay it are not counted."""
         return self.options.reuse
 
     def validate(self, num_envs: int, pools: int) -> list[str]:
@@ -272,21 +273,21 @@ class Algorithm:
         ]
 
     def dummy_batch(self, rollout: Rollout) -> Batch:
-        """Return a batch that consists of one rollout. It is used only to measure the time of an update."""
+        """Return a batch made of one rollout. The learner uses it only to measure the time of an update."""
         return Batch(rollout, self.loss)
 
     def shard(self, learners: int) -> Self | None:
-        """Return a copy of the algorithm for one learner of a group of `learners` learners.
+        """Return a copy of the algorithm for one learner of a group. `learners` is the size of the group.
 
-        Each learner processes an equal part of each batch, so the batch size of the copy is smaller by the factor
-        `learners`. Return None if a batch cannot be divided among the learners.
+        Each learner processes an equal part of each batch, so the batch size of the copy is the batch size divided by
+        `learners`. Return None if this is not an integer.
         """
         if self.options.batch_size % learners:
             return None
         return type(self)(replace(self.options, batch_size=self.options.batch_size // learners))
 
     def can_split(self, learners: int, num_envs: int, pools: int) -> bool:
-        """Return True if each batch can be split evenly among this number of learners."""
+        """Return True if each batch can be divided equally among `learners` learners."""
         if learners == 1:
             return True
         part = self.shard(learners)
@@ -310,8 +311,8 @@ class Algorithm:
     def make_optimizers(self, parameters: list[nn.Parameter]) -> dict[str, torch.optim.Optimizer]:
         """Return the optimizers by name. `parameters` are the agent's parameters, followed by the algorithm's own.
 
-        Before each update, the learner sets the learning rate of each parameter group to the rate of the schedule. If
-        the group has an entry `lr_factor`, the rate is multiplied by this factor.
+        Before each update, the learner sets the learning rate of each parameter group to the rate of the schedule,
+        multiplied by the group's entry `lr_factor` if it has this entry.
         """
         o = self.options
         if o.optimizer == "adam":
@@ -320,15 +321,15 @@ class Algorithm:
         return {MAIN_OPTIMIZER: rmsprop(parameters, lr=o.lr, alpha=o.alpha, eps=o.eps, momentum=o.momentum)}
 
     def save(self) -> Tensors:
-        """Return the algorithm's state as tensors by name, for a checkpoint. Its parameters are saved separately."""
+        """Return the algorithm's state as tensors by name, for a checkpoint. Leave out what `parameters` returns."""
         return {}
 
     def load(self, tensors: Tensors) -> None:
-        """Restore a state that `save` returned."""
+        """Restore the state from `tensors`, the result of `save`."""
 
     @property
     def inherits_state(self) -> bool:
-        """True if `load_pretrained` loads state of another run."""
+        """True if `load_pretrained` uses the state of the other run; by default it does not."""
         return False
 
     def load_pretrained(self, tensors: Tensors, task_indices: Sequence[int]) -> str:
@@ -387,7 +388,7 @@ def parameters_problem(parameters: Any) -> str | None:
 
 
 def size_problems(algorithm: Algorithm, num_envs: int, pools: int) -> list[str]:
-    """Return a message for each size that an algorithm does not return as an integer of at least 1."""
+    """Return a message for each size of an algorithm, for example `epochs`, that is not an integer of at least 1."""
     sizes = {
         "sequence_length": algorithm.sequence_length,
         "epochs": algorithm.epochs,
@@ -404,7 +405,7 @@ def size_problems(algorithm: Algorithm, num_envs: int, pools: int) -> list[str]:
 def updates_per_learn(algorithm: Algorithm, num_envs: int, pools: int) -> int:
     """Return the maximum number of updates for one call of `Algorithm.batches`.
 
-    Of the updates of PPG, only the policy updates are counted.
+    For PPG, count only the policy updates.
     """
     trajectories = algorithm.rollouts_per_learn(num_envs, pools) * num_envs
     return trajectories * algorithm.epochs // algorithm.batch_size(num_envs, pools)
@@ -413,9 +414,9 @@ def updates_per_learn(algorithm: Algorithm, num_envs: int, pools: int) -> int:
 def rewards_and_discounts(rollout: Rollout, options: ActorCriticOptions) -> tuple[Tensor, Tensor, Tensor]:
     """Return three tensors [T,N] with one entry per action: rewards, bootstrapped rewards and discounts.
 
-    The rewards are scaled and clipped. The bootstrapped rewards differ from them only if a time limit ended the
-    episode: the discounted value of the final observation (`rollout.bootstrap`) is added, because a time limit is not a
-    terminal state. The discount is zero if the action ended the episode.
+    The rewards are scaled and clipped. The bootstrapped rewards are the same, with one exception: if a time limit ended
+    the episode, the discounted value of the final observation (`rollout.bootstrap`) is added, because a time limit is
+    not a terminal state. The discount is zero if the action ended the episode.
     """
     transformed = transform_reward(rollout.reward[1:], options.reward_clipping, options.reward_scale)
     discounts = options.discount * (~rollout.done[1:]).float()
@@ -438,6 +439,6 @@ def actor_critic_loss(
     """
     total = policy_loss + options.value_coef * value_loss - options.entropy_coef * entropy
     sums = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy, **sums}
-    # The agent's metrics are means over the batch, but the learner expects sums.
+    # The agent's metrics are means over the batch. Convert them to sums, as the learner expects.
     sums |= {name: mean * targets.numel() for name, mean in output.metrics.items()}
     return Loss(total, {name: value.detach() for name, value in sums.items()}, targets)

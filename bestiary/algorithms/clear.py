@@ -2,13 +2,13 @@
 
 Each batch has new trajectories, and `replay_ratio` times as many replayed trajectories. The replayed trajectories are
 drawn from a buffer, which is a uniform sample of all trajectories of the run. V-trace corrects the policy lag of new
-and replayed trajectories. For the replayed trajectories, two further terms of the loss keep the policy pi and the
-values V close to the policy mu and the values V_old that the buffer stores:
+and replayed trajectories. The buffer also stores an old policy mu and old values V_old for each step. On replayed
+steps, two further terms of the loss keep the current policy pi close to mu, and the current values V close to V_old:
 
     L = L_V-trace(new and replayed) + policy_cloning_coef * sum KL(mu || pi) + value_cloning_coef * sum (V - V_old)^2
 
-V_old is the value that the actor computed. mu is the policy that the learner computes when it receives the trajectory;
-the learner's weights are then newer than the actor's weights by the policy lag. The new trajectories of a batch are
+The actor computes V_old when it collects the trajectory. The learner computes mu when it receives the trajectory; by
+then, the learner's weights are newer than the actor's weights by the policy lag. The new trajectories of a batch are
 added to the buffer after the update, so they are not replayed in the same update.
 """
 
@@ -59,7 +59,7 @@ class Clear(Impala):
     def shard(self, learners: int) -> None:
         """Return None, because CLEAR supports only one learner.
 
-        Several learners would have several replay buffers, but a checkpoint contains only one.
+        Each learner would need its own replay buffer, but a checkpoint contains only one buffer.
         """
 
     def batches(self, rollouts: Sequence[Rollout], context: LearnContext) -> Batches:
@@ -74,8 +74,8 @@ class Clear(Impala):
                     replayed = self.buffer.sample(num_replayed, context.generator).to(new.reward.device)
                     replayed.extras["replayed"].fill_(1.0)
                     batch = concatenate([new, replayed])
-                # Weights for metrics of the new steps only: 0 for replayed steps, a constant for new steps. The mean of
-                # the weights over the batch is 1.
+                # Weights for metrics of new steps only: 0 on replayed steps, and on new steps a constant, such that the
+                # mean of weight * metric over the batch is the mean of the metric over the new steps.
                 new_weight = (1 - batch.extras["replayed"]) * batch.num_envs / new.num_envs
                 yield Batch(batch.with_extras(new_weight=new_weight), self.loss, num_new=new.num_envs)
                 if epoch == 0:
@@ -98,14 +98,14 @@ class Clear(Impala):
         loss.sums["policy_cloning"] = policy_cloning.detach()
         loss.sums["value_cloning"] = value_cloning.detach()
         loss.sums["replayed"] = replayed.sum()
-        # The metric `abs_log_ratio` shows whether actor and learner compute the same policy. Replayed steps were chosen
-        # by old policies, so they are not counted.
+        # The metric `abs_log_ratio` shows whether actor and learner compute the same policy. Count only new steps,
+        # because the actions of replayed steps were chosen by old policies.
         log_ratio = output.distribution[:-1].log_prob(rollout.action).detach() - rollout.log_prob
         loss.sums["abs_log_ratio"] = (rollout.extras["new_weight"] * log_ratio.abs()).sum()
         return loss
 
     def save(self) -> Tensors:
-        """Return the replay buffer or, with `save_buffer` off, only the number of trajectories that it has received."""
+        """Return the replay buffer; if `save_buffer` is off, only the number of trajectories that it has received."""
         if self.options.save_buffer:
             return self.buffer.save()
         return {"num_seen": torch.tensor(self.buffer.num_seen)}
@@ -125,8 +125,8 @@ class Clear(Impala):
         """Load the replay buffer of another run, so that the agent does not forget the tasks of that run.
 
         `task_indices[k]` is the index, in this run, of task k of the other run, or -1 if this run does not have this
-        task. Trajectories of such a task get the task index 0, which is correct only for a critic that ignores the task
-        index. Return a text that describes what was loaded.
+        task. Trajectories of a task with the index -1 get the task index 0, which is correct only if the critic ignores
+        the task index. Return a text that describes what was loaded.
         """
         self.buffer.load(tensors)
         if not len(self.buffer):
@@ -139,7 +139,7 @@ class Clear(Impala):
 
 
 def _with_stored_policy(rollout: Rollout, context: LearnContext) -> Rollout:
-    """Return a copy of a rollout whose extras also contain the logits of the current policy, and `replayed` (zeros)."""
+    """Return a copy of a rollout with two more extras: the current policy's `stored_logits`, and `replayed` (zeros)."""
     output, _ = context.infer(rollout.inputs(), rollout.state)
     return rollout.with_extras(
         stored_logits=output.distribution.logits[:-1].float(), replayed=torch.zeros_like(rollout.value)

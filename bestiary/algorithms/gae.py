@@ -27,7 +27,7 @@ def gae(
 
     delta_t is the TD error r_t + gamma V(x_{t+1}) - V(x_t), with the reward r_t and the value V of the observation x_t.
     At the end of an episode, `discounts` contains 0 instead of gamma. If `horizon` is given, the T steps are split into
-    blocks of `horizon` steps, and at the last step t of each block A_{t+1} is replaced by 0.
+    blocks of `horizon` steps. At the last step t of a block, A_{t+1} is replaced by 0.
     """
     if bootstrap.shape != values.shape[1:]:
         raise ValueError(f"bootstrap: expected shape {list(values.shape[1:])}, got {list(bootstrap.shape)}")

@@ -1,7 +1,7 @@
 """IMPALA: actor-critic with V-trace correction of the actors' policy lag (Espeholt et al. 2018).
 
 The loss is a sum over all steps of a batch, not a mean. The gradients of micro-batches of any size therefore add up to
-the gradient of the batch. The losses of the IMPALA paper are also sums, so its learning rates can be used unchanged.
+the gradient of the batch. The paper also uses sums, so its learning rates can be used unchanged.
 """
 
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ class Impala(Algorithm):
     def vtrace_loss(self, output: Output, rollout: Rollout) -> Loss:
         """Return the summed loss of a rollout [T,B], given the output of the agent for the T+1 entries of the rollout.
 
-        Of the output for the last entry, only the value is used, for bootstrapping.
+        The output for the last entry is used only for bootstrapping: its value is the bootstrap value.
         """
         o = self.options
         policy = output.distribution[:-1]

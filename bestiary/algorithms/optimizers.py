@@ -1,8 +1,8 @@
-"""PyTorch's optimizers, changed so that they do not import PyTorch's compiler, and TensorFlow's RMSProp.
+"""Optimizers: Adam and RMSprop of PyTorch, without the import of PyTorch's compiler, and TensorFlow's RMSProp.
 
 PyTorch wraps the methods of its optimizers in functions that hide them from `torch.compile`. The first call of such a
-wrapper imports the compiler, which took 2 of the 5 s of CPU time of a short training run. Bestiary does not compile
-optimizers, so these classes call the original methods directly.
+wrapper imports the compiler. In a short training run, this import took 2 of 5 s of CPU time. Bestiary does not compile
+optimizers, so the classes in this module have the original methods, without wrappers.
 """
 
 import inspect
@@ -15,7 +15,7 @@ WRAPPED_METHODS = ("add_param_group", "zero_grad", "state_dict", "load_state_dic
 
 
 def unwrap_methods(optimizer: type[torch.optim.Optimizer]) -> type[Any]:
-    """Return a subclass of an optimizer class whose methods have no wrappers for `torch.compile`."""
+    """Return a subclass of `optimizer` whose methods are the original ones, without wrappers for `torch.compile`."""
     methods: dict[str, Any] = {name: inspect.unwrap(getattr(optimizer, name)) for name in WRAPPED_METHODS}
     methods["step"] = torch.no_grad()(inspect.unwrap(optimizer.step))
     return type(optimizer.__name__, (optimizer,), methods)

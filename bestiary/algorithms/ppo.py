@@ -1,9 +1,9 @@
 """PPO: several epochs over the newest rollouts with a clipped policy update (Schulman et al. 2017).
 
 This implementation has three separate lengths; many other implementations use one number for all of them.
-`rollout_length` is the number of steps per environment that are collected before each series of updates. `horizon` is
-the maximum number of TD errors that generalised advantage estimation (GAE) sums for an advantage. `sequence_length` is
-the number of steps over which gradients are propagated through the memory.
+`rollout_length` is the number of steps per environment that are collected before each series of updates.
+`sequence_length` is the number of steps over which gradients are propagated through the memory. `horizon` is the
+maximum number of TD errors in an advantage, which generalised advantage estimation (GAE) computes as a sum.
 
 Actors collect one sequence of `sequence_length` steps at a time, and store the memory's state before its first step. To
 compute the advantages, `prepare` concatenates the sequences of each environment in time. `batches` then distributes
@@ -150,9 +150,9 @@ class PPO(Algorithm):
     def prepare(self, rollouts: Sequence[Rollout], context: LearnContext) -> Rollout:
         """Return all sequences as one rollout, with advantages and value targets in its extras.
 
-        The result has `sequence_length` steps and one column per sequence of an environment. `rollouts` are the
-        sequences of all vector environments (pools) in the order of collection: the first sequence of pool 0, of pool
-        1, ..., then the second sequence of pool 0, ...
+        The result has `sequence_length` steps and one column for each sequence of each environment. `rollouts` are the
+        sequences of all vector environments (pools) in the order of collection: the first sequence of pool 0, the first
+        sequence of pool 1, ..., then the second sequence of pool 0, ...
         """
         o = self.options
         length = self.sequence_length
@@ -177,7 +177,7 @@ class PPO(Algorithm):
     def loss(self, agent: Agent, batch: Rollout, progress: float) -> Loss:
         """Return the loss of a batch [T,B], summed over all steps. The batch consists of sequences from `prepare`."""
         o = self.options
-        # The last entry is left out, because it is also the first entry of the next sequence.
+        # Use only the first T of the T+1 entries. The last entry is also the first entry of the next sequence.
         output, _ = agent(batch.inputs()[: batch.length], batch.state)
         estimate = output.value_estimate
         target = batch.extras["target"]
@@ -226,7 +226,7 @@ class PPO(Algorithm):
 
 
 def _normalise(advantage: Tensor, context: LearnContext) -> Tensor:
-    """Normalise advantages to mean 0 and standard deviation 1 over the sequences of all learners, and return them."""
+    """Return the advantages, normalised to mean 0 and standard deviation 1 over the sequences of all learners."""
     count, total = context.all_reduce(torch.stack([advantage.new_tensor(advantage.numel()), advantage.sum()]))
     difference = advantage - total / count
     variance = context.all_reduce(difference.square().sum()) / count
@@ -235,9 +235,9 @@ def _normalise(advantage: Tensor, context: LearnContext) -> Tensor:
 
 @torch.no_grad()
 def _estimate_after(context: LearnContext, sequence: Rollout) -> ValueEstimate:
-    """Return the bootstrap values [N] of a sequence: the value estimates of the observation after its last step.
+    """Return the bootstrap values [N] of a sequence: the value estimates of the observations after its last step.
 
-    This is the last of the T+1 entries of the sequence. The actors compute only the values of the other T entries.
+    These observations are the last of the T+1 entries of the sequence. Actors compute only the values of the first T.
     """
     inputs = sequence.inputs()
     # An agent with a memory must process the whole sequence first.

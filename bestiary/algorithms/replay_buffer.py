@@ -1,8 +1,8 @@
 """A bounded buffer of trajectories that is a uniform random sample of all trajectories seen (reservoir sampling).
 
 Algorithm R (Vitter 1985): the first `capacity` trajectories of the run are stored. Later, the n-th trajectory of the
-run replaces a random stored trajectory with probability capacity / n; otherwise it is dropped. At any time, all
-trajectories of the run so far are equally likely to be in the buffer.
+run replaces a random stored trajectory with probability capacity / n; otherwise the n-th trajectory is dropped. At any
+time, all trajectories of the run so far are equally likely to be in the buffer.
 """
 
 from dataclasses import fields
@@ -17,7 +17,7 @@ TENSOR_FIELDS = tuple(f.name for f in fields(Rollout) if f.name != "episodes")
 
 
 class ReservoirBuffer:
-    """A buffer of at most `capacity` trajectories, each of which is stored as a rollout of one environment."""
+    """A buffer of at most `capacity` trajectories. Each trajectory is stored as a Rollout of one environment."""
 
     def __init__(self, capacity: int):
         self.capacity = capacity
@@ -48,12 +48,12 @@ class ReservoirBuffer:
         del self.trajectories[self.capacity :]
 
     def save(self) -> Tensors:
-        """Return the trajectories as tensors for a checkpoint."""
+        """Return the trajectories and `num_seen` as tensors by name, for a checkpoint."""
         stored = pack_trajectories(concatenate(self.trajectories)) if self.trajectories else {}
         return {"num_seen": torch.tensor(self.num_seen), **stored}
 
     def load(self, tensors: Tensors) -> None:
-        """Restore trajectories that `save` returned."""
+        """Restore the trajectories and `num_seen` from the result of `save`."""
         self.num_seen = int(tensors["num_seen"])
         self.trajectories = []
         if "reward" in tensors:
@@ -62,7 +62,7 @@ class ReservoirBuffer:
 
 
 def pack_trajectories(rollout: Rollout) -> Tensors:
-    """Return the tensors of a rollout by name, for a checkpoint. The list of finished episodes is left out."""
+    """Return the tensors of a rollout by name, for a checkpoint. Leave out the list of finished episodes."""
     tensors: Tensors = {}
     for name in TENSOR_FIELDS:
         value = getattr(rollout, name)
@@ -76,7 +76,7 @@ def pack_trajectories(rollout: Rollout) -> Tensors:
 
 
 def unpack_trajectories(tensors: Tensors) -> Rollout:
-    """Return the rollout whose tensors `pack_trajectories` returned. Other tensors in `tensors` are ignored."""
+    """Return the rollout, given its tensors from `pack_trajectories`. Other tensors in `tensors` are ignored."""
 
     def group(prefix: str) -> dict[str, Tensor]:
         return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}

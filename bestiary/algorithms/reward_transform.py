@@ -13,7 +13,7 @@ def transform_reward(reward: Tensor, clipping: str, scale: float | None = None) 
         abs_one: clamp r to [-1,1].
         soft_asymmetric: 5 tanh(r/5), multiplied by 0.3 if r is negative (Espeholt et al. 2018, for DMLab).
         none: no clipping.
-        auto: the same as abs_one. (With PopArt, `ActorCriticOptions.derive_rewards` has replaced `auto` by `none`.)
+        auto: the same as abs_one. With PopArt, `auto` does not occur: `derive_rewards` has replaced it by `none`.
     """
     reward = reward if scale is None else reward * scale
     if clipping in ("abs_one", "auto"):

@@ -27,10 +27,10 @@ def vtrace(
 ) -> VTrace:
     """Compute the value targets v_t and the advantages for the policy gradient, backwards in time.
 
-    pi is the learner's policy, mu the actor's policy, a_t the action and x_t the observation at time t. `rho_bar` is
-    the upper bound of the importance weights pi / mu in the targets, `pg_rho_bar` that in the advantages; None means no
-    bound. `lam` is the factor lambda of the paper's coefficients c_t. The tensors may have further axes after T and B;
-    these axes are broadcast against each other.
+    pi is the learner's policy, mu the actor's policy, a_t the action and x_t the observation at time t. The importance
+    weights pi / mu are clipped to at most `rho_bar` in the targets, and to at most `pg_rho_bar` in the advantages; None
+    means no clipping. The paper's coefficients are c_t = `lam` min(1, pi / mu). The tensors may have further axes after
+    T and B, which are broadcast against each other.
     """
     if bootstrap.shape != values.shape[1:]:
         raise ValueError(f"bootstrap: expected shape {list(values.shape[1:])}, got {list(bootstrap.shape)}")
