@@ -68,7 +68,7 @@ class Actor:
         self.version = 0  # version of the agent's weights
         self.steps = 0  # steps so far, summed over all environments of this actor
         self.env_call: EnvCall | None = None  # None while the actor does not wait for its environments
-        # Names of the environments in messages.
+        # Text that describes the environments in messages.
         self.env_names = f"{', '.join(pool.tasks)} (environments {first_env} to {first_env + pool.num_envs - 1})"
         self.state: tuple[Tensor, ...] = agent.initial_state(pool.num_envs)
         self.last_actions = np.zeros(pool.num_envs, np.int64)
@@ -132,10 +132,10 @@ class Actor:
 
     @contextmanager
     def _env_call(self) -> Iterator[None]:
-        """Context of a call of the environments: set `env_call`, and turn an exception into RunError.
+        """Context for a call of the environments. It sets `env_call` and turns exceptions into RunError.
 
-        This includes SystemExit: otherwise, `sys.exit(0)` in an environment would end the run without a message and
-        with the exit status 0.
+        SystemExit is also turned into RunError. Otherwise `sys.exit(0)` in an environment would end the run without a
+        message and with the exit status 0.
         """
         self.env_call = EnvCall(time.monotonic(), threading.get_ident())
         try:
@@ -152,10 +152,10 @@ class Actor:
 
     @torch.no_grad()
     def _store_bootstrap_values(self, step: Step) -> None:
-        """Store the value of the final observation of each truncated episode, from which the learner bootstraps.
+        """Compute and store the value of each truncated episode's final observation. The learner bootstraps from it.
 
         Raises:
-            RunError: the environment did not return these observations.
+            RunError: the environment did not return the final observations.
         """
         if problems := final_problems(step, self.pool, "recv"):
             raise RunError(f"{', '.join(self.pool.tasks)}: {problems[0]} (at step {self.steps} of the actor)")
@@ -211,7 +211,7 @@ class Actor:
         return {name: np.array(array, order="C") for name, array in arrays.items()}
 
     def load(self, arrays: Arrays, steps: int) -> None:
-        """Restore a state that `save` returned after `steps` steps of the actor.
+        """Restore a state that `save` returned. `steps` is the number of steps of the actor at that time.
 
         Environments whose state cannot be saved start new episodes with an initial recurrent state.
 

@@ -37,7 +37,7 @@ CLEARLY_SLOWER = 0.9
 
 
 def default_micro_batch_size(config: Config) -> int:
-    """Return the default size: 4 for large observations (images), 32 for others; on a GPU, the batch size."""
+    """Return the default size: on a GPU, the batch size; on a CPU, 4 for large observations (images), otherwise 32."""
     if learner_device_type(config.training) != "cpu":
         return config.make_algorithm().batch_size(config.training.pool_size, config.training.total_pools)
     return 4 if _is_large(config.interface.observation_spec) else 32
@@ -75,8 +75,8 @@ def choose_micro_batch_size(config: Config) -> int:
 def _select_size(rates: dict[int, float], default: int) -> int:
     """Return the fastest size if it is clearly faster than the default size, otherwise the default size.
 
-    If the default size was not measured, the largest measured size below it is used as the default. If all measured
-    sizes are larger, the smallest of them is used.
+    If the default size was not measured, its place is taken by the largest smaller size that was measured. If there is
+    no smaller size, its place is taken by the smallest measured size.
     """
     default = max((size for size in rates if size <= default), default=min(rates))
     fastest = max(rates, key=rates.__getitem__)
@@ -86,8 +86,8 @@ def _select_size(rates: dict[int, float], default: int) -> int:
 def measure_rates(config: Config) -> dict[int, float]:
     """Return the learning speed for each micro-batch size, in steps per second. All learner threads are used.
 
-    The sizes are powers of 2 in increasing order. The measurement ends at a size that is at least four times as large
-    as the fastest size and clearly slower, or at a size at which a batch takes longer than `MAX_BATCH_SECONDS`.
+    The sizes 1, 2, 4, 8, ... are measured. The measurement ends at a size at which a batch takes longer than
+    `MAX_BATCH_SECONDS`, or at a size that is clearly slower than the fastest size and at least four times as large.
     """
     algorithm = config.make_algorithm()
     num_threads = config.training.learner_threads or num_cores()

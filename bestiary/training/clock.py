@@ -5,7 +5,7 @@ from collections import deque
 
 SPEED_WINDOW = 60.0  # the training speed is the mean over this time, in seconds
 SAMPLE_INTERVAL = 0.5  # minimum time between two samples, in seconds
-MIN_ESTIMATE_SECONDS = 5.0  # the remaining time is estimated only if the speed was measured for this many seconds
+MIN_ESTIMATE_SECONDS = 5.0  # minimum duration of the speed measurement for an estimate of the remaining time
 
 
 class TrainingClock:
@@ -43,7 +43,7 @@ class TrainingClock:
         return steps / self.sps
 
     def record(self, steps: int) -> None:
-        """Record the current step count of the run."""
+        """Add a sample (current time, `steps`) to the speed measurement. `steps` is the step count of the run."""
         now = time.monotonic()
         if len(self.samples) > 1 and now - self.samples[-2][0] < SAMPLE_INTERVAL:
             self.samples.pop()

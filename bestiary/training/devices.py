@@ -32,8 +32,7 @@ def choose_devices(training: Training) -> tuple[torch.device, torch.device]:
 def learner_device_type(training: Training) -> str:
     """Return the type of the learner's device: cpu or cuda.
 
-    On a cluster, the learner may run on another machine. This function then does not check that this machine has the
-    device that --device names.
+    On a cluster, the learner may run on another machine. The device that --device names need not exist on this machine.
     """
     explicit_on_cluster = training.runtime == "cluster" and training.device != "auto"
     return training.device if explicit_on_cluster else choose_device(training.device).type
@@ -87,5 +86,5 @@ def check_devices(config: Config) -> None:
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[None]:
-    """Return the context manager for running the network: bfloat16 autocast, or no effect for float32."""
+    """Return the context in which the network runs: for bfloat16, `torch.autocast`; for float32, an empty context."""
     return torch.autocast(device.type, torch.bfloat16) if precision == "bfloat16" else nullcontext()

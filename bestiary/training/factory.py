@@ -164,9 +164,9 @@ def make_learner(config: Config, agent: Agent, device: torch.device, num_learner
 
 
 def calibrate_agent(config: Config, agent: Agent, num_steps: int = 100) -> None:
-    """Collect observations with random actions. Pass them to `calibrate` of each torso that sets `needs_calibration`.
+    """Call the method `calibrate` of each torso that has `needs_calibration`, with observations of random actions.
 
-    Call this function before the weights are copied to the actors. It does nothing if no torso needs calibration.
+    If no torso needs calibration, do nothing. Call this function before the weights are copied to the actors.
     """
     torsos: list[Any] = [module for module in agent.modules() if isinstance(module, TorsoDefaults)]
     modules = [torso for torso in torsos if torso.needs_calibration]
@@ -208,14 +208,17 @@ def make_thread_layout(config: Config) -> local.ThreadLayout:
 
 
 def max_rollouts_in_flight(algorithm: Algorithm, training: Training) -> int:
-    """Return how many rollouts may be in flight (collected now, or waiting) so that the lag is at most --max-lag.
+    """Return the maximum number of rollouts in flight: rollouts that are being collected or wait for the learner.
 
-    While a rollout is collected and waits, the learner performs updates from earlier rollouts. Each of these updates
-    increases the policy lag of the rollout's first step by 1. The call of `Learner.learn` that uses the rollout can
-    also perform several updates, and each of them except the first increases the lag by 1. The result is at most
-    `pools` + max(2, `num_rollouts`), where `num_rollouts` is the number of rollouts that one call of `Learner.learn`
-    uses: more rollouts in flight would increase the lag but not the speed. For an on-policy algorithm, the result is
-    `num_rollouts`.
+    One call of `Learner.learn` uses `num_rollouts` rollouts and performs `num_updates` updates. For an on-policy
+    algorithm, the result is `num_rollouts`. Otherwise it is the smaller of two limits:
+
+    (1) The largest number with which the policy lag is at most --max-lag. The lag of a rollout's first step is the
+    number of updates since the collection of the rollout began. If M rollouts may be in flight, the rollout is used at
+    the latest in learn call M / `num_rollouts` after that time. In the last update of this call, the lag is
+    M / `num_rollouts` * `num_updates` - 1.
+
+    (2) `pools` + max(2, `num_rollouts`). More rollouts in flight would increase the lag but not the speed.
     """
     num_envs = training.pool_size
     pools = training.total_pools

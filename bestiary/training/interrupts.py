@@ -4,8 +4,8 @@ The first signal asks the run to stop after the current call of `Learner.learn` 
 signal stops the run immediately. A signal that arrives less than 1 s after the first one is ignored, because tools
 such as `timeout` send a signal to the process and to its process group, so that the process receives it twice.
 
-SIGHUP is sent when the terminal is closed. It stays ignored if the process was started with `nohup`. SIGPIPE is always
-ignored, as in any Python program: it would be sent for each closed connection, for example of a logger.
+SIGHUP is sent when the terminal is closed. If the process was started with `nohup`, SIGHUP stays ignored. SIGPIPE is
+sent when a program writes to a closed connection, for example the connection of a logger. Python always ignores it.
 """
 
 import signal
@@ -20,7 +20,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "
 
 
 class Interrupted(KeyboardInterrupt):
-    """Raised when SIGINT, SIGTERM or SIGHUP has stopped a run."""
+    """SIGINT, SIGTERM or SIGHUP has stopped a run."""
 
     def __init__(self, signum: int):
         super().__init__(signal.Signals(signum).name)

@@ -41,7 +41,7 @@ class Gradient:
 
     tensors: tuple[Tensor, ...]  # gradient of each parameter of the optimizer
     sums: dict[str, Tensor]  # loss terms and metrics, summed over steps
-    target_moments: Tensor | None  # sums over the value targets, from which PopArt updates its statistics; or None
+    target_moments: Tensor | None  # sums over the value targets, for the statistics of PopArt; None without PopArt
     num_steps: int  # number of steps in these trajectories
 
     def __add__(self, other: "Gradient") -> "Gradient":
@@ -69,7 +69,7 @@ class ParameterGroup:
         self.module_indices = torch.tensor(indices, device=self.parameters[0].device)
 
     def module_norms(self, norms: Tensor) -> Tensor:
-        """Return the gradient norm of each module, given the gradient norm of each parameter (one-dimensional)."""
+        """Return the gradient norm of each module [M], given the gradient norm of each parameter [P]."""
         return norms.new_zeros(len(self.module_names)).index_add_(0, self.module_indices, norms.square()).sqrt()
 
     def step(self, tensors: Sequence[Tensor], norm: Tensor, max_norm: float, lr: float) -> None:
@@ -101,7 +101,7 @@ class ParameterGroup:
 
         Raises:
             UserError: the tensors do not fit the optimizer. Without this check, native code of the optimizer could
-                write outside of them.
+                write to memory outside of the tensors.
         """
         self._check(tensors)
         state: dict[int, dict[str, Tensor]] = {}
@@ -245,9 +245,10 @@ class Learner:
     def update(self, batch: Batch) -> dict[str, float]:
         """Perform one optimizer step on a batch and return its metrics.
 
-        If the loss or the gradient is not finite, the update is skipped: no optimizer step is performed. With PopArt,
-        the value loss has the wrong scale if the running statistics do not fit the value targets of this batch yet. In
-        this case, the statistics are updated first, and the gradient is computed again.
+        If the loss or the gradient is not finite, the update is skipped: no optimizer step is performed.
+
+        With PopArt, the running statistics may not fit the value targets of this batch yet. The value loss then has the
+        wrong scale. In this case, the statistics are updated first, and the gradient is computed again.
         """
         if (problem := batch_problem(batch, self.groups)) is not None:
             raise RunError(f"{self._name}.batches {problem}")
@@ -280,8 +281,8 @@ class Learner:
         metrics = dict(zip(names, numbers, strict=True))
         metrics |= {name: metrics[name] / num_steps for name in sums}
         if max_policy_lag == 0 and "abs_log_ratio" in metrics:
-            # Actor and learner used the same weights, so the log ratio must be 0, except for rounding. A larger value
-            # shows an error in the agent or in its memory.
+            # Actor and learner used the same weights. The log ratio of their action probabilities must then be 0, apart
+            # from rounding. A larger value shows an error in the agent or in its memory.
             metrics["abs_log_ratio_lag0"] = metrics["abs_log_ratio"]
         if moments is not None:
             metrics["recomputed_updates"] = float(wrong_scale)
@@ -403,7 +404,7 @@ def _optimizer_prefix(name: str) -> str:
 def _with_prefix(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     """Return the tensors whose names start with a prefix, and remove the prefix from the names.
 
-    If the prefix is empty, return the tensors whose names contain no slash.
+    If the prefix is empty (main optimizer), return the tensors whose names contain no slash.
     """
     if not prefix:
         return {name: tensor for name, tensor in tensors.items() if "/" not in name}

@@ -29,7 +29,7 @@ from bestiary.training.stall_monitor import STALL_WARNING_SECONDS
 from bestiary.training.utilisation import PhaseTimer, Utilisation
 from bestiary.training.weights import Weights
 
-STUCK_SECONDS = 5.0  # at the end of a run, an actor thread counts as stuck if its current phase has lasted longer
+STUCK_SECONDS = 5.0  # at the end of a run, an actor thread counts as stuck if its phase has lasted longer than this
 JOIN_SECONDS = 30.0  # maximum time to wait for the end of an actor thread that is not stuck
 
 
@@ -81,8 +81,8 @@ def train(actors: list[Actor], learner: Learner, session: Session, layout: Threa
             learner.parallel_map = map
             queue.close()
             for thread in actor_threads:
-                # A stuck thread waits for an environment that may never return. It is a daemon thread, so it ends at
-                # the latest when the process ends.
+                # A stuck thread waits for an environment that may never return. Actor threads are daemon threads, so a
+                # stuck thread cannot keep the process alive.
                 stuck = time.monotonic() - thread.timer.phase_start > STUCK_SECONDS
                 thread.join(timeout=1 if stuck else JOIN_SECONDS)
 

@@ -4,8 +4,8 @@ The training reward may be a proxy for the true reward, which measures what the 
 line to the training returns of the last games and another line to their true returns. It raises an alert if the slope
 of the training returns is positive and the slope of the true returns is negative, both with a t statistic |t| > 3.
 
-The monitor is a tool for experiments, not a safeguard: in practice, a proxy is used because the true reward cannot be
-measured.
+The monitor needs the true returns. It is therefore a tool for experiments, not a safeguard: in practice, people use a
+proxy because the true reward cannot be measured.
 """
 
 import math
@@ -23,8 +23,8 @@ class RewardHackingMonitor:
     """Compares the trend of the training return with the trend of one true return over the most recent games.
 
     Args:
-        games: number of games between two checks (the length of a window).
-        windows: number of windows in each check: the lines are fitted to the last `games` x `windows` games.
+        games: number of games per window. The trends are checked once per window.
+        windows: number of most recent windows that a check uses: the lines are fitted to `games` x `windows` games.
         recent_returns: pairs (training return, true return) of the most recent games. This argument and the following
             ones restore a monitor from the result of `state`.
         num_alerts: number of alerts so far.

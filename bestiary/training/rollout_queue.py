@@ -15,9 +15,9 @@ On a cluster, an actor may be slow or may crash, and its rollout is then discard
 
     in_order=False    Any idle actor may start the next rollout, and the learner consumes rollouts in the order in which
                       they arrive. A discarded rollout is replaced by a new rollout of any idle actor.
-    in_order=True     The actor that should have collected a discarded rollout collects it again. The actor also
-                      repeats its earlier rollouts of the same block: its environments were created again, so their
-                      state is not the one in which these earlier rollouts ended.
+    in_order=True     The actor that should have collected a discarded rollout collects it again. Its environments were
+                      created again, so this rollout cannot continue the actor's earlier rollouts of the same block.
+                      The actor therefore repeats these earlier rollouts, too.
 """
 
 import threading
@@ -38,7 +38,7 @@ class RolloutQueue(Generic[WeightsT, RolloutT]):
         num_actors: number of actors, which are identified by the indices 0 .. num_actors - 1.
         max_in_flight: maximum number of rollouts that are being collected or are waiting for the learner.
         fixed_lag: exact policy lag, in rollouts; None if the lag varies and only `max_in_flight` limits it.
-        block_size: number of rollouts that an on-policy algorithm consumes together, otherwise 1.
+        block_size: number of rollouts that an on-policy algorithm consumes together; 1 for other algorithms.
         in_order: whether actors take turns and the learner consumes rollouts in the order of their IDs. This is always
             the case with a fixed lag.
     """
@@ -58,10 +58,10 @@ class RolloutQueue(Generic[WeightsT, RolloutT]):
         self.block_size = block_size
         self.in_order = in_order or fixed_lag is not None
         self.changed = threading.Condition()
-        self.next_rollout_id = 0  # ID of the next new rollout
+        self.next_rollout_id = 0  # ID that the next new rollout gets
         self.num_started = 0  # number of started rollouts; if not in_order, discarded ones are not counted
         self.num_received = 0  # number of rollouts received from actors; discarded ones are not counted
-        self.num_consumed = 0  # number of rollouts that the learner was trained on
+        self.num_consumed = 0  # number of rollouts that the learner has consumed
         # Rollouts that were received but not yet consumed. The key is the ID or, if not in_order, the position in the
         # order of arrival.
         self.completed: dict[int, RolloutT] = {}

@@ -20,7 +20,8 @@ def check_saved_state(state: Mapping[str, Any]) -> None:
         value: Any = state
         for part in name.split("/"):
             value = value.get(part, MISSING) if isinstance(value, Mapping) else MISSING
-        # A run may have no validation, and older versions have no state of some callbacks.
+        # A nested value may be missing: a run without validation has no state of this callback, and older versions did
+        # not save the state of some callbacks.
         is_optional = name.count("/") > 0 and value is MISSING
         if not is_optional and not is_valid(value):
             problems.append(f"{name} is {str(value)[:60]!r}")

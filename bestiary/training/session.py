@@ -29,7 +29,7 @@ class Session:
     Args:
         run: the run and its folder.
         config: config of the run.
-        learner: learner whose steps, counters and weights are logged and saved.
+        learner: the learner. The session logs and saves its steps, counters and weights.
         save_actor: function that returns the state of the actor for a checkpoint. In runtimes that do not save actors,
             it returns an empty dict.
         callbacks: callbacks in the order in which they are called.
@@ -88,7 +88,7 @@ class Session:
 
     @property
     def done(self) -> bool:
-        """Return whether training must stop: all steps are done, a stop was requested, or a signal was received."""
+        """Return whether training must stop: it has reached the last step, or a stop or a signal has been received."""
         return self.stop_requested or self.learner.steps >= self.total_steps or self.interrupts.received is not None
 
     # --- called by the training loop ---
@@ -175,8 +175,10 @@ class Session:
             stack.enter_context(self.interrupts)
             for callback in self.callbacks:
                 callback.on_start(self)
-            write_config(self.run)  # only now is it known that the run can be resumed
-            # Recorded before training, because the process may be killed after the next checkpoint.
+            # Changed options are written to config.toml only now: an error before this line must not change the run.
+            write_config(self.run)
+            # Record the changes now, not at the end of training, which the process may not reach. A later session
+            # cannot find these changes, because the next checkpoint contains the new values.
             try:
                 record_changes(self.run.path, self.learner.steps, self.config_changes)
             except OSError as error:

@@ -18,7 +18,7 @@ CHECK_INTERVAL = 0.5  # time between two checks, in seconds
 class StallMonitor:
     """Context in which a thread warns the user about each actor that waits for its environments for too long.
 
-    The serial runtime needs this thread, because its only other thread is the one that waits.
+    In the serial runtime, the main thread itself waits for the environments. Another thread must therefore warn.
     """
 
     def __init__(self, actors: Sequence[Actor]):
@@ -57,7 +57,7 @@ def describe_waiting_actors(actors: Sequence[Actor], min_seconds: float) -> list
 
 
 def _plugin_location(thread: int) -> str:
-    """Return the line of a plug-in file that a thread executes, in brackets. Return "" if it executes no plug-in."""
+    """Return which line of a plug-in file a thread executes, for example " (file.py, line 3, in step)", or ""."""
     frame = sys._current_frames().get(thread)
     files = plugins.plugin_files()
     lines = [line for line in traceback.extract_stack(frame) if line.filename in files] if frame is not None else []

@@ -19,7 +19,7 @@ from bestiary.utils.console import note
 
 
 def train_run(run: Run, config: Config, checkpoint: Checkpoint | None) -> None:
-    """Train a run with the serial or the local runtime, from a checkpoint or, if it is None, from step 0."""
+    """Train a run with the serial or the local runtime. Start from `checkpoint` or, if it is None, from step 0."""
     training = config.training
     actors, learner = make_actors_and_learner(config, checkpoint.steps if checkpoint else None)
     if training.record:

@@ -32,7 +32,7 @@ class PhaseTimer:
 
 
 class Utilisation:
-    """Computes the fractions of time that actors spend in each phase and that the learner waits for rollouts."""
+    """Computes the fraction of time that actors spend in each phase, and that the learner waits for rollouts."""
 
     def __init__(self, timers: Sequence[PhaseTimer]):
         self.timers = timers

@@ -1,4 +1,4 @@
-"""Validation during training: a copy of the agent plays whole games, for example in levels that are not trained on.
+"""Validation during training: a copy of the agent plays whole games, for example in levels without training.
 
 A validation uses its own environments, so it does not affect training. All validations of a run use the same seeds. The
 results are written to validation.csv, and the link `best` points to the checkpoint with the best score.
@@ -101,7 +101,7 @@ def check_validation(config: Config) -> None:
     levels in different modes.
 
     Raises:
-        UserError: the validation environments do not support these options.
+        UserError: the validation environments do not support their options.
     """
     validator = make_validator(config)
     if validator is None:
@@ -137,7 +137,7 @@ def _make_row(steps: int, result: TaskResult) -> dict[str, Any]:
 
 
 def are_comparable(names: Sequence[str]) -> bool:
-    """Return whether there is one task, or the returns of all tasks can be normalised."""
+    """Return whether a mean over tasks is useful: there is only one task, or all returns can be normalised."""
     return len(names) == 1 or all(lookup_score_range(name) is not None for name in names)
 
 

@@ -74,8 +74,8 @@ def load_pretrained(agent: Agent, interface: EnvInterface, source: Run) -> str:
         raise UserError(f"--init-from {source.path}: its weights do not fit this agent: {problems[0]}")
     agent.load_state_dict(weights)
     if isinstance(critic, PopArt):
-        # PopArt adapts its statistics faster while its counter of updates is low. The counter is set to 0, because the
-        # returns may have another scale than in the source run.
+        # The returns may have another scale than in the source run. PopArt adapts its statistics faster while its
+        # counter of updates is low, so the counter is set to 0.
         critic.updates.zero_()
     notes = [f"weights of {source.path} at step {source.steps}"]
     notes += [f"new {head} outputs for {', '.join(keys)}" for head, keys in new_rows.items()]
@@ -94,7 +94,7 @@ def _shape_mismatch(name: str, saved: Tensor, own: Tensor) -> str:
 
 
 def load_pretrained_state(config: Config, algorithm: Algorithm) -> None:
-    """Load the saved state (for example the replay buffer) of the run of --init-from into the algorithm.
+    """Load the algorithm's state, for example a replay buffer, from the run that --init-from names.
 
     Do nothing if --init-from is not given, if that run has another algorithm, or if the algorithm inherits no state.
     """
@@ -111,7 +111,13 @@ def load_pretrained_state(config: Config, algorithm: Algorithm) -> None:
 
 
 def check_pretrained_state(config: Config) -> None:
-    """Raise UserError if the algorithm should load the saved state of the run of --init-from but cannot use it."""
+    """Check that the algorithm can use the state (a replay buffer) of the run that --init-from names.
+
+    If the algorithm loads no state from that run, nothing is checked.
+
+    Raises:
+        UserError: the observations, actions or tasks of the two runs do not fit.
+    """
     source = _find_source_of_state(config, config.make_algorithm())
     if source is None:
         return
@@ -130,7 +136,7 @@ def check_pretrained_state(config: Config) -> None:
 
 
 def _find_source_of_state(config: Config, algorithm: Algorithm) -> Run | None:
-    """Return the run of --init-from if the algorithm loads the saved state of that run, else None."""
+    """Return the run that --init-from names if the algorithm loads its state from that run, else None."""
     if config.training.init_from is None or not algorithm.inherits_state:
         return None
     source = open_run(config.training.init_from)

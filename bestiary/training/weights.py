@@ -43,8 +43,9 @@ class Weights:
 def match_memory_layout(parameter: nn.Parameter, tensor: Tensor) -> Tensor:
     """Return the tensor if it has the same strides as the parameter, otherwise a copy with the parameter's strides.
 
-    Equal strides are needed for two reasons. The speed of convolutions depends on the strides. Fused optimizers combine
-    the elements of parameter and gradient that have the same position in memory, even if their indices differ.
+    Equal strides are needed for two reasons. (1) The speed of convolutions depends on the strides. (2) Fused optimizers
+    combine the elements at the same position in the memory of parameter and gradient. With different strides, these
+    elements have different indices.
     """
     if tensor.stride() == parameter.stride():
         return tensor

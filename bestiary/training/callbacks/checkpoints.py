@@ -1,4 +1,4 @@
-"""Callback that saves checkpoints: rolling ones, permanent ones, and those with the best training or true return."""
+"""Callback that saves checkpoints: the newest ones, permanent ones, and those with the best return so far."""
 
 import errno
 import time
@@ -14,13 +14,12 @@ from bestiary.utils.errors import RunError
 if TYPE_CHECKING:  # the session imports this module
     from bestiary.training.session import Session
 
-MIN_GAMES_FOR_BEST = 20  # the mean return is compared with the best one only after at least this many games
+MIN_GAMES_FOR_BEST = 20  # a mean return over fewer games is not compared with the best one
 FIRST_RETRY_SECONDS = 15.0  # time between a failed save and the next attempt; it doubles with each failure
 MAX_RETRY_SECONDS = 600.0  # maximum time between two attempts
 FINAL_SAVE_SECONDS = 1800.0  # at the end of the training, saving is tried again for at most this time
-SIGNAL_SAVE_SECONDS = (
-    20.0  # the same if a signal has ended the training; schedulers often kill a process 30 s after SIGTERM
-)
+# The same limit if a signal has ended the training. Schedulers often kill a process 30 s after SIGTERM.
+SIGNAL_SAVE_SECONDS = 20.0
 FULL_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT)  # the disk is full, or the quota of the user is used up
 BEST_CHECKS_PER_RUN = 50  # number of times per run that the mean return of recent games is compared with the best one
 
@@ -45,9 +44,9 @@ class CheckpointManager(Callback):
             session.save_checkpoint()  # the initial weights
 
     def is_due(self, session: "Session") -> bool:
-        """Return whether a checkpoint, or a comparison with the best return, is due.
+        """Return whether a checkpoint is due, or a comparison of the recent returns with the best returns.
 
-        Neither is due directly after a skipped update.
+        After a skipped update, nothing is due until an update is not skipped.
         """
         if session.learner.consecutive_skips:
             return False
@@ -121,20 +120,20 @@ class CheckpointManager(Callback):
 
     @property
     def retry_seconds(self) -> float:
-        """The time between the last failed save and the next attempt."""
+        """The time between the last failed save and the next attempt, in seconds."""
         return min(FIRST_RETRY_SECONDS * 2.0 ** (self.failed_saves - 1), MAX_RETRY_SECONDS)
 
     def _write_files(self, session: "Session") -> None:
         """Write a checkpoint, then remove old checkpoints.
 
-        If the disk is full, remove old checkpoints of this run first and try again. The newest undamaged checkpoint and
-        all permanent ones remain.
+        If the disk is full, remove old checkpoints of this run first, and try again. The newest checkpoint and all
+        permanent ones remain. If the newest checkpoint is damaged, remove nothing.
         """
         learner, training = session.learner, session.config.training
         folder = session.run.path / "checkpoints"
 
         def write() -> None:
-            # `session.save` also writes the rows of tables that could not be written before.
+            # `session.save` also tries again to write table rows that could not be written before.
             contents = (learner.save(), session.save_actor(), session.save())
             checkpoints.write_checkpoint(folder, learner.steps, *contents)
 
@@ -217,5 +216,5 @@ class CheckpointManager(Callback):
 
 
 def _best_check_index(session: "Session") -> int:
-    """Divide the run into BEST_CHECKS_PER_RUN equal parts and return how many are completed. A check follows each."""
+    """Divide the run into BEST_CHECKS_PER_RUN equal parts, and return how many of them are completed."""
     return BEST_CHECKS_PER_RUN * session.learner.steps // session.total_steps

@@ -73,8 +73,8 @@ class MetricsWriter(Callback):
     def _write_row(self, session: Session) -> None:
         """Write a row of metrics.csv.
 
-        A metric whose name starts with max_ is the maximum over the updates since the last row. Any other metric is the
-        mean over the updates since the last row that have this metric.
+        The row summarises the updates since the last row: metrics whose names start with max_ by their maximum, other
+        metrics by their mean. Updates that do not have a metric are left out of its mean.
         """
         names = list(dict.fromkeys(name for update in self.pending for name in update))
         # If tasks have rewards of different scales, a mean over the tasks has no meaning.

@@ -26,7 +26,7 @@ SECONDS_BETWEEN_LINES = 10.0  # time between two lines of text if there is no te
 
 
 class ProgressDisplay(Callback):
-    """Shows steps, speed, recent returns and the remaining time on standard error, and at the end the bottleneck."""
+    """Shows steps, speed, recent returns and remaining time on standard error. At the end, it names the bottleneck."""
 
     name = "progress"
 
@@ -88,8 +88,10 @@ def format_returns(session: Session) -> str:
     """Return the mean returns of recent games as text.
 
     Tasks are listed separately, because their returns may have different scales. True returns are added if --reward or
-    --true-reward is given. While some environments are still in their first game, the text contains their number: the
-    games that end first are short, so the mean return is biased.
+    --true-reward is given.
+
+    The text also contains the number of environments that are still in their first game. While this number is not 0,
+    the mean return is biased, because short games end first.
     """
     games = sum(task.games for task in session.tasks.values())
     if games == 0:
