@@ -26,8 +26,8 @@ from bestiary.training.stall_monitor import STALL_WARNING_SECONDS
 from bestiary.training.utilisation import PhaseTimer
 from bestiary.utils.console import warn
 
-MAX_CHECK_INTERVAL = 1.0  # time between two checks that counts for --actor-timeout; see `check_health`
-MAX_POLL_DELAY = 10.0  # an actor is asked for its step counts at most this many seconds after its last known progress
+MAX_CHECK_INTERVAL = 1.0  # see `check_health`: if the driver pauses, at most this many seconds count
+MAX_POLL_DELAY = 10.0  # an actor without known progress for this time (in seconds) is asked for its step counts
 
 
 @dataclass
@@ -39,7 +39,7 @@ class EnvSlot:
     timer: PhaseTimer  # time that the slot has spent in each phase, as reported by the actor
     rollout_id: int | None = None  # ID of the rollout being collected; None if the slot is idle
     last_step_count: int = -1  # step count in the last report of the actor
-    last_progress_time: float = 0.0  # time of the last change of the step count; at first, start time of the rollout
+    last_progress_time: float = 0.0  # time of the last known step; at first, the time when the rollout was started
 
 
 @dataclass
@@ -91,8 +91,8 @@ class ActorManager:
         self.server_health: HealthCheck | None = None  # None without central inference
         self.newest_weights: RemoteWeights | None = None  # None until the first call of `publish`
         self.actors = [self._make_handle(index) for index in range(training.actors)]
-        # Cyclic order in which `idle_slots` examines slots: first slot 0 of each actor, then slot 1 of each actor, and
-        # so on.
+        # Order in which `idle_slots` examines slots: slot 0 of each actor, then slot 1 of each actor, and so on. After
+        # the last slot, it starts again with the first one.
         self.slot_order = deque(
             (actor, actor.slots[local_index]) for local_index in range(training.pools) for actor in self.actors
         )
@@ -128,7 +128,7 @@ class ActorManager:
     # --- rollouts ---
 
     def idle_slots(self) -> Iterator[tuple[ActorHandle, EnvSlot]]:
-        """Yield each slot (vector environment of an actor) that is idle, with its actor, if the actor is ready.
+        """Yield (actor, slot) for each idle slot (vector environment) of all actors that are ready.
 
         Each call starts with the slot after the last slot that the previous call examined.
         """
@@ -208,8 +208,8 @@ class ActorManager:
     def _exclude_node(self, actor: ActorHandle, reason: str) -> None:
         """Restart an actor on another node, and do not place any actor on its current node again.
 
-        This is called if the setup of this actor failed but the setup of another actor succeeded. Then the failure is
-        probably caused by the node. For example, a node that joined the cluster later may lack a file.
+        This method is called if the setup of this actor failed after the setup of another actor has succeeded. The node
+        is then the probable cause: for example, a file is missing on a node that joined the cluster later.
         """
         if not actor.node_id:
             self.replace(actor, actor.incarnation, f"{actor.name}: {reason}")
@@ -238,13 +238,15 @@ class ActorManager:
     # --- progress checks ---
 
     def check_health(self, learner_is_busy: bool) -> None:
-        """Replace actors that have made no progress, and a server that has not answered, for --actor-timeout seconds.
+        """Replace each actor that has made no progress for more than --actor-timeout seconds.
 
+        Replace the inference server, too, if it has not answered for this time.
         Warn the user if no rollout has arrived for STALL_WARNING_SECONDS although the learners are idle.
         """
         now = time.monotonic()
         timeout = self.training.actor_timeout
-        # While the driver was validating or was stopped, it did not ask the actors for their progress.
+        # While the driver was validating or was stopped, it did not ask the actors for their progress. Only the first
+        # MAX_CHECK_INTERVAL seconds of such a pause count as time without progress.
         not_checked = max(0.0, now - self.last_check_time - MAX_CHECK_INTERVAL)
         self.last_check_time = now
         for actor in self.actors:
@@ -274,7 +276,7 @@ class ActorManager:
             self._warn_stalled(now - self.last_rollout_time)
 
     def _poll_progress(self, actor: ActorHandle) -> None:
-        """Ask an actor for the step counts of its slots. When it answers, store new counts and the time."""
+        """Ask an actor for the step counts of its slots. Store each changed count, and the time at which it arrived."""
         actor.poll_pending = True
         incarnation = actor.incarnation
 
@@ -330,9 +332,10 @@ class ActorManager:
             self.inference_server.set_weights.remote(weights.version, weights.reference)
 
     def on_lost_inference_server(self, actor: ActorHandle, incarnation: int) -> None:
-        """Replace the inference server, because an actor with this `incarnation` has reported that it was lost.
+        """Replace the inference server after `actor` has reported that the server was lost.
 
-        Do nothing if `actor` no longer has this `incarnation`: it was restarted when the server was replaced.
+        `incarnation` is the incarnation of the actor at that time. If the actor now has another one, do nothing: the
+        server was already replaced, and the actor was restarted with the new server.
         """
         if incarnation == actor.incarnation:
             self._replace_inference_server("the inference server was lost")

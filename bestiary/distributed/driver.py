@@ -144,7 +144,7 @@ class Driver:
 
     def _start_processes(self) -> RolloutQueue[RemoteWeights, ReceivedRollout]:
         """Start learners and actors, publish the initial weights, and return an empty rollout queue."""
-        # Learners are placed first. Otherwise the actors could take all CPUs.
+        # Place the learners first: if the actors came first, they could take all CPUs.
         self.learner_group.place()
         self.actor_manager.start()
         weights = self.learner_group.start(self.learner)
@@ -234,23 +234,23 @@ class Driver:
         """
         errors = self.ray.exceptions
         actor = call.actor
-        # RayTaskError is tested first, because such an error may also be an instance of the type of its cause.
+        # Test for RayTaskError first. If its cause is an ObjectLostError, it may also be an instance of that class.
         if isinstance(error, errors.RayTaskError):
             if isinstance(error.cause, errors.ObjectLostError):
-                return  # the weights were lost together with a learner; that loss is handled in `LearnerGroup.get`
+                return  # the weights were lost together with a learner; `LearnerGroup.get` handles the lost learner
             if isinstance(error.cause, errors.RayError) and self.actor_manager.inference_server is not None:
                 self.actor_manager.on_lost_inference_server(actor, call.incarnation)
                 return
             self.restarts.record(f"{actor.name}: {error_summary(error.cause)}")
-        # An ObjectLostError means that only the RolloutReport was lost, together with the node that stored it.
+        # An ObjectLostError means that the RolloutReport was lost with the node that stored it. The actor still runs.
         elif not isinstance(error, errors.ObjectLostError):
             self.actor_manager.replace(actor, call.incarnation, f"{actor.name} was lost ({error_summary(error)})")
 
     def _on_fetched(self, call: RolloutCall, report: RolloutReport, reference: Any, complete: bool) -> None:
-        """Handle the end of a call with which one learner has fetched its part of a rollout.
+        """Handle the end of a call of `fetch_rollout`, in which one learner fetched its part of a rollout.
 
-        If all learners have their parts (`complete`), put the rollout into the queue, or drop it if its policy lag
-        would exceed --max-lag. If the part was lost, discard the rollout.
+        If this part was lost, discard the rollout. If all learners have their parts (`complete`), put the rollout into
+        the queue, or drop it if its policy lag would exceed --max-lag.
         """
         try:
             self.learner_group.get(reference)
@@ -269,7 +269,7 @@ class Driver:
     def _is_too_old(self, report: RolloutReport) -> bool:
         """Return whether the policy lag of a rollout would exceed --max-lag.
 
-        The lag is largest for the first step of the rollout, in the last update that uses the rollout.
+        The largest lag counts. It is the lag of the rollout's first step in the last update that uses the rollout.
         """
         if self.queue.in_order:
             return False
@@ -287,8 +287,8 @@ class Driver:
             return
         for discarded in self.queue.discard(rollout_id):
             if self.queue.in_order:
-                # The rollout is collected again with the same ID. Its attempt number is increased, so that late results
-                # of the earlier attempt are ignored.
+                # The rollout is collected again with the same ID. A larger attempt number makes the driver ignore late
+                # results of the earlier attempt.
                 self.attempts[discarded] = self.attempts.get(discarded, 0) + 1
             else:
                 del self.attempts[discarded]

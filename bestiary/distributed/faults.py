@@ -14,7 +14,7 @@ from bestiary.utils.console import warn
 from bestiary.utils.errors import RunError, UserError
 
 RESTART_WINDOW = 600.0  # the run stops after more than --max-restarts restarts within this time, in seconds
-NODE_LOSS_WINDOW = 30.0  # processes of one node that are lost within this time (in seconds) count as one restart
+NODE_LOSS_WINDOW = 30.0  # all losses of processes on one node within this time (in seconds) count as one restart
 
 
 class LearnersLostError(Exception):
@@ -28,9 +28,9 @@ class GroupSplitError(Exception):
 class RestartCounter:
     """Counts the restarts of remote processes and stops the run if there are too many.
 
-    If a node is lost, Ray reports the loss of its processes one by one. Until Ray notices that the node is lost, it may
-    also place the replacements on the same node, so that they are lost, too. Therefore all losses on one node within
-    `NODE_LOSS_WINDOW` count as one restart.
+    All losses of processes on one node within `NODE_LOSS_WINDOW` count as one restart, because they often have the same
+    cause: the node was lost. Ray reports the loss of its processes one by one. Until Ray notices that the node is lost,
+    it may also place replacements on this node, and these replacements are lost, too.
     """
 
     def __init__(self, max_restarts: int, previous_total: int = 0):
@@ -70,7 +70,7 @@ class RestartCounter:
 
 
 def error_summary(error: BaseException) -> str:
-    """Return the first line of an error message. Put the type of the error before it, unless Bestiary raised it."""
+    """Return the first line of an error message. Put its type in front, except for RunError and UserError."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if not lines:
         return type(error).__name__
@@ -80,7 +80,7 @@ def error_summary(error: BaseException) -> str:
 
 
 def unwrap_task_error(error: Any) -> Exception:
-    """Convert a `RayTaskError` to the `UserError` that caused it. Convert any other cause to a one-line `RunError`."""
+    """Return the `UserError` that caused a `RayTaskError`. For any other cause, return a one-line `RunError`."""
     cause = error.cause
     if isinstance(cause, UserError):
         return UserError(*cause.problems)

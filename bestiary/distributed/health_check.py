@@ -4,7 +4,7 @@ import time
 from typing import Any
 
 MAX_CALL_INTERVAL = 10.0  # a process is called at most this many seconds after its last answer
-MAX_CHECK_INTERVAL = 1.0  # time between two checks that counts as silence; the driver itself may have been stopped
+MAX_CHECK_INTERVAL = 1.0  # if the driver pauses between two checks, at most this many seconds count as silence
 
 
 class HealthCheck:
@@ -23,11 +23,11 @@ class HealthCheck:
         self.worker = worker
         self.timeout = timeout
         self.call: Any = None  # object reference of the unanswered call; None if there is none
-        self.seconds = 0.0  # time since the call, or since the last answer if there is no call
+        self.seconds = 0.0  # age of the unanswered call or, if there is none, time since the last answer
         self.last_check_time = time.monotonic()
 
     def silent_seconds(self) -> float:
-        """Return for how long the process has not answered if this is more than `timeout` seconds, otherwise 0.
+        """Return for how many seconds the process has not answered. Return 0 if this is not more than `timeout`.
 
         Call this method several times per second.
         """
@@ -39,7 +39,8 @@ class HealthCheck:
                 self.call = self.worker.answer.remote()
                 self.seconds = 0.0
         elif self.ray.wait([self.call], timeout=0)[0]:
-            # If the process was lost, other calls fail, too, and their callers handle the loss.
+            # The call may have failed because the process was lost. Then other calls fail, too, and the code that made
+            # them handles the loss.
             self.call = None
             self.seconds = 0.0
         return self.seconds if self.call is not None and self.seconds > self.timeout else 0.0

@@ -18,18 +18,18 @@ from bestiary.training.devices import autocast, choose_device
 from bestiary.training.weights import Weights
 
 CPU = torch.device("cpu")
-INPUT_FIELDS = ("reward", "done", "last_action", "task")  # fields of Inputs in addition to the observation
+INPUT_FIELDS = ("reward", "done", "last_action", "task")  # fields of `Inputs`, except `observation`
 
 
 @dataclass
 class InferenceRequest:
-    """A request of a rollout worker: the inputs of one vector environment and, when computed, the agent's output."""
+    """A request of a rollout worker to run the agent on one time step of a vector environment."""
 
     min_version: int  # minimum version of the weights with which the result may be computed
     inputs: dict[str, Any]  # fields of Inputs as arrays [1,N,...]
     state: list[np.ndarray]  # tensors of the recurrent state as arrays [N,...]
     done: threading.Event = field(default_factory=threading.Event)
-    result: Any = None  # (version of the weights, logits, values, next recurrent state)
+    result: Any = None  # when done: (version of the weights, logits, values, next recurrent state)
     error: BaseException | None = None
 
 

@@ -36,7 +36,7 @@ class LearnerGroup:
         self.gpus = gpus  # number of GPUs of each learner
         self.workers: list[Any] = []  # Ray handles of the LearnerWorker processes, in the order of their ranks
         self.addresses: list[str] = []  # IP addresses of the workers' nodes, in the same order
-        self.health_checks: list[HealthCheck] = []  # of each worker, in the same order
+        self.health_checks: list[HealthCheck] = []  # one per worker, in the same order
 
     def place(self) -> None:
         """Start the learner processes and wait until Ray has placed all of them on nodes.
@@ -137,7 +137,7 @@ class LearnerGroup:
             while waiting and timeout is None:
                 finished, waiting = self.ray.wait(waiting, num_returns=len(waiting), timeout=HEALTH_INTERVAL)
                 if waiting:
-                    self.ray.get(finished)  # raises the error of a failed call, although other calls have not finished
+                    self.ray.get(finished)  # raises the error of a failed call before the other calls finish
                     self.check_health()
             return self.ray.get(references, timeout=timeout)
         except errors.RayTaskError as error:

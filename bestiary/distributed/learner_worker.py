@@ -1,4 +1,7 @@
-"""The remote process that computes updates. In a group, each process computes the gradient of a part of each batch."""
+"""The remote learner: a process that computes updates.
+
+If there are several learners, each of them computes the gradient of a part of each batch.
+"""
 
 import fcntl
 import os
@@ -90,7 +93,7 @@ class LearnerWorker:
     def choose_rendezvous(self, same_node: bool) -> str:
         """Return the URL at which the learners meet to form a group (see `join_group`).
 
-        The URL contains a file of this node if all learners are on it, else a free port of this node.
+        If all learners are on this node, the URL names a file of the node. Otherwise it names a free port of the node.
         """
         if same_node:
             return f"file://{make_temp_dir('bestiary-rendezvous-') / 'learners'}"
@@ -131,7 +134,7 @@ class LearnerWorker:
     # --- state ---
 
     def load_state(self, state: Any, counters: dict[str, int]) -> None:
-        """Load the state of a learner: the arrays that `pack_state` returned, and the counters."""
+        """Load the state and the counters of another learner. `state` is a result of `pack_state`."""
         self.learner.load(unpack_state(state), counters)
 
     def save_state(self) -> tuple[Any, dict[str, int]]:
@@ -174,7 +177,7 @@ class LearnerWorker:
         try:
             metrics = learner.learn([self.rollouts.pop(rollout_id) for rollout_id in rollout_ids])
         except Exception as error:
-            # The line in the plug-in must be found here, because the driver does not receive the traceback.
+            # The driver does not receive the traceback, so the line of the plug-in is added to the message here.
             description = plugins.describe_error(error)
             if description is not None:
                 raise RunError(description) from error
@@ -216,7 +219,7 @@ def all_reduce_gradient(own: Gradient) -> Gradient:
 
 @contextmanager
 def collective_operation() -> Iterator[None]:
-    """Convert a RuntimeError of a collective operation, in which all learners take part, to GroupSplitError."""
+    """Context for an operation in which all learners take part. It turns a RuntimeError into GroupSplitError."""
     try:
         yield
     except RuntimeError as error:

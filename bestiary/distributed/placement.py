@@ -11,7 +11,7 @@ from bestiary.training.factory import max_rollouts_in_flight
 from bestiary.utils.console import note, warn
 from bestiary.utils.errors import RunError, UserError
 
-PLACEMENT_TIMEOUT = 120.0  # maximum time until a process is placed on a node and set up, in seconds
+PLACEMENT_TIMEOUT = 120.0  # maximum time until Ray has placed a process on a node and its setup is complete, in seconds
 LARGE_LAG = 100  # a note is printed if --max-lag is larger than this number of updates
 
 

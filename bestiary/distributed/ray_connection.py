@@ -29,7 +29,7 @@ from bestiary.utils.errors import UserError
 from bestiary.utils.temp_dirs import make_temp_dir
 
 CONNECT_TIMEOUT = 10.0  # maximum time to connect to a cluster, in seconds
-MIN_OBJECT_STORE_BYTES = 80 * 2**20  # size limits of the object store of a private Ray instance
+MIN_OBJECT_STORE_BYTES = 80 * 2**20  # minimum and (below) maximum size of a private Ray instance's object store
 MAX_OBJECT_STORE_BYTES = 2**30
 TEMP_DIR_PREFIX = "bestiary-ray-"
 MIN_RAY_VERSION = (2, 60)  # oldest version with which `private_ray_settings` was tested
@@ -42,8 +42,8 @@ def import_ray() -> Any:
         UserError: Ray is missing or too old.
     """
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    # If a process is lost, several of its calls fail. The driver reports the first failure, and Ray must not print the
-    # others.
+    # If a process is lost, several of its calls fail. The driver reports the first failure. This setting prevents Ray
+    # from printing the others.
     os.environ["RAY_IGNORE_UNHANDLED_ERRORS"] = "1"
     try:
         import ray
@@ -84,11 +84,10 @@ def connect_to_ray(cluster: str, trust_open: bool = False) -> Iterator[Any]:
 
 @contextmanager
 def _start_private_ray() -> Iterator[Any]:
-    """Start a Ray instance for this process only, yield the ray module, and remove the instance's files at the end."""
+    """Start a Ray instance for this process only, yield the ray module, and remove Ray's files at the end."""
     ray = import_ray()
     folder = make_temp_dir(TEMP_DIR_PREFIX)
-    # Ray makes its folder writable for all users. Therefore the folder of Ray is inside a folder that only this user
-    # can open.
+    # Ray makes its folder writable for all users. So this folder, `r`, is inside a folder that only this user can open.
     (folder / "r").mkdir()
     with ray_watchdog.watch(folder), private_ray_settings():
         try:
@@ -115,8 +114,8 @@ def _start_private_ray() -> Iterator[Any]:
 def private_ray_settings() -> Iterator[None]:
     """Set environment variables so that a new Ray instance requires a new token and uses only the loopback interface.
 
-    The processes of Ray inherit these variables. In this process, Ray has already read the variables when it was
-    imported, so this function also changes the loaded modules of Ray. At the end, all old values are restored.
+    The processes of Ray inherit these variables. This process has already imported Ray, which then read the variables.
+    Therefore this function also changes the loaded modules of Ray. At the end, all old values are restored.
     """
     from ray._private import ray_constants
 
@@ -130,9 +129,9 @@ def private_ray_settings() -> Iterator[None]:
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
         ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR: "0",
-        # By default, Ray's worker processes have a lower scheduling priority than other processes of the machine.
+        # Run Ray's worker processes with normal scheduling priority. Ray's default is a lower priority.
         "RAY_worker_niceness": "0",
-        # If the server of Ray is killed, the other processes wait 15 s for it and then end.
+        # If the head process of Ray (GCS) is killed, Ray's other processes wait 15 s for it and then end.
         "RAY_gcs_rpc_server_reconnect_timeout_s": "15",
     }
     previous = {name: os.environ.pop(name, None) for name in [*settings, "RAY_ADDRESS"]}
@@ -166,9 +165,10 @@ def _object_store_bytes() -> int:
 
 
 def _resolve_address(cluster: str) -> str:
-    """Return the address of a running cluster as host:port, in the form that Ray uses.
+    """Return the address of a running cluster as host:port.
 
-    If the cluster runs on this machine, Ray uses the address of a network interface, not the loopback address.
+    For a cluster on this machine, the host is the address of a network interface, not the loopback address, because Ray
+    uses this form.
 
     Raises:
         UserError: there is no such cluster, or it cannot be reached.

@@ -1,11 +1,12 @@
-"""A process that ends a private Ray instance and removes its folder when the process that started it has ended.
+"""The watchdog of a private Ray instance: a process that cleans up after the driver has ended.
 
-If the driver is killed with SIGKILL, it cannot end Ray. Without this process, some processes of Ray would wait for the
-driver for about a minute, and the folder of the instance would remain.
+The watchdog kills the processes of the Ray instance and removes its folder. If the driver is killed with SIGKILL, it
+cannot do this itself. Without the watchdog, some processes of Ray would then wait for about a minute, and the folder
+would remain.
 
-The driver holds the write end of a pipe, which is the standard input of this process. The operating system closes the
-pipe when the driver ends, for whatever reason. This file runs as a script and imports only the standard library, so
-that the process starts quickly and needs little memory.
+The driver holds the write end of a pipe, which is the standard input of the watchdog. The operating system closes the
+pipe when the driver ends, for whatever reason. The watchdog runs this file as a script. The file imports only the
+standard library, so that the watchdog starts quickly and needs little memory.
 """
 
 import contextlib
@@ -19,17 +20,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-MAX_SECONDS = 10.0  # maximum time to end the processes; processes of Ray may start others until they are killed
-STOP_SECONDS = 30.0  # maximum time that the driver waits for this process
+MAX_SECONDS = 10.0  # maximum time to kill all processes; a process of Ray may start others before it is killed
+STOP_SECONDS = 30.0  # maximum time that the driver waits for the end of the watchdog
 
 
 @contextmanager
 def watch(folder: Path) -> Iterator[None]:
-    """Context in which a process of this module waits for the end of the current process or of the context.
+    """Context with a watchdog process, which runs this module.
 
-    After either of them, the processes of the Ray instance that uses `folder` are killed, and the folder is removed.
+    When the context ends or the current process ends, the watchdog kills all processes of the Ray instance that uses
+    `folder`, and removes the folder.
     """
-    # In a session of its own, the process does not receive the signals of the terminal.
+    # In a session of its own, the watchdog does not receive the signals of the terminal, for example of Ctrl-C.
     watchdog = subprocess.Popen(
         [sys.executable, "-I", __file__, str(folder)],
         stdin=subprocess.PIPE,
@@ -48,11 +50,11 @@ def watch(folder: Path) -> Iterator[None]:
         except subprocess.TimeoutExpired:
             watchdog.kill()
             watchdog.wait()
-        shutil.rmtree(folder, ignore_errors=True)  # if the watchdog was killed
+        shutil.rmtree(folder, ignore_errors=True)  # has an effect only if the watchdog was killed
 
 
 def find_processes(folder: Path) -> list[int]:
-    """Return the IDs of the processes that use a folder: in their command line or as an open file.
+    """Return the IDs of the processes that have an open file in a folder, or the folder in their command line.
 
     All processes of Ray have log files in its folder. On systems without /proc, the list is empty.
     """

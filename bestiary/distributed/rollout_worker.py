@@ -18,8 +18,9 @@ from bestiary.training.utilisation import PhaseTimer
 from bestiary.training.weights import Weights
 
 CPU = torch.device("cpu")
-# The seeds of a vector environment depend on its incarnation. This number increases by 1 when the driver replaces the
-# whole worker, and by LOCAL_RESTART when the worker creates only this vector environment again. So seeds do not repeat.
+# The seeds of a vector environment depend on a number, its incarnation. This number increases by 1 when the driver
+# replaces the whole worker, and by LOCAL_RESTART when the worker creates only this vector environment again. The two
+# kinds of restart therefore lead to different seeds.
 LOCAL_RESTART = 1000
 
 
@@ -72,7 +73,7 @@ class RolloutWorker:
         num_slots = self.config.training.pools
         # Indices of this worker's vector environments among all vector environments of the run.
         self.pool_indices = range(index * num_slots, (index + 1) * num_slots)
-        self.incarnations = [incarnation] * num_slots  # for each slot (see LOCAL_RESTART)
+        self.incarnations = [incarnation] * num_slots  # incarnation of each slot (see LOCAL_RESTART)
         self.actors = [self._make_actor(slot) for slot in range(num_slots)]
         self.timers = [PhaseTimer(f"actor {index}, pool {slot}") for slot in range(num_slots)]
         self.reported_seconds = [dict(timer.seconds) for timer in self.timers]
@@ -99,9 +100,9 @@ class RolloutWorker:
 
         Args:
             slot: index of the vector environment in this worker.
-            version: version of the weights. An inference server may also use newer weights.
+            version: version of the weights. An inference server uses these or newer weights.
             weights: tensors of the agent as arrays; not used if there is an inference server.
-            batch_size: number of trajectories per update. It determines how the rollout is split among the learners.
+            batch_size: number of trajectories per update. The split of the rollout among the learners depends on it.
 
         Returns:
             A `RolloutReport`, followed by one `Payload` per learner.
@@ -146,7 +147,7 @@ class RolloutWorker:
         return rollout
 
     def _seconds_since_report(self, slot: int) -> dict[str, float]:
-        """Return the seconds that a vector environment has spent in each phase since the last call for this `slot`."""
+        """Return the seconds that a slot (vector environment) has spent in each phase since its previous report."""
         previous = self.reported_seconds[slot]
         self.reported_seconds[slot] = dict(self.timers[slot].seconds)
         return {phase: self.reported_seconds[slot][phase] - previous[phase] for phase in previous}

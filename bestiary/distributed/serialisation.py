@@ -17,9 +17,9 @@ from torch import Tensor
 from bestiary.envs.preprocessing import FrameStack
 from bestiary.rollout import Rollout, Tensors
 
-# A rollout as arrays: a dict that maps the name of each field of `Rollout`, except `episodes`, to its arrays. An image
-# observation is a pair: (stacks of entry 0, newest frames of entries 1 to T) if frames are stacked, otherwise
-# (images, None).
+# A rollout as arrays: a dict that maps the name of each field of `Rollout`, except `episodes`, to its arrays.
+# Image observations become a pair of arrays. With frame stacks: (whole stacks of time step 0, newest frame of each of
+# the time steps 1 to T). Without frame stacks: (images of all time steps, None).
 Payload = dict[str, Any]
 
 
@@ -34,7 +34,7 @@ def shard(rollout: Rollout, rank: int, num_learners: int, batch_size: int) -> Ro
     """
     if num_learners == 1:
         return rollout
-    per_batch = min(batch_size, rollout.num_envs)  # number of trajectories of this rollout in one batch
+    per_batch = min(batch_size, rollout.num_envs)  # number of trajectories of this rollout per batch
     column = torch.arange(rollout.num_envs)
     return rollout.select(column[column % per_batch // (per_batch // num_learners) == rank])
 
@@ -44,8 +44,8 @@ def pack_rollout(rollout: Rollout, frame_stacks: Mapping[str, int]) -> Payload:
 
     Args:
         rollout: the rollout; its episodes are not part of the result.
-        frame_stacks: name of an image observation -> number of its stacked frames. Images that are not listed have no
-            frame stack.
+        frame_stacks: name of an image observation -> number of its stacked frames. Image observations without frame
+            stack are not listed.
     """
 
     def pack(name: str, value: Any) -> Any:
@@ -79,7 +79,7 @@ def unpack_rollout(payload: Payload) -> Rollout:
 def _pack_observation(observation: Tensor, num_frames: int) -> Any:
     """Convert observations [T+1,N,...] to arrays.
 
-    If the images are frame stacks, keep the whole stacks of entry 0, but only the newest frame of each later entry.
+    If the images are frame stacks, keep the whole stacks of time step 0, but only the newest frame of each later step.
     """
     if observation.dim() != 5:
         return _to_array(observation)
@@ -93,8 +93,8 @@ def _pack_observation(observation: Tensor, num_frames: int) -> Any:
 def _unpack_observation(packed: Any, done: np.ndarray) -> Tensor:
     """Convert the result of `_pack_observation` to a tensor.
 
-    `done` [T+1,N] marks the first entry of each episode. At this entry, the frame stack consists of copies of its
-    newest frame.
+    `done` [T+1,N] marks the first time step of each episode. In this step, the frame stack consists of copies of the
+    newest frame, because the episode has no earlier frames.
     """
     if isinstance(packed, np.ndarray):
         return _to_tensor(packed)

@@ -1,4 +1,4 @@
-"""The configuration of a run in the form that is sent to other nodes.
+"""The configuration of a run in the form in which it is sent to other nodes.
 
 It contains the config as TOML tables, the user's plug-in files, and the package versions of the driver. Bestiary itself
 is not sent. The same version of Bestiary must be installed on each node.
@@ -34,7 +34,7 @@ class ShippedConfig:
         return cls(config.tables(), plugin_contents(config), package_versions())
 
     def load(self) -> Config:
-        """Return the config in a remote process.
+        """Build the config again in a remote process.
 
         Plug-ins are executed from the content that the driver sent, not from files of this node.
 
@@ -49,7 +49,7 @@ class ShippedConfig:
 
 
 def plugin_contents(config: Config) -> dict[str, PluginSource]:
-    """Return {absolute path of a plug-in file: content} of the plug-ins of a config."""
+    """Return a dict that maps the absolute path of each plug-in file of a config to its content."""
     sources = {path: trust.registered(Path(path)) for path in config.plugin_hashes}
     return {path: source for path, source in sources.items() if source is not None}
 
