@@ -1,1 +1,1 @@
-"""Run folders: configuration, checkpoints, CSV files, loggers and recordings; agents that come with the package."""
+"""Run folders (configuration, checkpoints, CSV files, loggers, recordings) and the agents of the package (zoo)."""

@@ -4,8 +4,8 @@
         model.safetensors          weights of the agent
         optimizer.safetensors      state of the optimizers
         algorithm.safetensors      the algorithm's own parameters and state, if it has any
-        actor.safetensors          serial runs: states of environments, memories, random generators and unfinished
-                                   episodes; other runs: no tensors
+        actor.safetensors          serial runs: state of the environments, recurrent state, random generator, and sums
+                                   over the unfinished episodes; other runs: no tensors
         state.json                 counters, the config, and the state of each callback
         manifest.json              size and SHA-256 hash of each file above; this file is written last
     checkpoints/latest             link to the newest checkpoint
@@ -38,7 +38,7 @@ from bestiary.utils.console import note
 from bestiary.utils.errors import UserError
 
 if TYPE_CHECKING:
-    from torch import Tensor  # the functions that load and save tensors import torch, which takes more than 1 s
+    from torch import Tensor  # imported in functions only, because the import of torch takes more than 1 s
 
 BEST_LINKS = ("best", "best-training", "best-true")  # `remove_old` keeps the checkpoints to which these links point
 CHECKPOINT_FILES = (
@@ -59,7 +59,7 @@ class Checkpoint:
 
     @property
     def root(self) -> Path:
-        """The folder `checkpoints`. Links in this folder are not followed."""
+        """The folder `checkpoints` of the run. When the checkpoint is read, links below this folder are refused."""
         return self.path.parent
 
     @property
@@ -136,7 +136,7 @@ def list_checkpoints(folder: Path) -> list[Checkpoint]:
 
 
 def is_checkpoint_name(name: str) -> bool:
-    """Return whether a name is that of a checkpoint folder: 12 digits."""
+    """Return whether a name has the form of the name of a checkpoint folder: 12 digits."""
     return re.fullmatch(r"[0-9]{12}", name) is not None
 
 
@@ -198,12 +198,13 @@ def remove_unfinished(folder: Path) -> list[str]:
 
 
 def remove_old(folder: Path, keep_every: int, keep_at: Iterable[int] = (), keep_newest: int = 2) -> list[str]:
-    """Remove all checkpoints except the `keep_newest` newest, the targets of the BEST_LINKS, and the permanent ones.
+    """Remove old checkpoints and return their names.
 
-    Return the names of the removed checkpoints.
-
-    Two kinds of checkpoints are permanent: the first one at or after each multiple of `keep_every` steps (none if
-    `keep_every` is 0), and the first one at or after each step in `keep_at`.
+    These checkpoints are kept:
+    - the `keep_newest` newest checkpoints;
+    - the checkpoints to which the BEST_LINKS point;
+    - the first checkpoint at or after each multiple of `keep_every` steps (none if `keep_every` is 0);
+    - the first checkpoint at or after each step in `keep_at`.
     """
     found = list_checkpoints(folder)
     kept = {c.steps for c in found[-keep_newest:]} | {best_steps(folder, name) for name in BEST_LINKS}
@@ -217,7 +218,7 @@ def remove_old(folder: Path, keep_every: int, keep_at: Iterable[int] = (), keep_
                 kept.add(checkpoint.steps)
     removed = [checkpoint for checkpoint in found if checkpoint.steps not in kept]
     for checkpoint in removed:
-        # The folder is renamed first, so that a partly removed folder does not look like a checkpoint.
+        # Rename the folder first. If its removal fails halfway, the rest does not look like a checkpoint.
         removing = folder / f".removing-{checkpoint.path.name}"
         checkpoint.path.rename(removing)
         shutil.rmtree(removing, ignore_errors=True)
@@ -230,7 +231,7 @@ def best_steps(folder: Path, name: str = "best") -> int | None:
         target = os.readlink(folder / name)
     except OSError:  # there is no such link
         return None
-    # A link to any other place is ignored.
+    # Ignore a link that does not point to a checkpoint in this folder.
     return int(target) if is_checkpoint_name(target) and (folder / target).is_dir() else None
 
 

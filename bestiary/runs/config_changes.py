@@ -17,8 +17,8 @@ from bestiary.runs.csv_tables import CsvTable, describe_damage, read_rows
 
 FILE_NAME = "config_changes.csv"
 MISSING = "(not set)"
-# Options that may differ between a checkpoint and config.toml without --accept-changes: options of runtime, logging,
-# checkpoints and validation, and the length of the training. They do not change what the agent is trained for.
+# Options that may differ between a checkpoint and config.toml without --accept-changes, because they do not change what
+# the agent is trained for: options of runtime, logging, checkpoints and validation, and the length of the training.
 FREE_OPTIONS = {f.name for f in fields(Training) if f.metadata["group"] != TRAINING} | {"steps", "device"}
 
 
@@ -32,10 +32,10 @@ class ConfigChange:
 
     @property
     def changes_experiment(self) -> bool:
-        """Whether the checkpoint belongs to another experiment, for example because it has another seed.
+        """Whether the change turns the run into another experiment, for example a change of the seed.
 
-        If only one of the two configurations has the option, the result is False: the configurations were then written
-        by different versions of Bestiary.
+        If only one of the two configurations has the option, the result is False, because the configurations were then
+        written by different versions of Bestiary.
         """
         return self.option not in FREE_OPTIONS and MISSING not in (self.old, self.new)
 
@@ -56,8 +56,8 @@ def find_changes(old_tables: Mapping[str, Any], new_tables: Mapping[str, Any]) -
 def record_changes(folder: Path, step: int, changes: list[ConfigChange]) -> None:
     """Append changes to config_changes.csv of a run folder. `step` is the step from which they take effect.
 
-    Earlier rows with the same or a later step are removed: they belong to training that is not part of the run any
-    more, because it ended without a checkpoint, or because an earlier checkpoint was chosen.
+    Existing rows whose step is `step` or later are removed. They belong to training that is no longer part of the run:
+    it ended without a checkpoint, or the user has resumed the run from an earlier checkpoint.
     """
     path = folder / FILE_NAME
     rows = read_rows(path) if path.exists() else []

@@ -1,4 +1,4 @@
-"""Reading of CSV files, and writing of CSV files to which training appends rows."""
+"""Functions that read CSV files, and a class that writes CSV files row by row."""
 
 import csv
 import io
@@ -31,7 +31,7 @@ class CsvTable:
         if keep_rows and os.path.lexists(path):
             with describe_damage(path), safe_files.open_table(path) as file:
                 reader = csv.DictReader(file)
-                # Cells that are missing at the end of a row become empty; cells after the last column are dropped.
+                # If a row is too short, its last cells become empty. If it is too long, its last cells are dropped.
                 columns = list(reader.fieldnames or [])
                 rows = zip(reader, range(keep_rows), strict=False)
                 kept = [{name: row.get(name) or "" for name in columns} for row, _ in rows]
@@ -79,7 +79,7 @@ class CsvTable:
 
 @contextmanager
 def describe_damage(path: Path) -> Iterator[None]:
-    """Turn errors that a damaged or unsafe file causes into UserError."""
+    """Context for reading a file. It turns the errors of a damaged or unsafe file into UserError."""
     try:
         yield
     except OSError as error:
@@ -100,8 +100,10 @@ def read_columns(path: Path) -> dict[str, np.ndarray]:
     """Read a CSV file and return its columns by name.
 
     A column of numbers becomes a float64 array, in which empty cells are nan. Any other column becomes an array of
-    text. Incomplete rows are ignored. If the file does not exist, the returned dict is empty. Raise UserError if the
-    file is damaged.
+    text. Incomplete rows are ignored. If the file does not exist, return an empty dict.
+
+    Raises:
+        UserError: the file is damaged.
     """
     if not os.path.lexists(path):
         return {}

@@ -1,4 +1,4 @@
-"""Refusal of run folders and config files that Bestiary 0.1 wrote."""
+"""Check that refuses run folders and config files of Bestiary 0.1."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,9 +10,9 @@ from bestiary.utils.errors import UserError
 
 
 def old_version(tables: Mapping[str, Any]) -> str | None:
-    """Return the version of Bestiary that wrote a config.toml if it is 0.1.x, otherwise None.
+    """Return the version of Bestiary that wrote a config.toml, if this version is not supported (0.1.x), else None.
 
-    `tables` is the content of config.toml. Run folders of 0.1.x are not supported.
+    `tables` is the content of config.toml.
     """
     versions = tables.get("versions", {})
     version = str(versions.get("bestiary", "")) if isinstance(versions, Mapping) else ""

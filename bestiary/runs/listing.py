@@ -1,4 +1,4 @@
-"""Finding all runs in a folder, and describing each run as one row of a table."""
+"""List of runs: functions that find all runs in a folder and describe each run as one row of a table."""
 
 from pathlib import Path
 
@@ -30,14 +30,14 @@ def find_runs(folder: Path) -> list[Path]:
 
 
 def describe_run(path: Path) -> list[str]:
-    """Return the row of a run: one text for each of COLUMNS. If the run is damaged, the first text says so.
+    """Return the table row of a run: one text per column in COLUMNS. If the run is damaged, the first text says so.
 
     Only text files are read, and no code in the run folder is imported. Therefore it is safe to list the runs of other
     people, and runs of older versions of Bestiary can also be listed.
     """
     try:
         return [printable(text) for text in _describe_run(path)]
-    # The files may contain anything, and a damaged run must not prevent the listing of the others.
+    # The files may contain anything, and a damaged run must not prevent the listing of other runs.
     except (UserError, ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, OSError) as error:
         problem = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
         return [printable(f"unreadable: {problem}"), *[""] * (len(COLUMNS) - 1)]
@@ -76,8 +76,7 @@ def _describe_run(path: Path) -> list[str]:
 def _describe_returns(row: dict[str, float]) -> str:
     """Return the mean returns in the last row of metrics.csv as text.
 
-    With several tasks, the name of the task stands before each return. If there is a true reward, the text contains
-    both the training return and the true return.
+    Examples: "18.2"; with several tasks, "Pong 18.2, Breakout 31.5"; with a true reward, "training 18.2 true 3.1".
     """
     texts = []
     for column in row:
@@ -90,7 +89,7 @@ def _describe_returns(row: dict[str, float]) -> str:
             values = {"training ": row[f"{start}training_return"], "true ": row[f"{start}true_return"]}
         shown = " ".join(f"{key}{'-' if np.isnan(value) else format_number(value)}" for key, value in values.items())
         texts.append(f"{short_name(prefix)} {shown}" if prefix else shown)
-    # Until each environment has finished a game, the mean return contains only short games.
+    # Until each environment has finished a game, the mean return is biased: short games end first.
     unfinished = row.get("envs_in_first_game", 0)
     note = f" ({unfinished:.0f} environments in their first game)" if unfinished > 0 else ""
     return ", ".join(texts) + note

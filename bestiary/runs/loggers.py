@@ -30,8 +30,8 @@ class TensorBoardLogger:
     def __init__(self, folder: Path, first_step: int):
         """Open the event files.
 
-        Events that an earlier session wrote for steps >= `first_step` are hidden, because the resumed run writes these
-        steps again.
+        A resumed run logs the steps after `first_step` again. The events that an earlier session logged for steps of at
+        least `first_step` are therefore hidden.
         """
         from torch.utils.tensorboard import SummaryWriter
 
@@ -75,10 +75,10 @@ class WandbLogger:
 
 
 def _persistent_id(path: Path) -> str:
-    """Return the W&B ID of the run, which is stored in a file. If the file does not exist, create it with a random ID.
+    """Return the W&B ID that is stored in a file. If the file does not exist, create it with a random ID.
 
-    So a resumed run keeps its ID. The name of the run folder is not used as the ID, because several run folders may
-    have the same name.
+    The file lets a resumed run keep its ID. The name of the run folder cannot be the ID, because several run folders
+    may have the same name.
     """
     if not os.path.lexists(path):
         safe_files.write_text(path, uuid.uuid4().hex[:12])
@@ -122,7 +122,7 @@ def check_loggers(config: Config) -> None:
 
 
 def make_loggers(config: Config, run_path: Path, first_step: int) -> list[SafeLogger]:
-    """Create the requested loggers. If a logger cannot be created, print a warning and leave this logger out."""
+    """Create and return the requested loggers. Leave out, with a warning, a logger that cannot be created."""
     factories: dict[str, Callable[[], Logger]] = {}
     if config.training.tensorboard:
         factories["tensorboard"] = lambda: TensorBoardLogger(run_path / "tensorboard", first_step)

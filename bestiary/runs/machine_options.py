@@ -1,9 +1,10 @@
 """Options that are choices about a machine: devices, threads, the cluster, loggers, and paths of other runs.
 
-A run folder may come from another person or another machine. `resume` then does not use the values in its config.toml:
-the user gives them again on the command line. Whether the user has chosen the values on this machine is not decided by
-the run folder, but by runs.json (`utils/user_store.py`): it maps the ID of each run that the user has trained on this
-machine to a hash of these values.
+A run folder may come from another person or another machine. `resume` then does not use the values of these options in
+config.toml: the user gives them again on the command line.
+
+The file runs.json (`utils/user_store.py`), outside of all run folders, says whether the user has chosen the values on
+this machine. It maps the ID of each run that the user has trained on this machine to a hash of its values.
 """
 
 import hashlib
@@ -33,13 +34,13 @@ def machine_values(training: Training) -> dict[str, Any]:
 
 
 def machine_flags(training: Training) -> list[str]:
-    """Return the values that differ from the defaults as arguments of `bestiary resume`."""
+    """Return the values that are not defaults as arguments of `bestiary resume`, for example ["--device=cpu"]."""
     values = {name: value for name, value in machine_values(training).items() if value != DEFAULTS[name]}
     return [f"--{name.replace('_', '-')}={'on' if value is True else value}" for name, value in values.items()]
 
 
 def remember_run(run: Run, training: Training) -> None:
-    """Store that the user trains this run on this machine with these values."""
+    """Store in runs.json that the user trains this run on this machine with the machine options in `training`."""
     if _is_id(run.id):
         record = {"options": _digest(training), "time": time.strftime("%Y-%m-%d %H:%M:%S")}
         if RUNS.read().get(run.id, {}).get("options") != record["options"]:
@@ -47,15 +48,15 @@ def remember_run(run: Run, training: Training) -> None:
 
 
 def is_own_choice(run: Run, training: Training) -> bool:
-    """Return whether the user has trained this run on this machine with these values."""
+    """Return whether the user has trained this run on this machine with the machine options in `training`."""
     return _is_id(run.id) and RUNS.read().get(run.id, {}).get("options") == _digest(training)
 
 
 def choose_machine_options(run: Run, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of MACHINE_OPTIONS with which a run is resumed.
 
-    A value in `given` is used first. Other values come from config.toml if the user has chosen them on this machine;
-    otherwise they are the defaults, and a note lists the values that are not used.
+    If `given` contains an option, its value is used. The other values come from config.toml if the user has chosen them
+    on this machine. If not, the defaults are used, and a note lists the values in config.toml that are not used.
 
     Raises:
         UserError: a given value is invalid, or the address of the cluster is missing.
@@ -78,7 +79,8 @@ def choose_machine_options(run: Run, given: Mapping[str, Any]) -> dict[str, Any]
                 f"config.toml (cluster {training.cluster}); add --cluster local, --cluster auto or --cluster HOST:PORT"
             )
         if ignored:
-            # The values come from another person: they must stay values if the user copies the flags to a shell.
+            # The values may come from another person. Quote them, so that the shell executes none of them as a command
+            # if the user copies the flags.
             flags = printable(shlex.join(machine_flags(replace(Training(), **ignored))))
             note(
                 f"note: you have not trained {run.path} on this machine with the options in its config.toml, so some "

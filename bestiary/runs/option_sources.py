@@ -21,13 +21,14 @@ def merge_sources(
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Merge `options` with the sources that are named in `options` under "init_from", "preset" and "config".
 
-    Return the merged flat dict. Also return a dict for error messages: for each option that is not in `options`, the
-    source that sets it, for example "preset hello".
+    Return two dicts: (1) the merged options as a flat dict; (2) the name of the source of each option that is not in
+    `options`, for error messages, for example {"memory.hidden": "preset hello"}.
 
     Args:
-        options: options given directly. Their plug-ins are trusted, because the user has named them.
-        trust_code: whether plug-ins that a file or a run names may be executed if they are not known.
-        study: description of the study file that contains `options`, if the user has not given them directly.
+        options: options given directly. Without `study`, their plug-ins are trusted, because the user has named them.
+        trust_code: whether an unknown plug-in may be executed if a file or a run, and not the user, names it.
+        study: "", or a description of the study file that contains `options`. Plug-ins in `options` are then treated
+            as named by a file.
 
     Raises:
         UserError: a file or a run names a plug-in that is not trusted.

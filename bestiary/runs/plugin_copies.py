@@ -1,12 +1,12 @@
-"""Plug-ins of a run: their copies in the run folder, and the decision which content a later command may execute.
+"""Plug-ins of a run: their copies in the run folder, and the choice of the file that a later command executes.
 
     plugins/HASH/NAME.py           content of the user's file NAME.py; HASH is the start of its hash
     plugins/HASH/...               modules of the same folder that the file imports
 
-The copy keeps the name of the file, because tasks and run folders are named after it.
+The copy keeps the name of the file, because the names of tasks and run folders contain it.
 
-`config.toml` has the hash of each plug-in in the table [plugins]. This hash only says with which content the run was
-trained. Whether this content may be executed is decided by `utils/trust.py`, without files of the run folder.
+The table [plugins] of `config.toml` contains the hash of each plug-in. This hash only says with which content the run
+was trained. `utils/trust.py` decides whether this content may be executed, without using files of the run folder.
 """
 
 from collections.abc import Mapping
@@ -46,7 +46,7 @@ def write_copies(config: "Config", run_path: Path) -> None:
 
 
 def read_hashes(run_path: Path) -> dict[str, str]:
-    """Return {path of a plug-in file: hash of its content} from config.toml of a run."""
+    """Read config.toml of a run. Return a dict: path of each plug-in file -> hash of its content."""
     path = run_path / "config.toml"
     hashes = read_tables(path, in_run_folder=True).get("plugins", {})
     if not isinstance(hashes, dict) or not all(isinstance(value, str) for value in hashes.values()):
@@ -55,10 +55,10 @@ def read_hashes(run_path: Path) -> dict[str, str]:
 
 
 def trust_options(options: Mapping[str, Any], run_path: Path, trust_code: bool) -> dict[str, Any]:
-    """Return the options of a run with references to plug-ins that may be executed.
+    """Return the options of a run, in which each plug-in refers to a file that may be executed.
 
-    A plug-in whose content the user has trusted before is executed: the original file if it is unchanged, otherwise the
-    copy in the run folder. Other content is executed, from the copy, only if `trust_code` is true.
+    If the user has trusted the content of a plug-in before, this file is the original file or, if the original file has
+    changed, the copy in the run folder. Otherwise it is the copy, but only if `trust_code` is true.
 
     Raises:
         UserError: a plug-in is not trusted, or its copy is missing or was changed.
@@ -68,9 +68,9 @@ def trust_options(options: Mapping[str, Any], run_path: Path, trust_code: bool) 
 
 
 def shown_options(options: Mapping[str, Any], run_path: Path) -> dict[str, Any]:
-    """Return the options of a run with a short name of each plug-in, the same in all runs. Nothing is executed.
+    """Return the options of a run with short plug-in names, for example `net.py:Torso@1a2b3c4d`. Execute nothing.
 
-    The path is replaced by the file name, and the start of the hash is added.
+    The short name consists of the file name, the class name and the start of the hash. So it is the same in all runs.
     """
     hashes = read_hashes(run_path)
     return map_plugins(options, lambda r: f"{r.path.name}:{r.attribute}@{hashes.get(str(r.path), '')[:8]}")

@@ -1,12 +1,12 @@
-"""Recordings: files with all actions of a vector environment. Each game can be replayed exactly from them.
+"""Recordings: files with all actions of a vector environment. With these files, each game can be replayed exactly.
 
     recordings/NAME.json      names, options, rewards, seed and action names of the environments
     recordings/NAME.actions   action indices [T,N], 1 byte each (2 bytes each if there are more than 256 actions)
     recordings/NAME.csv       one row per finished game: environment, first step, length, return
 
 A game depends on the seed of its environment and on all actions since the environment was created, because the random
-generators of the environment are not reset between games. Therefore a replay creates the environment with the same
-seed, steps it with all actions before the game without rendering, and then plays the game.
+generators of the environment are not reset between games. Therefore a replay has three parts: create the environment
+with the same seed, step it with all actions before the game, and then play the game.
 """
 
 import json
@@ -44,7 +44,7 @@ INTERFACE_OPTIONS = (
     "full_actions",
 )
 
-BUFFER_BYTES = 2**16  # actions are written to the file when the buffer has this size, and at the end of each game
+BUFFER_BYTES = 2**16  # buffered actions are written to the file at this size, and at the end of each game
 
 
 class RecordingWrapper(VectorEnvWrapper):
@@ -109,7 +109,8 @@ class RecordingWrapper(VectorEnvWrapper):
     def _write(self, game_rows: list[dict[str, Any]]) -> None:
         """Write the buffered actions and these rows of finished games.
 
-        If this fails, for example because the disk is full, warn once and keep them in memory until the next call.
+        If this fails, for example because the disk is full, warn once. Actions and rows then stay in memory until
+        the next call.
         """
         try:
             while self.unwritten:
@@ -137,10 +138,9 @@ class RecordingWrapper(VectorEnvWrapper):
 
 
 class _ChildSeed(np.random.SeedSequence):
-    """A seed sequence that spawns only one child: the child number `index` of the recorded seed sequence.
+    """A seed sequence whose only child is child number `index` of the recorded seed sequence.
 
-    A vector environment of size 1 that is created with this seed has the same seed as environment `index` in the
-    recording.
+    So the environment in a vector environment of size 1 gets the seed that environment `index` had in the recording.
     """
 
     def __init__(self, entropy: Any, spawn_key: tuple[int, ...], index: int):
@@ -222,8 +222,10 @@ class Recording:
         """Create the environment of a game with its recorded seed, as a vector environment of size 1.
 
         `interface_options` are values that replace recorded options (see INTERFACE_OPTIONS). `rewards`, if given,
-        replaces the recorded rewards. A recording may come from another person, so a plug-in (an environment or reward
-        in a user's file) is executed only if it is a trusted plug-in of a run that was opened before.
+        replaces the recorded rewards.
+
+        A recording may come from another person. Therefore a plug-in (an environment or reward in a user's file) is
+        executed only if this process has already accepted it, for example because it has opened the run.
         """
         names = self.metadata["environments"]
         name = self.env_name(game)
@@ -260,7 +262,7 @@ class Recording:
     def replay(self, game: RecordedGame) -> Iterator[Step]:
         """Replay a game and yield its steps.
 
-        In the last step, `game_over` is set, and the observation is the first one of the next game.
+        The last step has `game_over` and contains the first observation of the next game.
         """
         pool = self.make_env(game)
         try:
@@ -275,7 +277,7 @@ class Recording:
         """Step a new environment with all recorded actions before a game. Return the first step of the game.
 
         Actions are looked up by name, because the environment may number them differently from the recording.
-        `run_path` is the run to name in error messages.
+        Error messages name `run_path` or, if it is None, the recording.
         """
         step = pool.reset()
         for action in self._action_names(game.env, 0, game.first_step):

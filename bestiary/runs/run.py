@@ -1,4 +1,4 @@
-"""Run folders: creating, opening and reading them.
+"""Run folders: functions that create and open them, and the class `Run` for reading them.
 
 Only `Run.config` and `Run.agent` import torch, so commands that read the tables of runs start fast.
 """
@@ -84,7 +84,8 @@ class Run:
     def absolute_path(self) -> Iterator[None]:
         """Context in which `path` is absolute, because code of an environment may change the working directory.
 
-        After the context, `path` is as before, unless the working directory has changed.
+        After the context, `path` has its previous value. If this value is a relative path and the working directory has
+        changed, `path` stays absolute.
         """
         working_directory = Path.cwd()
         before = self.path
@@ -102,7 +103,7 @@ class Run:
 
     @property
     def id(self) -> str:
-        """The random ID of the run, which its checkpoints also contain. It is empty for runs of older versions."""
+        """The random ID of the run. Its checkpoints contain the same ID. Runs of older versions have an empty ID."""
         try:
             return safe_files.read_text(self.path / ID_FILE, max_bytes=1000).strip()
         except (OSError, ValueError):
@@ -120,8 +121,8 @@ class Run:
     def raw_config(self) -> dict[str, Any]:
         """The options in config.toml. They are not checked, and no plug-in is imported.
 
-        The path in a plug-in name is replaced by the file name, and the hash of the file is added. So the same plug-in
-        has the same name in all runs.
+        A plug-in is named by its file name and the start of its hash, for example `net.py:Torso@1a2b3c4d`, not by its
+        path. So the same plug-in has the same name in all runs.
         """
         return plugin_copies.shown_options(self._read_options(), self.path)
 
@@ -161,10 +162,11 @@ class Run:
         return agent
 
     def with_env_options(self, options: dict[str, Any]) -> "Run":
-        """Return this run with other environment options, to evaluate the agent under other conditions.
+        """Return a `Run` of the same folder with other environment options, to evaluate the agent with them.
 
-        Raise UserError if the options change the format of the observations or the set of actions, because the agent
-        would no longer fit the environment.
+        Raises:
+            UserError: the options change the format of the observations or the set of actions, so that the agent does
+                not fit the environment.
         """
         if not options:
             return self
@@ -189,9 +191,9 @@ class Run:
     def new_output_path(self, folder: str, stem: str, suffix: str) -> Path:
         """Return the path of a new file in a subfolder of the run folder, and create the subfolder.
 
-        The name of the file is the first unused name of STEM, STEM-2, STEM-3, ..., plus the suffix. A name counts as
-        used if there is a file with this name and any suffix, because files that belong together differ only in their
-        suffix. For a zoo agent, whose own folder is read-only, the subfolder is created in runs/zoo-NAME.
+        The name of the file is the first unused name of STEM, STEM-2, STEM-3, ..., plus the suffix. Files that belong
+        together differ only in their suffix, so a name is used if there is a file with this name and any suffix. The
+        folder of a zoo agent is read-only. For a zoo agent, the subfolder is therefore created in runs/zoo-NAME.
         """
         root = Path("runs") / f"zoo-{self.name}" if self.in_zoo else self.path
         parent = root / folder
@@ -244,7 +246,7 @@ def open_run(path: str | Path, trust_code: bool = False) -> Run:
 
 
 def run_labels(runs: Sequence[Run]) -> list[str]:
-    """Return a label for each run, for figures: its name, or its path if another run has the same name."""
+    """Return a label for each run in a figure: its name or, if several runs have this name, its path."""
     names = [run.name for run in runs]
     paths = [f"zoo/{run.name}" if run.in_zoo else str(run.path) for run in runs]
     return [name if names.count(name) == 1 else path for name, path in zip(names, paths, strict=True)]
@@ -289,8 +291,8 @@ def create_run(config: "Config", location: RunLocation) -> tuple[Run, bool]:
 def _make_folder(path: Path, rename_if_exists: bool) -> Path:
     """Create a folder and return its path.
 
-    If `rename_if_exists` is true and the folder exists, create a folder with another name. So runs that start in the
-    same second get different folders, although their default names are equal.
+    If `rename_if_exists` is true and the folder exists, create a folder with another name. This is used for default
+    names, which are equal for runs that start in the same second.
     """
     safe_files.make_new_folder(path.parent, parents=True)
     while rename_if_exists:
@@ -304,7 +306,7 @@ def _make_folder(path: Path, rename_if_exists: bool) -> Path:
 
 
 def update_config(run: Run, **training: Any) -> None:
-    """Change training options of a run in `run.config`. They are changed in config.toml only by `write_config`."""
+    """Change training options of a run in `run.config`. Call `write_config` to change them in config.toml, too."""
     run.config = replace(run.config, training=replace(run.config.training, **training))
     run.unwritten_options |= training
 

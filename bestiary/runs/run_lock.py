@@ -1,7 +1,7 @@
 """The lock of a run folder: only one training process at a time may write to a run.
 
 A process that writes to a run locks the file `lock` and writes its ID to lock_owner.json. The operating system releases
-the lock when the process ends, even after a crash. After an error or a crash, lock_owner.json is left.
+the lock when the process ends, even after a crash. After an error or a crash, lock_owner.json remains in the folder.
 """
 
 import contextlib
@@ -43,8 +43,9 @@ def was_killed(path: Path) -> bool:
 def locked(path: Path) -> Iterator[None]:
     """Context in which no other process writes to the run folder. Raise UserError if another process has locked it.
 
-    If an error ends the context, the file lock_owner.json is kept, so that `was_killed` is true. A UserError means that
-    nothing was done: `was_killed` then stays as it was.
+    If an error ends the context, the file lock_owner.json is kept, so that `was_killed` returns True. There are two
+    exceptions. After KeyboardInterrupt, the file is removed. A UserError means that nothing was done, so the result of
+    `was_killed` is the same as before the context.
     """
     folder = path.absolute()  # an environment may change the working directory before the lock is released
     _check_links(path)
@@ -79,7 +80,7 @@ def locked(path: Path) -> Iterator[None]:
             raise
         finally:
             if not crashed:
-                # An error here must not replace the error that ended the training.
+                # If removing the file fails, do not hide the error that ended the training.
                 with contextlib.suppress(OSError):
                     owner.unlink(missing_ok=True)
     finally:
@@ -87,7 +88,10 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def _check_links(path: Path) -> None:
-    """Raise UserError if the run folder contains links, because training could then write to other folders."""
+    """Raise UserError if the run folder contains a symbolic link except the checkpoint links `latest` and `best*`.
+
+    Through other links, training could write to other folders.
+    """
     allowed = ("latest", *BEST_LINKS)
     for folder in (path, path / "checkpoints"):
         try:
@@ -103,7 +107,7 @@ def _check_links(path: Path) -> None:
 
 
 def _mode(path: Path) -> int:
-    """Return the type and permissions of a file, or 0 if it does not exist. Links are not followed."""
+    """Return the mode of a file (type and permissions), or 0 if it does not exist. Do not follow links."""
     try:
         return path.lstat().st_mode
     except OSError:

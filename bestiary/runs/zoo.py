@@ -17,7 +17,7 @@ ZOO_FOLDER = Path(__file__).resolve().parents[1] / "zoo"
 
 
 def find_agent(path: Path) -> Path | None:
-    """Return the folder of a zoo agent, given the path `zoo/NAME`. Return None if there is no such agent."""
+    """Return the folder of the zoo agent that `path` (`zoo/NAME`) names. Return None if there is no such agent."""
     if path.parent != Path("zoo"):
         return None
     folder = ZOO_FOLDER / path.name
@@ -30,7 +30,7 @@ def agent_names() -> list[str]:
 
 
 def add_agent(run_path: Path, checkpoint: Path, name: str) -> Path:
-    """Copy a run with the weights of one checkpoint folder into the zoo, and return the new folder zoo/NAME."""
+    """Copy a run with one of its checkpoint folders, `checkpoint`, to the zoo as zoo/NAME. Return the new folder."""
     target = ZOO_FOLDER / name
     if target.exists():
         raise UserError(f"{target} exists already; remove it first")
@@ -46,7 +46,7 @@ def add_agent(run_path: Path, checkpoint: Path, name: str) -> Path:
 
 
 def _main(arguments: list[str]) -> None:
-    # This is not imported at the top, because runs.run imports this module.
+    # Imported here and not at the top, because runs.run itself imports this module.
     from bestiary.runs.run import open_run
 
     if len(arguments) != 2:
