@@ -24,24 +24,25 @@ class MessageConsole(Console):
     def _check_buffer(self) -> None:
         try:
             super()._check_buffer()
-        # ValueError: the stream is closed, or a character cannot be encoded. RuntimeError: a signal handler prints
-        # while the main program prints.
+        # ValueError: the stream is closed, or a character cannot be encoded. RuntimeError: a signal handler has
+        # interrupted the main program while it was printing, and also prints.
         except (OSError, ValueError, RuntimeError):
             del self._buffer[:]
 
     def on_broken_pipe(self) -> None:
-        """Drop the text. The method of the base class would end the process."""
+        """Drop the text that cannot be written. The method of the base class would end the process."""
         del self._buffer[:]
 
 
+# sys.stdout is None if the parent process has closed the stream.
+_is_terminal = sys.stdout is not None and sys.stdout.isatty()
 # If the output goes to a file or a pipe, tables may be 200 characters wide.
-_is_terminal = sys.stdout is not None and sys.stdout.isatty()  # it is None if the parent process has closed it
 stdout = Console(soft_wrap=True, highlight=False, width=None if _is_terminal else 200)
 stderr = MessageConsole(stderr=True, soft_wrap=True, highlight=False)
 
 
 def printable(text: str) -> str:
-    """Return a text with control characters escaped, so that text from a file cannot send commands to the terminal."""
+    """Escape the control characters of a text, so that a text from a file cannot send commands to the terminal."""
     return "".join(
         c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape", "replace").decode() for c in text
     )
@@ -88,7 +89,7 @@ def print_table(table: TextTable, left: Collection[str] = ("task", "group", "run
 
 
 def plain(text: str) -> Text:
-    """Return a text for a table of rich. Square brackets are not markup, and control characters are escaped."""
+    """Return a `rich` text that shows square brackets as they are, not as markup. Escape control characters."""
     return Text(printable(text))
 
 
@@ -130,7 +131,7 @@ def plural(count: int, noun: str) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """Format a duration: 3700 s -> 1h01m, or below one hour in minutes and seconds: 75 s -> 1m15s."""
+    """Format a duration: 3700 s -> 1h01m. Below one hour, use minutes and seconds: 75 s -> 1m15s."""
     minutes, seconds = divmod(int(max(seconds, 0)), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{seconds:02d}s"

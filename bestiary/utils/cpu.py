@@ -2,7 +2,7 @@
 
 import os
 
-# Environment variable with the number of cores that a process may use. A study on a cluster sets it for each run.
+# Environment variable: number of cores that a process may use. A study on a cluster sets it for each of its runs.
 CORES_VARIABLE = "BESTIARY_CORES"
 
 

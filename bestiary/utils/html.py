@@ -46,8 +46,8 @@ def render_page(title: str, sections: Iterable[str]) -> str:
 def render_table(header: Sequence[str], body: Iterable[Iterable[str]], anchors: Iterable[str] = ()) -> str:
     """Return an HTML table.
 
-    If `anchors` is given, the first cell of row k is a link to the element of the page whose ID is `anchors[k]`. Long
-    cells are wrapped only in columns in which a cell contains a comma-separated list.
+    If `anchors` is given, the first cell of row k is a link to the element of the page whose ID is `anchors[k]`. If a
+    column has a cell with a comma-separated list, long cells of this column are wrapped.
     """
     rows = [[html.escape(cell) for cell in cells] for cells in body]
     for row, anchor in zip(rows, anchors, strict=False):
@@ -66,7 +66,7 @@ def render_image(png: bytes, title: str) -> str:
 
 
 def render_figure(path: Path, caption: str, small: bool = False) -> str:
-    """Return a <figure> element in which the image or video of a file is embedded, with a caption below it."""
+    """Return a <figure> element that contains the image or video in the file `path`, with a caption below it."""
     source = data_url(safe_files.read_bytes(path), path.suffix)
     text = html.escape(caption)
     kind = ' class="small-figure"' if small else ""
@@ -78,7 +78,7 @@ def render_figure(path: Path, caption: str, small: bool = False) -> str:
 
 
 def render_details(summary: str, text: str) -> str:
-    """Return a block of preformatted text that the reader can open with a click on `summary`."""
+    """Return a <details> element: a click on `summary` shows the preformatted `text`."""
     return f"<details><summary>{html.escape(summary)}</summary><pre>{html.escape(text)}</pre></details>"
 
 

@@ -32,7 +32,7 @@ def join_panels(images: Sequence[np.ndarray], captions: Sequence[str]) -> np.nda
 
 
 def _with_caption(image: np.ndarray, caption: str, height: int) -> np.ndarray:
-    """Return an image with a caption below it. `height` is the height of the result without the caption."""
+    """Pad an image at the bottom to `height` rows, and add a caption below."""
     canvas = Image.new("RGB", (image.shape[1], height + CAPTION_HEIGHT))
     canvas.paste(Image.fromarray(image))
     font = ImageFont.load_default(11)

@@ -23,8 +23,8 @@ def cached_njit(function: Callable[..., Any], depends_on: Sequence[str] = ()) ->
     try:
         compiled: Any = numba.njit(cache=True, nogil=True)(function)
     except RuntimeError:
-        # Neither __pycache__ nor the user's cache directory is writable. So there is no cache, and each process
-        # compiles the function.
+        # Neither __pycache__ nor the user's cache directory is writable. Compile without a cache: each process then
+        # compiles the function again.
         return numba.njit(nogil=True)(function)
     cache_file = compiled._cache._cache_file
     if depends_on:
@@ -37,7 +37,7 @@ def cached_njit(function: Callable[..., Any], depends_on: Sequence[str] = ()) ->
 
 
 def _load_index(load: Callable[[], dict[Any, Any]]) -> dict[Any, Any]:
-    """Call `load` and return the index of the cache. Return an empty index if the index cannot be read.
+    """Call `load` and return its result, the index of the cache. Return an empty index if reading it fails.
 
     The index lists the compiled versions of a function by argument types. Numba reads the index before it checks
     whether the index is outdated. Reading fails if the class of an argument was renamed. With an empty index, Numba

@@ -1,8 +1,8 @@
 """Declaration of the options of components, and conversion of user input to valid option values.
 
 A component (environment, torso, memory, algorithm, ...) declares its options in a frozen dataclass `Options` inside its
-class. Each field is created by `option(default, help)`. A plug-in may instead have keyword-only arguments with
-defaults in its constructor. `options_class` returns a dataclass of the options in both cases.
+class. Each field is created by `option(default, help)`. The constructor of a plug-in may
+instead have keyword-only arguments with defaults. In both cases, `options_class` returns a dataclass of the options.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from typing import Any
 
 from bestiary.utils.errors import UserError
 
-# How a plug-in declares an option; for error messages.
+# Rule for the options of plug-ins, for error messages.
 OPTIONS_RULE = "options are keyword-only arguments with a default: write *, {name}=... at the end of the arguments"
 
 SUFFIXES = {"k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "B": 10**9}
@@ -55,8 +55,8 @@ def option(
         runtimes: runtimes in which the option has an effect; empty: all (training options only).
         compared: whether two runs that differ only in this option count as different experiments (training options
             only).
-        machine: whether the option is a choice about a machine, which must not be taken over from the run folder of
-            another person (training options only).
+        machine: whether the option depends on the machine, for example --device. Its value is not taken from the run
+            folder of another person (training options only).
     """
     metadata = {
         "help": help,
@@ -79,14 +79,15 @@ def option(
 def options_class(component: Any) -> type:
     """Return the options class of a component: `component.Options`, if it exists.
 
-    Otherwise return a dataclass whose fields are the keyword-only arguments of the constructor that have defaults. Its
-    attribute `positional_arguments` contains the names of the other arguments with defaults, for error messages.
+    Otherwise return a dataclass with one field per keyword-only argument of the constructor that has a default. The
+    attribute `positional_arguments` of the dataclass contains the names of the other arguments with defaults. They are
+    not options, but error messages name them.
 
     Raises:
         UserError: `component.Options` is not a dataclass, so its fields would be ignored.
     """
     if hasattr(component, "Options"):
-        # A class that inherits from a dataclass is itself a dataclass only if it is decorated, too.
+        # A subclass of a dataclass is itself a dataclass only if it also has the decorator @dataclass.
         if "__dataclass_fields__" not in vars(component.Options):
             raise UserError(
                 f"{component.__name__}.Options: not a dataclass; write @dataclass(frozen=True) above class Options"
@@ -110,9 +111,10 @@ def options_class(component: Any) -> type:
 
 
 def positional_hint(options: type | None, name: str) -> str:
-    """Return a hint for the error message about an unknown option.
+    """Return a hint for the error message about an unknown option `name`.
 
-    The hint is empty unless the option is a constructor argument that is not keyword-only.
+    The hint says that the constructor has an argument `name`, which is not keyword-only. If the constructor has no such
+    argument, the hint is empty.
     """
     if name not in getattr(options, "positional_arguments", ()):
         return ""
@@ -147,8 +149,9 @@ def _infer_type(default: Any) -> Any:
 def construct(component: Any, *args: Any, options: Any, **extra: Any) -> Any:
     """Call the constructor of a component and return the new object.
 
-    If the component has a class `Options`, pass the options as one object: as the argument `options`, if there is one,
-    otherwise after `args`. Without this class, pass them as keyword arguments.
+    If the component has a class `Options`, pass the options as one object. This object is the argument `options` of the
+    constructor or, if there is no such argument, the argument after `args`. If the component has no class `Options`,
+    pass each option as a keyword argument.
 
     Raises:
         TypeError: the constructor does not accept these arguments. The message explains how options are declared.
@@ -291,7 +294,7 @@ def parse_options(options: type, given: Mapping[str, Any], prefix: str, problems
 
     Args:
         options: the options class.
-        given: raw values by field name. Names that are not fields are ignored.
+        given: raw values by field name. Values of unknown fields are ignored.
         prefix: kind of the component, for example "memory". It is the prefix of flags in messages: --memory.hidden.
         problems: list to which error messages are appended.
     """
@@ -343,7 +346,7 @@ def flag_name(prefix: str, field: "dataclasses.Field[Any]") -> str:
 
 
 def suggest(wrong: str, valid: Iterable[str], *, count: int = 3) -> str:
-    """Return `; did you mean X or Y?` with the most similar valid names. Return an empty text if no name is similar."""
+    """Return "; did you mean X or Y?" with the valid names that are most similar to `wrong`; "" if none is similar."""
     close = difflib.get_close_matches(wrong, list(valid), n=count, cutoff=0.5)
     lowercase = {name.lower(): name for name in valid}
     close += [lowercase[match] for match in difflib.get_close_matches(wrong.lower(), lowercase, n=count, cutoff=0.5)]
@@ -352,7 +355,7 @@ def suggest(wrong: str, valid: Iterable[str], *, count: int = 3) -> str:
 
 
 def parse_range(text: str) -> tuple[float, float]:
-    """Convert a range of the x axis to numbers: `2M:4M` -> (2e6, 4e6).
+    """Convert the text of a range of the x axis to two numbers: `2M:4M` -> (2e6, 4e6).
 
     Raises:
         ValueError: the text is not a range, or the range is empty or negative.

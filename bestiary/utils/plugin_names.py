@@ -13,8 +13,8 @@ from bestiary.utils.errors import UserError
 class PluginRef(str):
     """A reference to a component in a user's file. It is immutable.
 
-    It is also a text, `path/to/file.py:Name`, so that it can stand in lists of names and in config.toml. Text
-    operations return plain texts, which are not references.
+    It is a subclass of `str` with the value `path/to/file.py:Name`, so that it can stand in lists of names and in
+    config.toml. Methods of `str`, for example `strip`, return a plain `str`, which is no longer a reference.
     """
 
     __slots__ = ("attribute", "path")
@@ -35,9 +35,9 @@ class PluginRef(str):
         return PluginRef, (self.path, self.attribute)
 
     def absolute(self) -> "PluginRef":
-        """Return the reference with the absolute path of the file, without links. It is valid in every folder.
+        """Return the reference with the absolute path of the file, without symbolic links.
 
-        Raise UserError if the path contains a character with a special meaning in the lists of names in config.toml.
+        Raise UserError if the path contains one of the characters `{};`, which have a special meaning in config.toml.
         """
         path = self.path.resolve()
         for character in "{};":
@@ -47,9 +47,9 @@ class PluginRef(str):
 
 
 def parse_name(name: str) -> str:
-    """Return the name of a component without surrounding white space: a PluginRef if it names a user's file.
+    """Remove surrounding white space from the name of a component. If it names a user's file, return a PluginRef.
 
-    The file system is not accessed, except for the home folder in `~`.
+    This function does not check whether the file exists. It replaces `~` by the home folder.
     """
     if isinstance(name, PluginRef):
         return name
@@ -64,5 +64,5 @@ def parse_name(name: str) -> str:
 
 
 def split_rewards(text: str) -> list[str]:
-    """Return the specifications in the value of --true-reward, which are separated by semicolons."""
+    """Split the value of --true-reward at its semicolons, and return the specifications of the rewards."""
     return [text] if isinstance(text, PluginRef) else [parse_name(part) for part in text.split(";")]

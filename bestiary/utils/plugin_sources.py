@@ -1,7 +1,7 @@
-"""Content of plug-ins: the bytes of a user's file and of the modules in the same folder that it imports.
+"""Content of plug-ins: the bytes of a user's file, and of the modules that it imports from its own folder.
 
-A file is read once. Its hash is computed from these bytes, and the same bytes are copied, sent to other machines and
-executed (see `plugins.py`).
+Each file is read once. Its hash is computed from the bytes that were read. The same bytes are copied, sent to other
+machines and executed (see `plugins.py`).
 """
 
 import ast
@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from types import CodeType
 
 MAX_FILE_BYTES = 4 * 2**20  # maximum size of a file with Python code
-MAX_MODULES = 200  # maximum number of modules of the same folder that a plug-in imports
+MAX_MODULES = 200  # maximum number of modules that a plug-in imports from its own folder
 
 Read = Callable[[Path], bytes]
 
@@ -27,15 +27,15 @@ class PluginSource:
     """The content of a plug-in."""
 
     content: bytes  # content of the user's file
-    # Modules in the folder of the file that it imports: relative path, for example "parts/net.py" -> content.
+    # Modules that the file imports from its own folder: relative path, for example "parts/net.py" -> content.
     modules: Mapping[str, bytes] = field(default_factory=dict)
 
     @cached_property
     def sha256(self) -> str:
         """The SHA-256 hash of the content, in hexadecimal digits.
 
-        For a single file, it is the hash of the file. If the file imports modules of its folder, it is the hash of a
-        list of all files with their hashes.
+        If the file imports no modules of its folder, this is the hash of the file. Otherwise it is the hash of a text
+        that contains the hashes of all files.
         """
         own = hashlib.sha256(self.content).hexdigest()
         if not self.modules:
@@ -45,12 +45,12 @@ class PluginSource:
 
     @cached_property
     def local_names(self) -> frozenset[str]:
-        """The top-level names of `modules`, for example "parts"."""
+        """The top-level names of `modules`, for example "parts" for the module "parts/net.py"."""
         return frozenset(PurePosixPath(name).parts[0].removesuffix(".py") for name in self.modules)
 
 
 def read_user_file(path: Path) -> bytes:
-    """Return the content of a regular file or of the regular file to which a link points. Raise OSError otherwise."""
+    """Return the content of a file. Follow links. Raise OSError if it is not a regular file or is too large."""
     # Without O_NONBLOCK, opening a pipe would wait for its other end.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
@@ -64,7 +64,7 @@ def read_user_file(path: Path) -> bytes:
 
 
 def read_source(path: Path) -> PluginSource:
-    """Read a user's file and the modules of its folder that it imports. Raise OSError if the file cannot be read."""
+    """Read a user's file and the modules that it imports from its folder. Raise OSError if the file cannot be read."""
     folder = path.resolve().parent
     content = read_user_file(path)
     modules: dict[str, bytes] = {}
@@ -93,7 +93,8 @@ def read_listed(path: Path, folder: Path, names: Iterable[str], read: Read) -> P
 def is_installed(name: str, folder: Path) -> bool:
     """Return whether a top-level module belongs to the standard library or to an installed package.
 
-    The folder of the plug-in, the working directory and the folder of the running script do not count.
+    Modules in the folder of the plug-in, in the working directory and in the folder of the running script do not count
+    as installed.
     """
     if name in sys.stdlib_module_names or name == "bestiary":
         return True
@@ -102,19 +103,20 @@ def is_installed(name: str, folder: Path) -> bool:
     entries = [entry for entry in sys.path if Path(entry).resolve() not in skipped]
     for finder in sys.meta_path:
         spec = finder.find_spec(name, entries)
-        # A folder without __init__.py has no origin. A module of the plug-in's folder is preferred to it.
+        # A spec without origin is a folder without __init__.py. It does not count: the plug-in's module is preferred.
         if spec is not None and spec.origin is not None and Path(spec.origin).parent not in skipped:
             return True
     return False
 
 
 def compile_module(content: bytes, file: str, package: str, source: PluginSource, folder: Path) -> CodeType:
-    """Compile a module of a plug-in. Imports of modules of the plug-in become imports relative to its private package.
+    """Compile a module of a plug-in. Turn its imports of other modules of the plug-in into relative imports.
 
     Args:
         content: content of the module.
         file: path of the module, for tracebacks.
-        package: dotted name of the folder of the module, relative to the folder of the plug-in; "" for this folder.
+        package: folder of the module, relative to the folder of the plug-in, with dots, for example "parts.heads". It
+            is "" if the module is directly in the folder of the plug-in.
         source: content of the plug-in.
         folder: folder of the plug-in.
     """
@@ -124,7 +126,7 @@ def compile_module(content: bytes, file: str, package: str, source: PluginSource
 
 
 class _LocalImports(ast.NodeTransformer):
-    """Turns absolute imports of local modules into relative imports."""
+    """Turns absolute imports of the modules in `local` into relative imports."""
 
     def __init__(self, local: frozenset[str], level: int):
         self.local = local
@@ -154,7 +156,7 @@ class _LocalImports(ast.NodeTransformer):
 
 
 def _candidates(content: bytes, package: str, folder: Path) -> Iterator[str]:
-    """Yield the files, relative to `folder`, in which Python could find the modules that a module imports."""
+    """Yield the paths, relative to `folder`, at which the modules that `content` imports could be."""
     try:
         tree = ast.parse(content)
     except (SyntaxError, ValueError, RecursionError, MemoryError):  # the import of the file reports the error
@@ -177,9 +179,9 @@ def _candidates(content: bytes, package: str, folder: Path) -> Iterator[str]:
 
 
 def find_module(name: str, modules: Mapping[str, bytes]) -> tuple[str | None, bool] | None:
-    """Return the file of a module and whether the module is a package. Return None if the plug-in has no such module.
+    """Return (path of the file of a module, whether the module is a package).
 
-    The file is None for a folder without __init__.py.
+    The path is None if the package is a folder without __init__.py. Return None if the plug-in has no such module.
     """
     path = name.replace(".", "/")
     if f"{path}/__init__.py" in modules:

@@ -4,8 +4,9 @@ A plug-in name can be used wherever the name of a built-in component can be used
 names, and `trust.py` decides which files may be executed. `load` executes exactly the bytes that `trust.py` has
 accepted, and does not read the file again.
 
-The folder of a plug-in is not searched for other modules. Modules of this folder that the file imports are part of the
-plug-in (`plugin_sources.py`). They belong to a private package, so they cannot replace other modules.
+If the file imports modules of its own folder, these modules are part of the plug-in (`plugin_sources.py`). They are
+imported under the name of a private package, so they cannot replace other modules of the same name. The folder itself
+is not added to `sys.path`.
 """
 
 import importlib.util
@@ -59,7 +60,7 @@ def load(ref: PluginRef, kind: str, required: Sequence[str] = ()) -> Any:
 
 
 def content_hash(ref: PluginRef) -> str:
-    """Return the hash of the trusted content of a plug-in. Raise UserError if it is not trusted."""
+    """Return the hash of the trusted content of a plug-in. Raise UserError if the plug-in is not trusted."""
     source = trust.registered(ref.path)
     if source is None:
         raise UserError(f"{ref}: {ref.path} is not trusted (see docs/security.md)")
@@ -67,12 +68,12 @@ def content_hash(ref: PluginRef) -> str:
 
 
 def _import(path: Path, source: PluginSource) -> ModuleType:
-    """Import the content of a plug-in. The module name contains its hash, so a changed file is imported again."""
+    """Import a plug-in. The module name contains the hash of the content, so a changed file is imported again."""
     name = f"{MODULE_PREFIX}{source.sha256[:32]}"
     if name in sys.modules:
         return sys.modules[name]
     finder = _PluginFinder(name, path.resolve(), source)
-    # At the end of the list: the finder is asked only for modules of the private package.
+    # At the end of the list, the finder is asked last. No other finder knows the modules of the private package.
     sys.meta_path.append(finder)
     spec = finder.find_spec(name)
     assert spec is not None
@@ -117,14 +118,14 @@ class _PluginFinder(MetaPathFinder):
 
     def _spec(self, name: str, file: Path, content: bytes, package: str, is_package: bool) -> ModuleSpec:
         loader = _PluginLoader((content, str(file), package, self.source, self.path.parent))
-        # A package has the empty __path__, so that no other finder looks for its modules in a folder.
+        # `is_package` gives a package an empty `__path__`. So no other finder searches a folder for its modules.
         spec = ModuleSpec(name, loader, origin=str(file), is_package=is_package)
         spec.has_location = True  # sets __file__
         return spec
 
 
 class _PluginLoader(Loader):
-    """Executes the content of a module. `arguments` are those of `compile_module`; None: an empty package."""
+    """Executes a module. `arguments` are the arguments of `compile_module`, or None for a package without code."""
 
     def __init__(self, arguments: tuple[bytes, str, str, PluginSource, Path] | None):
         self.arguments = arguments
@@ -141,14 +142,14 @@ def describe_error(error: BaseException) -> str | None:
 
 
 def plugin_files() -> set[str]:
-    """Return the paths of all imported plug-in files, and of the modules in their folders that they import."""
+    """Return the paths of all imported plug-in files, and of the modules that they import from their folders."""
     modules = list(sys.modules.items())
     files = {getattr(module, "__file__", None) for name, module in modules if name.startswith(MODULE_PREFIX)}
     return {file for file in files if file is not None}
 
 
 def error_location(error: BaseException, files: Collection[str]) -> str | None:
-    """Return `file.py, line 12`: the innermost traceback line in one of these files. Return None if there is none."""
+    """Return the innermost traceback line in one of `files`, for example `file.py, line 12`, or None."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in files]
     return f"{frames[-1].filename}, line {frames[-1].lineno}" if frames else None
 

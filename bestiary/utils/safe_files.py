@@ -1,9 +1,9 @@
 """Access to files in run folders, which may come from another person.
 
-A run folder must contain only regular files and folders. The functions of this module open each part of a path below
-the folder `root` relative to the part before it, and refuse symbolic links, pipes, devices and files that are too
-large. So a manipulated run folder cannot make a command read or write files outside this folder, or wait for ever. The
-folder `root` itself may be a link, for example runs/latest.
+A run folder must contain only regular files and folders. The functions of this module refuse symbolic links, pipes,
+devices and files that are too large. So a manipulated run folder cannot make a command read or write files outside this
+folder, or wait for ever. The check covers every part of a path below the folder `root`: each subfolder is opened
+relative to its parent folder. The folder `root` itself may be a link, for example runs/latest.
 
 All errors are OSError, with a message that names the problem.
 """
@@ -28,7 +28,7 @@ _FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 def read_bytes(path: Path, root: Path | None = None, max_bytes: int = MAX_TEXT_BYTES) -> bytes:
-    """Return the content of a regular file. Links are refused below the folder `root` (default: the file's folder)."""
+    """Return the content of a regular file. Refuse links below the folder `root` (default: the folder of the file)."""
     with os.fdopen(open_file(path, os.O_RDONLY, root, max_bytes), "rb") as file:
         return file.read()
 
@@ -84,7 +84,7 @@ def write_text(path: Path, text: str, root: Path | None = None) -> None:
 
 
 def make_folder(path: Path, root: Path) -> None:
-    """Create a folder below `root`, and the folders between them. Existing folders must not be links."""
+    """Create a folder below `root`, and all missing folders between `root` and it. None of them may be a link."""
     made = root
     for part in _parts(path, root):
         made = made / part
@@ -98,12 +98,13 @@ def make_folder(path: Path, root: Path) -> None:
 
 
 def make_new_folder(path: Path, parents: bool = False, exist_ok: bool = True) -> None:
-    """Create a folder outside of run folders. If the umask lets everybody write to it, its mode is 0700.
+    """Create a folder that is not inside a run folder, for example the run folder itself.
 
-    Files in this folder may then have any mode: other users cannot reach them.
+    If the umask lets other users write to new folders, the new folder gets the mode 0700: other users cannot reach the
+    files in it, whatever their modes are.
     """
     missing = [folder for folder in (path, *path.parents) if not folder.exists()] if parents else [path]
-    # The umask can only be read by changing it. While it is changed, new files are private.
+    # The umask can be read only by setting a new one. Until the old umask is restored, new files are private.
     umask = os.umask(0o077)
     os.umask(umask)
     mode = 0o777 if umask & 0o002 else 0o700
@@ -180,7 +181,7 @@ def _parts(path: Path, root: Path) -> tuple[str, ...]:
 
 
 def _explained(error: OSError, path: Path) -> OSError:
-    """Return an error that names the path. For a symbolic link, replace the message of the operating system."""
+    """Return a copy of an error that names the path and, if the path is a symbolic link, has a clear message."""
     # The operating system reports a link as ELOOP or, if a folder is expected, as ENOTDIR.
     if error.errno == errno.ELOOP or (error.errno == errno.ENOTDIR and path.is_symlink()):
         return OSError(errno.ELOOP, "this is a symbolic link; a run folder must contain only files", str(path))

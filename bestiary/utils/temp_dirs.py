@@ -1,6 +1,6 @@
-"""Temporary directories whose names contain the ID of their process.
+"""Temporary directories whose names contain the ID of the process that created them.
 
-If the process was killed before it removed its directories, a later process removes them.
+If this process is killed before it removes its directories, a later process removes them.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ from pathlib import Path
 def make_temp_dir(prefix: str) -> Path:
     """Create a temporary directory that only this user can read.
 
-    Before that, remove directories of this user that have the same prefix and whose process no longer exists.
+    First remove the directories of this user that have the same prefix and whose process no longer exists.
     """
     _remove_stale(prefix)
     return Path(tempfile.mkdtemp(prefix=f"{prefix}{os.getpid()}-"))
@@ -23,8 +23,8 @@ def _remove_stale(prefix: str) -> None:
     """Remove directories of this user that have this prefix and whose process no longer exists."""
     for directory in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
         pid = directory.name.removeprefix(prefix).partition("-")[0]
-        # FileNotFoundError: another process has removed the directory at the same time. PermissionError: a process of
-        # another user now has this process ID.
+        # FileNotFoundError: another process has removed the directory at the same time. PermissionError: the process
+        # has ended, and a process of another user now has its ID.
         with contextlib.suppress(FileNotFoundError, PermissionError):
             if pid.isdecimal() and directory.stat().st_uid == os.getuid():
                 try:

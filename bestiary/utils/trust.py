@@ -1,14 +1,14 @@
-"""Trust in plug-ins: which of the files that names refer to may be executed.
+"""Trust in plug-ins: the decision which user files may be executed.
 
 `plugins.load` executes only content that is registered in this module. Content is registered in one of these cases:
 
     the user names the file on the command line or in Python          `trust_named`
     the user has trusted the same content before                      `trust_known`
     the user gave --trust-code                                        `trust_content` with `announce`
-    the process that trains the run sent it to this worker            `trust_content`, without `remember`
+    the driver of a cluster run sent the content to this worker       `trust_content`, without `remember`
 
-The hashes of trusted content are stored in trusted.json (`user_store.py`), never in a run folder. A file that no
-function of this module has accepted is not executed, whatever its name is.
+The hashes of trusted content are stored in trusted.json (`user_store.py`), never in a run folder. A file is executed
+only if a function of this module has accepted its content; its name alone is never sufficient.
 """
 
 import time
@@ -29,7 +29,7 @@ _registered: dict[Path, PluginSource] = {}  # content that may be executed, by a
 
 
 def registered(path: Path) -> PluginSource | None:
-    """Return the content that may be executed for a file, or None if there is none."""
+    """Return the content of a file that may be executed, or None if no content of this file is trusted."""
     return _registered.get(Path.cwd() / path)
 
 
@@ -45,7 +45,7 @@ def trust_content(path: Path, source: PluginSource, *, remember: bool = True, an
         path: path of the file.
         source: its content.
         remember: whether to store the hash, so that later commands of the user may also execute this content.
-        announce: whether to print which files may be executed, and that the user can read them.
+        announce: whether to print which files are executed, and a command with which the user can read them.
     """
     if announce:
         note(f"--trust-code: this command executes {path}{_describe_modules(source)}; to read it: less {path}")
@@ -65,7 +65,10 @@ def trust_content(path: Path, source: PluginSource, *, remember: bool = True, an
 
 
 def trust_named(ref: PluginRef) -> None:
-    """Trust a plug-in that the user names on the command line or in Python. A missing file is reported by `load`."""
+    """Trust a plug-in that the user names on the command line or in Python.
+
+    If the file is missing, do nothing: `plugins.load` reports it.
+    """
     try:
         source = read_source(ref.path)
     except OSError:
@@ -74,7 +77,7 @@ def trust_named(ref: PluginRef) -> None:
 
 
 def named_by_user(name: str) -> str:
-    """Return a name that the user gives on the command line or in Python. If it is a plug-in, it is trusted."""
+    """Parse a component name that the user gives on the command line or in Python. If it is a plug-in, trust it."""
     parsed = parse_name(name)
     if isinstance(parsed, PluginRef):
         trust_named(parsed)
@@ -82,9 +85,10 @@ def named_by_user(name: str) -> str:
 
 
 def trust_in_file(ref: PluginRef, where: str, trust_code: bool) -> None:
-    """Allow a plug-in that a config or study file names, if its content is known or `trust_code` is true.
+    """Trust a plug-in that a config or study file names, if its content is known or `trust_code` is true.
 
-    `where` describes the file in the error message. A missing plug-in is reported by `load`.
+    Raise UserError otherwise. Its message contains `where`, a description of the config or study file. If the plug-in
+    file is missing, do nothing: `plugins.load` reports it.
     """
     try:
         source = read_source(ref.path)
@@ -102,9 +106,9 @@ def trust_in_file(ref: PluginRef, where: str, trust_code: bool) -> None:
 
 
 def trust_known(path: Path, sha256: str) -> bool:
-    """Allow a file whose content has the hash `sha256`, if the user has used this content at this path before.
+    """Trust a file if its content has the hash `sha256` and the user has used this content at this path before.
 
-    Return False otherwise. The file is read only if the user has used it.
+    Return whether the file is now trusted. If the user has not used this content at this path, do not read the file.
     """
     record = TRUSTED.read().get(sha256, {})
     names = record.get("modules", [])

@@ -1,7 +1,8 @@
-"""Files in which Bestiary stores, for each user, what this user trusts: $XDG_CONFIG_HOME/bestiary/*.json.
+"""Files in which Bestiary stores what the user trusts: $XDG_CONFIG_HOME/bestiary/*.json.
 
-The default folder is ~/.config/bestiary. Nobody else may write to these files: the folder has mode 0700 and the files
-have mode 0600. A file that is a link, belongs to another user, or can be written by others is ignored, with a warning.
+If XDG_CONFIG_HOME is not set, the folder is ~/.config/bestiary. Only the user may write to these files: the folder has
+mode 0700, and the files have mode 0600. A file is ignored, with a warning, if it is a link, if it belongs to another
+user, or if other users can write to it.
 """
 
 import contextlib
@@ -24,7 +25,7 @@ MAX_BYTES = 64 * 2**20
 
 
 class UnsafeFile(Exception):
-    """A file of the store must not be used. The message says why."""
+    """A file with the user's records must not be used. The message says why."""
 
 
 @functools.cache  # each warning is printed once
@@ -33,7 +34,7 @@ def _warn_once(text: str) -> None:
 
 
 def store_folder() -> Path:
-    """Return the folder of the files. The environment variable XDG_CONFIG_HOME moves it, for example for tests."""
+    """Return the folder of the files (see the module docstring). Tests set XDG_CONFIG_HOME to use another folder."""
     base = os.environ.get("XDG_CONFIG_HOME", "")
     return (Path(base) if os.path.isabs(base) else Path.home() / ".config") / "bestiary"
 
@@ -43,7 +44,7 @@ class UserStore:
     """A JSON file that maps keys to records."""
 
     file: str  # name of the file
-    max_records: int  # the oldest records are removed if there are more
+    max_records: int  # if there are more records, the oldest ones are removed
 
     @property
     def path(self) -> Path:
@@ -58,7 +59,7 @@ class UserStore:
             return {}
 
     def update(self, key: str, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-        """Replace the record of a key by `change(record)`; the record is {} if there is none.
+        """Replace the record of a key by `change(record)`. If the key has no record yet, call `change({})`.
 
         If the file cannot be written, print a warning.
         """
