@@ -35,7 +35,7 @@ from bestiary.utils.errors import UserError
 
 @dataclass(frozen=True)
 class Machine:
-    """Throughput of each phase of training, in steps/s, if this phase alone uses all cores of one machine."""
+    """Throughput of one machine for each phase of training, in steps/s. Each phase is measured alone, on all cores."""
 
     cores: float  # number of cores of the machine
     env_stepping: float

@@ -7,7 +7,7 @@ from bestiary.runs.option_sources import merge_sources
 if TYPE_CHECKING:
     from bestiary.config.config import Config
 
-# Names of the benchmarks that do not measure a training run: memory modules, and saliency maps.
+# Benchmarks that do not measure a training run: KERNELS measures memory modules, SALIENCY measures saliency maps.
 KERNELS = "kernels"
 SALIENCY = "saliency"
 
@@ -31,7 +31,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "warehouse-iam": {**WAREHOUSE, "agent": "iam", "torso.sizes": (512, 256), "memory": "gru", "memory.hidden": 128},
     "warehouse-fnn": {**WAREHOUSE, "agent.extra_inputs": "none", "torso.sizes": (693, 256)},
     "toy": {"env": "toy/catch", **IMPALA_BATCH},
-    # The slowest game of `six-games`. With random actions, SpaceInvaders is as slow.
+    # NameThisGame is the slowest game of `six-games`. With random actions, SpaceInvaders is equally slow.
     "slowest-game": {"env": "atari/NameThisGame", **MULTI_TASK},
     "six-games": {"env": "atari/{AirRaid,Carnival,DemonAttack,NameThisGame,Pong,SpaceInvaders}", **MULTI_TASK},
     "procgen": {"env": "procgen/starpilot:easy", "levels": "0:200", "torso": "resnet", **IMPALA_BATCH},
@@ -39,8 +39,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 
 def make_bench_config(name: str, **options: Any) -> "Config":
-    """Return a configuration of CONFIGS. It has so many steps that training does not end, and saves no checkpoints."""
-    from bestiary.config.resolve import resolve  # here, because the module imports torch
+    """Return the configuration `name` of CONFIGS for a benchmark. `options` replace values of the configuration.
+
+    Training with it saves no checkpoints and does not end before the benchmark, because it has 1e9 steps.
+    """
+    from bestiary.config.resolve import resolve  # imported late: it imports torch, which is slow
 
     endless = {"steps": 10**9, "log_every": 500, "save_minutes": 10**6, "save_every": 0}
     return resolve(merge_sources({**CONFIGS[name], **endless, **options})[0])

@@ -31,7 +31,7 @@ from bestiary.utils.errors import RunError
 
 
 class EndToEndRun:
-    """A training run of the local runtime, including all logging, in its own thread.
+    """A training run in its own thread. It uses the local runtime and writes all CSV tables.
 
     The constructor starts the run and pauses it at the first update. Each call of `measure` continues the run for some
     time. When the ExitStack `stack` is closed, the run stops and its folder is deleted.
@@ -61,7 +61,8 @@ class EndToEndRun:
     def measure(self, seconds: float) -> dict[str, float]:
         """Continue training for the given time and at least one update.
 
-        Return the training speed (steps/s), the maximum policy lag and the memory use (MiB).
+        Return the training speed (steps/s), the maximum policy lag during this time and the memory use (MiB). The lag
+        is NaN if no new row was written to the metrics table.
         """
         if self.failure is not None:
             raise self.failure
@@ -84,7 +85,10 @@ class EndToEndRun:
         }
 
     def _wait_until_paused(self) -> None:
-        """Wait until the run is paused. Then wait at most 2 s until the environments have finished their steps."""
+        """Wait until the run is paused and the environments have finished their steps.
+
+        The steps are finished when the process uses almost no CPU time. Wait at most 2 s for this.
+        """
         self.paused.wait()
         if self.failure is not None:
             raise self.failure
@@ -107,7 +111,7 @@ class EndToEndRun:
     def _pause_if_due(self, gradient: Gradient) -> Gradient:
         """After `pause_time`, pause the run at the next update that uses new rollouts. Return the gradient unchanged.
 
-        The learner calls this method in every update, because it replaces `Learner.all_reduce_gradient`.
+        The constructor replaces `learner.all_reduce_gradient` by this method, so the learner calls it in every update.
         """
         has_new_rollouts = self.learner.steps != self.last_update_steps
         self.last_update_steps = self.learner.steps
@@ -129,7 +133,7 @@ class EndToEndRun:
 
 
 def _make_logging_callbacks() -> list[Callback]:
-    """Return the callbacks that write the CSV tables. Other callbacks, such as validation, are not measured."""
+    """Return the callbacks that write the CSV tables. Others, such as validation, are not part of a benchmark."""
     reward_monitor = RewardMonitor()
     return [reward_monitor, MetricsWriter(reward_monitor)]
 
@@ -150,7 +154,7 @@ class UpdateSample(NamedTuple):
     """Time and step count of a training run after an update."""
 
     time: float
-    cpu_seconds: float  # CPU time of this process, except the thread that takes the samples
+    cpu_seconds: float  # CPU time of this process without that of the sampling thread
     steps: int  # step count of the learner
 
 
@@ -189,9 +193,9 @@ def measure_on_local_cluster(config: Config, seconds: float) -> dict[str, float]
 def _sample_updates(session: Session, learner: Learner, seconds: float) -> list[UpdateSample]:
     """Start a thread that appends a sample to a list after each update. Return this list.
 
-    The warm-up begins at the first update, because starting all processes takes a while. The thread stops the session
-    after a warm-up of `seconds` / 3 and a measurement of `seconds`. The measurement takes longer if it otherwise would
-    contain fewer than two updates.
+    The first update marks the start of a warm-up of `seconds` / 3, so the time to start all processes does not count.
+    A measurement of `seconds` follows. It is extended until it contains at least two updates. Then the thread stops
+    the session.
     """
     samples: list[UpdateSample] = []
 
@@ -211,7 +215,7 @@ def _sample_updates(session: Session, learner: Learner, seconds: float) -> list[
 
 
 def _after_warm_up(samples: list[UpdateSample], seconds: float) -> list[UpdateSample]:
-    """Return the samples that were taken later than `seconds` / 3 after the first sample."""
+    """Return the samples without the warm-up, which is the first `seconds` / 3 after the first sample."""
     return [sample for sample in samples if sample.time > samples[0].time + seconds / 3]
 
 

@@ -1,6 +1,7 @@
-"""Measure the kernels of fast-weight memories: the Numba and the PyTorch (reference) implementation.
+"""Measure the kernels of fast-weight memories: compare the Numba implementation with the reference in PyTorch.
 
-One thread is used. The implementations are measured in turn, because the speed of a machine varies over time.
+All measurements use one thread. The two implementations are measured alternately, because the speed of a machine
+varies over time.
 """
 
 import statistics
@@ -27,7 +28,7 @@ def bench_operations(repeats: int = 7, seconds: float = 0.0) -> list[dict[str, A
     """Measure each operation of the kernels and return one row per operation.
 
     The phases are `forward`, `forward_backward` and `act` (the forward pass of one step of NUM_ENVS environments).
-    Times are medians over the repeats. A row has these keys:
+    Each time is measured by `median_times`, to which `repeats` and `seconds` are passed. A row has these keys:
 
         name                    name of the operation
         saved_bytes             bytes that the forward pass saves for the backward pass, per step, batch entry and head
@@ -63,7 +64,7 @@ def _measure_operation(make: Callable[[int, int], Operation], repeats: int, seco
 
 
 def compare_times(phase: str, milliseconds: Mapping[str, float]) -> dict[str, float]:
-    """Return the columns of a phase: the times of both implementations, and the speedup of Numba."""
+    """Return the columns of a phase: the times of both implementations, and the speedup of Numba over the reference."""
     numba, reference = (milliseconds[name] for name in IMPLEMENTATIONS)
     return {f"{phase}_numba_ms": numba, f"{phase}_reference_ms": reference, f"{phase}_speedup": reference / numba}
 
@@ -83,7 +84,7 @@ def saved_bytes(call: Callable[[], Any]) -> int:
 
 
 def _make_delta(steps: int, batch: int, columns: int) -> Operation:
-    """Return a function that computes the delta rule on fixed random inputs."""
+    """Return an Operation that computes the delta rule. All calls use the same random inputs."""
     q, k = (torch.randn(batch, HEADS, steps, SIZE).softmax(-1).requires_grad_() for _ in range(2))
     v = torch.randn(batch, HEADS, steps, columns).requires_grad_()
     beta = torch.rand(batch, HEADS, steps, 1).requires_grad_()
@@ -93,7 +94,7 @@ def _make_delta(steps: int, batch: int, columns: int) -> Operation:
 
 
 def _make_srwm(steps: int, batch: int, columns: int) -> Operation:
-    """Return a function that computes the self-referential weight matrix on fixed random inputs."""
+    """Return an Operation that computes the self-referential weight matrix. All calls use the same random inputs."""
     widths = (columns, SIZE, SIZE, 4)
     x = torch.randn(batch, HEADS, steps, SIZE).softmax(-1).requires_grad_()
     done = torch.rand(steps, batch) < 0.02
@@ -119,8 +120,8 @@ def _run_forward_backward(operation: Operation, name: str) -> None:
 def median_times(functions: Mapping[str, Callable[[], Any]], repeats: int, seconds: float) -> dict[str, float]:
     """Return the median duration of one call of each function, in milliseconds.
 
-    After one warm-up call of each function, the functions are measured in turn. In each repeat, a function is called
-    for the given time and at least once.
+    After one warm-up call of each function, the functions are measured in turn. In each repeat, each
+    function is called again and again until `seconds` have passed, but at least once.
     """
     times: dict[str, list[float]] = {name: [] for name in functions}
     for run in functions.values():

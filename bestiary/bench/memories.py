@@ -5,11 +5,11 @@
     memories      The time of each complete memory module in one thread: forward pass, forward and backward pass, and
                   acting (one step). If the module uses a kernel, both implementations are measured. The time of acting
                   is also compared with the inference time of a ResNet torso.
-    learning      The time of one learner update on ProcGen with each memory module, on all cores, compared with the
-                  time with an LSTM.
+    learning      The time of one learner update on ProcGen for each memory module, on all cores. It is also divided
+                  by the time of an update with an LSTM.
 
-The speed of a machine varies over time, so only ratios are meaningful. Therefore the implementations or memories that
-are compared are measured in turn, and medians are reported.
+The speed of a machine varies over time. Therefore compared implementations or memories are measured in turn, and
+medians are reported. Ratios of these times are more reliable than the times.
 """
 
 from collections.abc import Callable
@@ -53,7 +53,7 @@ PROCGEN = {
 
 
 def bench_memories(repeats: int, seconds: float) -> dict[str, Any]:
-    """Run the three measurements and return the result that `--json` writes. Times are in milliseconds."""
+    """Run the three measurements of the module docstring. Return the result for `--json`, with times in ms."""
     short_seconds = seconds / 25
     note("kernels: measuring operations")
     operations = bench_operations(repeats, short_seconds)

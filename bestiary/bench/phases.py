@@ -27,7 +27,7 @@ STEPS_PER_CALL = 10  # number of steps of each environment in one call of `Phase
 
 @dataclass(frozen=True)
 class Phase:
-    """A phase of training (stepping, inference or learning) with a layout: a batch size and a number of threads."""
+    """A phase of training (stepping, inference or learning) with a layout, which is a batch size and a thread count."""
 
     layout: str  # text of the layout; for example "2 x 32 environments": each of 2 threads steps 32 environments
     run: Callable[[], int]  # function that performs some steps of the phase and returns the number of steps
@@ -121,9 +121,10 @@ def make_learning_phase(config: Config, micro_batch_size: int, stack: ExitStack)
 
 
 def micro_batch_sizes(config: Config) -> list[int]:
-    """Return the micro-batch sizes to try: powers of two with which a batch has at least one micro-batch per core.
+    """Return the micro-batch sizes to try: all powers of two up to the batch size divided by the number of cores.
 
-    Return [1] if there is no such size.
+    With these sizes, each core gets at least one micro-batch. If there are more cores than trajectories in a batch,
+    return [1].
     """
     training = config.training
     batch_size = config.make_algorithm().batch_size(training.pool_size, training.total_pools)

@@ -4,7 +4,7 @@ A saliency map shows how much the agent's output changes if a small patch of the
 the patches in batches. The sequential procedure is that of the published multi-task fork of TorchBeast. It evaluates
 one patch after the other, and for each patch it computes the mask and blurs the frame again. It processes all patches
 twice: for the policy and for the value. It uses the channels-first memory format for images and weights. The benchmark
-measures the sequential procedure on some patches and extrapolates to all patches.
+measures the sequential procedure on SAMPLE_SIZE patches and extrapolates to all patches.
 
 Both procedures use the same frame of Pong. The batched computation is measured on all cores and on one core.
 """
@@ -36,7 +36,7 @@ SAMPLE_SIZE = 20  # number of patches on which the sequential procedure is measu
 
 
 def bench_saliency(repeats: int, method: SaliencyOptions = SaliencyOptions()) -> dict[str, Any]:
-    """Measure each network. Return one row per network with the times per frame (ms) and the speedups of batching."""
+    """Measure each network. The result has one row per network: times per frame (ms) and speedups of batching."""
     rows = []
     for name, components in NETWORKS.items():
         note(f"saliency: measuring network {name}")
@@ -57,7 +57,7 @@ def bench_saliency(repeats: int, method: SaliencyOptions = SaliencyOptions()) ->
             "sequential": partial(score_sequentially, channels_first(agent), saliency, inputs, state, SAMPLE_SIZE),
         }
         times = median_times(procedures, repeats, 0.0)
-        # The measured sample has one additional forward pass, for the frame without a blurred patch.
+        # The measured call makes SAMPLE_SIZE + 1 forward passes: one for each patch, and one for the unchanged frame.
         times["sequential"] *= forward_passes / (SAMPLE_SIZE + 1)
         row: dict[str, Any] = {"name": name, "forward_passes": forward_passes}
         row |= {f"{key}_ms": ms for key, ms in times.items()}

@@ -54,11 +54,11 @@ class Result:
     end_to_end: float
     ratio: float  # end_to_end / bound
     max_policy_lag: float
-    # Resident memory of the whole process in MiB. The process measures all configurations, so the value is not that of
-    # this configuration alone.
+    # Resident memory of the whole process in MiB. One process measures all configurations in turn, so the value
+    # includes the memory of the other configurations.
     memory_mib: float
-    relative_end_to_end: float  # end_to_end divided by that of the first configuration
-    relative_env_stepping: float  # env_stepping divided by that of the first configuration
+    relative_end_to_end: float  # end_to_end / end_to_end of the first configuration
+    relative_env_stepping: float  # env_stepping / env_stepping of the first configuration
     layout: dict[str, str]  # phase of training -> its fastest batch size and number of threads, as text
     repeats: list[dict[str, float]]  # the results of each repeat
     cores: float = CORES
@@ -82,7 +82,7 @@ def run_benchmarks(
         repeats: number of measurements of each quantity.
         seconds: duration of one measurement of a phase. A measurement of end-to-end training takes three times as long.
         json_path: file to which the results so far are written after each repeat.
-        cluster: whether to measure also the training on a local Ray cluster.
+        cluster: whether to measure training on a local Ray cluster, too.
     """
     results = list[Result]()
     other_results = list[dict[str, Any]]()
@@ -144,9 +144,9 @@ class _TrainingBenchmark:
     def measure(self, seconds: float, cluster: bool, first_rows: list[dict[str, float]]) -> dict[str, float]:
         """Measure the phases of training and then end-to-end training. Return the results as a row.
 
-        `first_rows` contains the rows of the first configuration, with which this one is compared. The last of these
-        rows belongs to the same repeat, because the first configuration is measured first. For the first configuration
-        itself, `first_rows` is `self.rows`.
+        The row also contains speeds relative to the first configuration. `first_rows` is the attribute `rows` of the
+        benchmark of this first configuration. Its last row belongs to the current repeat, because each repeat measures
+        the first configuration first.
         """
         row = {key: measure_rate(phase, seconds) for key, phase in self.phases.items()}
         row["bound"] = 1 / (1 / row["env_stepping"] + 1 / row["inference"] + 1 / row["learning"])
@@ -168,7 +168,10 @@ class _TrainingBenchmark:
 
 
 def _make_cluster_config(name: str, local_config: Config) -> Config:
-    """Return the configuration for a local Ray cluster: one actor per core, the same total number of environments."""
+    """Return the configuration for a local Ray cluster, with one actor per core.
+
+    All actors together have as many environments as `local_config`, rounded down to a multiple of the cores.
+    """
     training = local_config.training
     options = {"cluster": "local", "actors": CORES, "num_envs": training.num_envs // CORES}
     return make_bench_config(name, **options, micro_batch_size=training.micro_batch_size)
