@@ -40,7 +40,7 @@ class AlgorithmChecks:
     def __init__(self, report: Report, config: Config):
         self.report = report
         self.config = config
-        self.num_checked: dict[str, int] = {}  # loss function and optimizer -> number of checked batches
+        self.num_checked: dict[str, int] = {}  # name of loss function and optimizer -> number of batches
         self.has_gradient = False  # True if the gradient of at least one loss was not zero
 
     def run(self) -> None:
@@ -65,7 +65,7 @@ class AlgorithmChecks:
     # --- single checks ---
 
     def check_sizes(self) -> None:
-        """Check the sizes that the runtimes need: length and number of rollouts, and number of updates."""
+        """Check that sequence length, epochs, rollouts per learn call and batch size are integers of at least 1."""
         num_envs, pools = self.config.training.pool_size, self.config.training.total_pools
         with self.report.errors_of("the constructor"):
             algorithm = self.config.make_algorithm()
@@ -133,7 +133,7 @@ class AlgorithmChecks:
             )
 
     def check_batch(self, learner: Learner, batch: Batch) -> None:
-        """Check the loss of a batch, and that the gradient of the batch is the sum of the gradients of its parts."""
+        """Check the loss of a batch. Its gradient must equal the sum of the gradients of its parts."""
         name = getattr(batch.loss, "__name__", "loss")
         kind = f"{name} {batch.optimizer}"
         self.num_checked[kind] = self.num_checked.get(kind, 0) + 1
@@ -152,7 +152,7 @@ class AlgorithmChecks:
         self.check_parts(learner, batch, name, loss, gradient)
 
     def check_parts(self, learner: Learner, batch: Batch, name: str, loss: Loss, gradient: Sequence[Tensor]) -> None:
-        """Check that the gradient and the summed loss terms of a batch equal those of its two halves added together.
+        """Compute the gradient and `loss.sums` for both halves of a batch. Their sums must equal those of the batch.
 
         `loss` and `gradient` are the loss and the gradient of the whole batch.
         """
@@ -211,7 +211,7 @@ class AlgorithmChecks:
         return loss, gradient
 
     def check_save(self, learner: Learner, rollouts: Sequence[Rollout]) -> None:
-        """Check that a learner that loads the saved state makes the same updates as the original."""
+        """Save a learner and load its state into a new learner. Check that both then make the same updates."""
         report = self.report
         with report.errors_of("save"):
             state = learner.algorithm.save()
@@ -232,7 +232,7 @@ class AlgorithmChecks:
             )
 
     def check_shard(self, learner: Learner, rollouts: Sequence[Rollout]) -> None:
-        """Check the algorithm that `shard(2)` returns for one of two learners, which gets half of each batch."""
+        """Check the algorithm that `shard(2)` returns: the algorithm of one of two learners with half a batch each."""
         report, num_learners = self.report, 2
         with report.errors_of("shard(2)"):
             part = self.config.make_algorithm().shard(num_learners)
@@ -268,7 +268,7 @@ def _same(first: Tensor, second: Tensor) -> bool:
 
 
 def _advice(gradient: Sequence[Tensor], total: Sequence[Tensor], num_parts: int) -> str:
-    """Return a hint for the message that `gradient` (of a batch) differs from `total` (the sum over its parts)."""
+    """Return advice to the user if `gradient` (of a batch) differs from `total` (sum of the gradients of its parts)."""
     products = sum(float((x * y).sum()) for x, y in zip(gradient, total, strict=True))
     squares = sum(float(x.square().sum()) for x in gradient)
     if abs(products / max(squares, 1e-12) - num_parts) < 0.1:

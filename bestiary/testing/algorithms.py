@@ -24,9 +24,10 @@ NUM_ENVS = (8, 32)
 
 
 def check_algorithm(component: Any, env: str = "toy/catch", agent: str = "basic", /, **options: Any) -> None:
-    """Check an algorithm: losses, gradients of micro-batches, batches, parameters, state, and two short training runs.
+    """Check an algorithm: losses, gradients of micro-batches, batches, parameters and saved state.
 
-    One training run uses the serial runtime, the other one the local runtime. Their run folders are deleted afterwards.
+    Then perform two short training runs, one with the serial runtime and one with the local runtime. Their run folders
+    are deleted afterwards.
 
     Args:
         component: class, `path/to/file.py:Name`, or name of a built-in algorithm.
@@ -58,7 +59,7 @@ def check_algorithm(component: Any, env: str = "toy/catch", agent: str = "basic"
 
 @contextlib.contextmanager
 def registered(component: Any, cls: type) -> Iterator[str]:
-    """Yield a name with which a config can select the algorithm.
+    """Yield the name that selects the algorithm in a config.
 
     If `component` is a name, yield this name. Otherwise register the class under a temporary name and yield that name.
     """
@@ -76,7 +77,7 @@ def registered(component: Any, cls: type) -> Iterator[str]:
 
 
 def make_config(report: Report, given: dict[str, Any]) -> Config:
-    """Return a config with a number of environments that the algorithm accepts."""
+    """Return a config with the first number of environments in NUM_ENVS that the algorithm accepts."""
     problems: tuple[str, ...] = ()
     for num_envs in NUM_ENVS:
         try:

@@ -35,7 +35,7 @@ class Report:
     name: str  # name of the component in messages
     files: set[str]  # source files of the component
     problems: list[str] = field(default_factory=list)
-    rules: set[str] = field(default_factory=set)  # rules that were violated (see `add_once`)
+    rules: set[str] = field(default_factory=set)  # rules for which `add_once` has added a problem
 
     def add(self, *problems: str) -> None:
         """Add problems, each as one line, unless they are already in the list."""
@@ -43,7 +43,10 @@ class Report:
         self.problems += [line for line in lines if line not in self.problems]
 
     def add_once(self, rule: str, problem: str) -> None:
-        """Add a problem, unless a problem with the same rule was added before, for example with other numbers."""
+        """Add a problem, unless `add_once` has already added a problem with the same `rule`.
+
+        So problems that differ only in their numbers are reported once.
+        """
         if rule not in self.rules:
             self.rules.add(rule)
             self.add(problem)
@@ -77,7 +80,7 @@ class Report:
         return f"{plugins.error_line(error)}{'' if location is None else f' ({location})'}"
 
     def run(self, *stages: Callable[[], None]) -> None:
-        """Run the parts of a check. If one of them cannot continue, run the next one."""
+        """Run the parts of a check in order. If one of them fails, continue with the next one."""
         for stage in stages:
             try:
                 stage()
@@ -95,7 +98,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Component:
-    """A class, its options object, and the problems of the class."""
+    """A component to check: its class, its options object, and the Report that collects its problems."""
 
     cls: Any
     options: Any
@@ -103,7 +106,7 @@ class Component:
 
 
 def find_component(kind: str, component: Any, options: dict[str, Any], num_arguments: int) -> Component:
-    """Return a component that is given as a class, a plug-in name or a name in the registry of its kind.
+    """Return a component that is given as a class, a plug-in name or the name of a built-in component.
 
     Args:
         kind: "algo", "agent", "torso", "memory" or "critic".
@@ -131,7 +134,7 @@ def parse(report: Report, schema: type, options: dict[str, Any]) -> Any:
 def load_class(component: Any, lookup: Callable[[Any], Any], required: Iterable[str]) -> Any:
     """Return the class of a component. Raise ComponentError if it does not exist or lacks an attribute.
 
-    A user's file is executed: the caller has named it.
+    If `component` names a user's file, the file is executed without a question: by naming it, the user trusts it.
     """
     if isinstance(component, str):
         try:
@@ -150,14 +153,14 @@ def load_class(component: Any, lookup: Callable[[Any], Any], required: Iterable[
 
 
 def component_name(component: Any) -> str:
-    """Return the name of a component in messages: `my_env.py:Maze` without folder, or the name of the class."""
+    """Return the name to use in messages: for a plug-in, `my_env.py:Maze` without the folder; for a class, its name."""
     if not isinstance(component, str):
         return component.__name__
     return Path(component).name if isinstance(parse_name(component), PluginRef) else component
 
 
 def source_files(cls: Any) -> set[str]:
-    """Return the source files of a class and of its base classes that do not belong to a library."""
+    """Return the files of a class and of its base classes (except LIBRARIES), and of all imported plug-ins."""
     own = (
         [c for c in inspect.getmro(cls) if c.__module__.split(".")[0] not in LIBRARIES] if inspect.isclass(cls) else []
     )
@@ -171,7 +174,11 @@ def source_files(cls: Any) -> set[str]:
 
 
 def positional_problems(cls: Any, num_arguments: int) -> list[str]:
-    """Return a problem for each argument that has a default but is not keyword-only, so that it is not an option."""
+    """Return a problem for each constructor argument that has a default but is not keyword-only.
+
+    Such an argument does not become an option. The first `num_arguments` arguments are not checked. A class with an
+    inner class `Options` has no problems.
+    """
     if hasattr(cls, "Options"):
         return []
     return [

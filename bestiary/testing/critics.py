@@ -20,7 +20,7 @@ STATISTICS_METHODS = ("target_moments", "update_statistics")
 
 
 def check_critic(component: Any, input_size: int = 16, /, **options: Any) -> None:
-    """Check a critic: shapes of its estimates, gradients, and running statistics.
+    """Check a critic: the shapes of its estimates, its gradients and its running statistics.
 
     Also check that no estimate depends on other time steps or other rows of the batch.
 
@@ -77,7 +77,7 @@ def estimate_problems(estimate: Any) -> list[str]:
 
 
 def check_statistics(report: Report, critic: Any, inputs: Inputs) -> None:
-    """Check the methods that update the running statistics of the value targets. The critic is changed."""
+    """Check the methods that update the running statistics of the value targets. Calling them changes the critic."""
     missing = [name for name in STATISTICS_METHODS if not callable(getattr(critic, name, None))]
     report.require(*(f"keeps_statistics is True, but the method {name} is missing" for name in missing))
     targets = 10 * torch.randn(T, B, generator=torch.Generator().manual_seed(0))

@@ -25,11 +25,13 @@ from bestiary.utils.plugin_names import PluginRef, parse_name
 def check_env(component: Any, /, **options: Any) -> None:
     """Check an environment by playing random actions.
 
-    For a Gymnasium environment, check its spaces, the return values of `reset` and `step`, that observations are within
-    their space, that rewards are finite, that equal seeds give equal results, and the rendered images. For a vector
-    environment, check its attributes, shapes and types of all fields of `Step`, that an action affects only its own
-    row, ends of episodes, that equal seeds give equal results, that `load` restores what `save` returned, and the
-    rendered images.
+    Both kinds of environments: equal seeds must give equal results, and rendered images must have the right form.
+
+    Gymnasium environments: also check the spaces and the return values of `reset` and `step`. Observations must be in
+    their space, and rewards must be finite.
+
+    Vector environments: also check the attributes, the shapes and types of all fields of `Step`, and the ends of
+    episodes. An action must affect only its own row, and `load` must restore the state that `save` returned.
 
     Args:
         component: class, `path/to/file.py:Name`, or name of a built-in environment.
@@ -53,7 +55,7 @@ def check_env(component: Any, /, **options: Any) -> None:
 
 
 def find_env(component: Any) -> tuple[envs.EnvSpec, Report]:
-    """Return the spec of an environment, and an empty Report. Raise ComponentError if there is no such environment."""
+    """Return the spec of an environment, and a new Report. Raise ComponentError if there is no such environment."""
     cls = env_class(component)
     if cls is None:
         try:

@@ -39,7 +39,7 @@ def check_gymnasium(found: Component) -> None:
 
 
 def make(found: Component, **rendering: Any) -> Any:
-    """Construct and return an environment. `rendering` contains additional keyword arguments, such as `render_mode`."""
+    """Construct and return an environment. `rendering` contains keyword arguments such as `render_mode`."""
     with found.report.errors_of("the constructor"):
         return construct(found.cls, options=found.options, **rendering)
 
@@ -103,7 +103,15 @@ def check_step(report: Report, result: tuple[Any, ...], where: str) -> None:
 
 
 def check_observation(report: Report, observation: Any, space: Any, where: str, name: str = "observation") -> None:
-    """Check shape, type and range of an observation. `where` and `name` are used in messages."""
+    """Check shape, type and range of an observation. Check the parts of a tuple or dict one by one.
+
+    Args:
+        report: collects the problems.
+        observation: observation of the environment.
+        space: Gymnasium space of the observation.
+        where: text for messages that says when the observation was returned, for example "step 3".
+        name: text for messages that names the observation or its part, for example "observation['image']".
+    """
     if isinstance(space, gymnasium.spaces.Tuple):
         if not isinstance(observation, tuple) or len(observation) != len(space.spaces):
             report.require(f"{name} after {where} is a {type(observation).__name__}; expected a tuple like the space")
@@ -134,7 +142,7 @@ def check_observation(report: Report, observation: Any, space: Any, where: str, 
 
 
 def first_difference(first: tuple[Any, ...], second: tuple[Any, ...]) -> str | None:
-    """Return a description of the first element that differs between two results of `reset` or `step`, or None.
+    """Compare two results of `reset` or `step`. Describe the first element that differs, or return None.
 
     The dict `info` is not compared.
     """

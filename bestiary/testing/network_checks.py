@@ -30,7 +30,7 @@ from bestiary.rollout import Inputs, Tensors
 from bestiary.testing.components import Report
 
 T, B = 5, 3  # length and batch size of the inputs
-# (entry, row) of each `done`. Row 0 has no reset, row 1 has one reset, and row 2 has two, the first one at entry 0.
+# (time step, row) of each `done`. Row 0 has no reset, row 1 has one, and row 2 has two: one of them at time step 0.
 RESETS = ((0, 2), (2, 1), (3, 2))
 
 
@@ -189,12 +189,12 @@ def check_reset(subject: Subject, state: State) -> None:
 
 
 def _floats(tensors: Tensors) -> Tensors:
-    """Return only the floating-point tensors. Integers in a state, such as counters, need not be reset."""
+    """Return only the floating-point tensors. `check_reset` ignores integers, because counters need not be reset."""
     return {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
 
 
 def check_inputs_unchanged(subject: Subject, state: State) -> None:
-    """Check that `forward` does not change its inputs and its state in place, because a rollout stores them."""
+    """Check that `forward` does not change its arguments (inputs and state) in place, because a rollout stores them."""
     inputs = with_resets(subject.inputs(seed=4), *RESETS)
     saved_inputs, saved_state = copy.deepcopy((inputs, state))
     with subject.report.errors_of("forward"), unchanged(subject.module):
@@ -229,7 +229,8 @@ def check_gradient(subject: Subject) -> None:
         for name, output in outputs.items():
             if not output.requires_grad:
                 report.require(f"{name} has no gradient; do not detach it, and do not use torch.no_grad in forward")
-        # The outputs get random weights, because the gradient of a plain sum can be zero, for example after a softmax.
+        # Sum the outputs with random weights. A plain sum can be constant, for example after a softmax, and then its
+        # gradient is zero.
         total = torch.stack([(x * torch.randn(x.shape, generator=generator)).sum() for x in outputs.values()]).sum()
         gradients = torch.autograd.grad(total, targets, allow_unused=True)
     names = [f"parameter {name}" for name in parameters] + ["the input"] * len(memory_input)
@@ -282,7 +283,7 @@ def check_copy(subject: Subject) -> None:
 
 
 def check_masked_inputs(subject: Subject) -> None:
-    """Check that an agent ignores the last reward and action at the first entry of an episode."""
+    """Check that an agent ignores the last reward and the last action at the first step of an episode."""
     state = subject.initial_state(B)
     inputs = with_resets(subject.inputs(seed=8), *((0, row) for row in range(B)))
     changed = {

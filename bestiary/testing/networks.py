@@ -93,7 +93,7 @@ def check_agent(component: Any, env: Any = None, /, **options: Any) -> None:
     """Check an agent: outputs, recurrent state, resets and gradients.
 
     Also check that the rows of a batch do not affect each other, and that one call with T steps gives the same result
-    as T calls with one step. If the agent has a torso, memory and critic, the defaults of the agent are used for them.
+    as T calls with one step. If the agent is composed of a torso, memory and critic, its default ones are used.
 
     Args:
         component: class, `path/to/file.py:Name`, or name of a built-in agent.
@@ -133,17 +133,23 @@ def check_agent(component: Any, env: Any = None, /, **options: Any) -> None:
 
 
 def derived_options(cls: Any, kind: str, options: Any, interface: EnvInterface) -> Any:
-    """Return the options of a network, after `derive_options` has set those that are not given."""
+    """Return the options after `derive_options` of the network class has set the options that the user did not give."""
     context = RunContext(interface, sequence_length=Algorithm.Options().rollout_length)
     return with_defaults(cls, kind).derive_options(options, context)
 
 
 def build(found: Component, kind: str, interface: EnvInterface, *args: Any, **inner: Any) -> nn.Module:
-    """Construct a network of a kind. Report any exception, except UserError and KeyError, as a problem.
+    """Construct a network. If this raises an exception, report it as a problem.
 
-    `interface` has the observations from which `derive_options` derives options that are not given.
     UserError and KeyError are raised unchanged, because a network raises them to reject observations that it does not
     support (see `check_interfaces`).
+
+    Args:
+        found: class and options of the network.
+        kind: kind of the network, for example "memory".
+        interface: interface of the environment, from which `derive_options` of the network derives missing options.
+        args: positional arguments of the constructor.
+        inner: further keyword arguments of the constructor.
     """
     report = found.report
     try:

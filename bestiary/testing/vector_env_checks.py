@@ -26,7 +26,7 @@ MAX_FALSE_ALARM = 1e-3  # maximum probability that `check_first_observations` re
 
 
 def check_vector_env(report: Report, spec: EnvSpec, options: Any, can_render: bool) -> None:
-    """Play vector environments with random actions and report all problems."""
+    """Play vector environments with random actions and report all problems. Check images only if `can_render`."""
     checks = VectorEnvChecks(report, spec, options)
     report.run(checks.check_one_env)
     if report.problems:
@@ -103,7 +103,7 @@ class VectorEnvChecks:
     def check_play(self, stack: ExitStack) -> None:
         """Play two vector environments with equal seeds and actions, and compare their steps.
 
-        Then check `save` and `load`, and that the rows are independent. `stack` closes the environments at the end.
+        Then check `save` and `load`, and that an action affects only its own row. `stack` closes the environments.
         """
         seed = np.random.SeedSequence(1)
         first, second = (stack.enter_context(self.opened(NUM_ENVS, np.random.SeedSequence(1))) for _ in range(2))
@@ -143,7 +143,7 @@ class VectorEnvChecks:
     def check_frame_stacks(self, pool: VectorEnv, last: Step | None, step: Step) -> None:
         """Check the rule of `VectorEnv.frame_stacks`: each image is the previous image, shifted by one frame.
 
-        The first image of an episode must contain the same frame several times.
+        All frames in the first image of an episode must be equal.
         """
         for kind, depth in pool.frame_stacks.items():
             image = step.observation[kind]
@@ -191,7 +191,8 @@ class VectorEnvChecks:
     def check_rows(self, first: VectorEnv, second: VectorEnv) -> None:
         """Check that an action affects only its own row.
 
-        `first` and `second` are in the same state. They get the same actions, except for the first action of row 0.
+        `first` and `second` must be in the same state. They get the same actions, with one exception: in the first
+        step, row 0 of `second` gets another action.
         """
         n = first.action_spec.n
         if n == 1:
@@ -201,8 +202,8 @@ class VectorEnvChecks:
             changed = actions.copy()
             changed[0] = (actions[0] + (1 if t == 0 else 0)) % n
             steps = self.step(first, actions), self.step(second, changed)
-            # If the episode of row 0 ends in only one of the two environments, a random generator that all rows share
-            # may now be in different states.
+            # All rows may share one random generator. If the episode of row 0 ends in only one of the two
+            # environments, only this environment draws numbers for a new episode. Then other rows may differ, too.
             if steps[0].done[0] != steps[1].done[0]:
                 return
             if (difference := step_difference(*steps, range(1, NUM_ENVS))) is not None:
@@ -219,10 +220,12 @@ class VectorEnvChecks:
     def check_first_observations(self) -> None:
         """Check that observations after `done` look like those after `reset`.
 
-        The observations after `reset` with several seeds give a range for each element of the observation. The check
-        fails if every observation after a terminated game is far outside this range, and if this would be very
-        improbable for observations after `reset`. To estimate this probability, the observations after `reset` of each
-        seed are compared with the range of the other seeds.
+        1. Reset environments with several seeds. For each element of the observation, this gives a range of values.
+        2. Collect the observations with `done` after a terminated game. They should be first observations of a game.
+        3. If at least one of these observations is near the range, report no problem.
+        4. Otherwise estimate how often a correct environment returns a first observation far outside the range: count
+           the observations after `reset` of each seed that are far outside the range of the other seeds. Report a
+           problem if it is very improbable that all observations of a correct environment are outside by chance.
         """
         after_done = [step.observation for step in self.steps]
         rows = [step.done & step.game_over & ~step.truncated for step in self.steps]
@@ -293,7 +296,7 @@ class VectorEnvChecks:
 
 
 def step_difference(first: Step, second: Step, rows: Sequence[int]) -> str | None:
-    """Return a description of the first difference between two steps in some rows, or None if they are equal."""
+    """Compare the given rows of two steps. Return a description of the first difference, or None if they are equal."""
     index = np.asarray(rows)
     for field in fields(Step):
         a, b = getattr(first, field.name), getattr(second, field.name)
@@ -311,7 +314,7 @@ def step_difference(first: Step, second: Step, rows: Sequence[int]) -> str | Non
 
 
 def _final_rows(step: Step) -> Arrays:
-    """Return the final observations, one row per environment. Rows that are not truncated are zero."""
+    """Return the final observations, one row per environment. Rows whose episode was not truncated are zero."""
     rows = {}
     for kind, array in step.observation.items():
         rows[kind] = np.zeros_like(array)
