@@ -98,7 +98,8 @@ _captured_parsers: ContextVar[list[Parser] | None] = ContextVar("captured_parser
 def capture_parser(command: Callable[[list[str]], None], argv: list[str]) -> Parser:
     """Return the parser that a command builds for these arguments, without running the command.
 
-    The command is called with --help: it then adds all arguments to its parser, requests the help and exits.
+    The command is called with --help. It adds all arguments to its parser, calls `Parser.print_help` and exits.
+    Inside `capture_parser`, this method stores the parser instead of printing the help.
     """
     captured: list[Parser] = []
     token = _captured_parsers.set(captured)
@@ -199,7 +200,7 @@ def _help_with_default(metadata: Mapping[str, Any], default: Any) -> str:
     if choices := metadata.get("choices"):
         text += f" [{', '.join(choices)}]"
     runtimes = metadata.get("runtimes")
-    if runtimes and runtimes != ("cluster",):  # cluster options have a group of their own
+    if runtimes and runtimes != ("cluster",):  # for cluster options, the title of their group says this
         text += f"; only with --runtime {' or '.join(runtimes)}"
     if "(default:" not in text:
         text += f" (default: {_format_value(default)})"

@@ -50,7 +50,10 @@ def _parser() -> Parser:
 
 
 def _own_options(words: list[str], cluster: str | None) -> tuple[list[str], str | None]:
-    """Return the arguments of the original program and the value of --cluster, which may also follow PROGRAM."""
+    """Remove --cluster from `words`, the words after PROGRAM. Return the remaining words and the value of --cluster.
+
+    `cluster` is the value that was given before PROGRAM, or None.
+    """
     remaining: list[str] = []
     rest = list(words)
     while rest:
@@ -65,7 +68,7 @@ def _own_options(words: list[str], cluster: str | None) -> tuple[list[str], str 
 
 
 def describe_flags(program: Program) -> str:
-    """Return the help text of an original program: its flags, with their defaults and the options of Bestiary."""
+    """Return the help text of an original program: each flag with its default and the corresponding Bestiary option."""
     lines = [f"usage: bestiary compat {program.name} [--dry-run] [FLAG ...]", ""]
     width = max(len(flag.name) for flag in program.flags) + 4
     lines += [f"  {'--' + flag.name:<{width}}{_describe(flag)}" for flag in program.flags]

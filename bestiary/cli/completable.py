@@ -1,8 +1,8 @@
 """What a shell can complete: the options of each command, and the values to suggest for them.
 
-Both are read from the parsers of the commands. The options of `train` depend on the chosen environment and components;
-the result contains the options of all built-in environments and components. To build these parsers, all component
-classes are imported.
+Both are read from the parsers of the commands. The options of `train` depend on the chosen environment and components.
+Therefore parsers for all built-in environments and components are built, and their options are combined. This imports
+all component classes.
 """
 
 import argparse
@@ -92,7 +92,7 @@ def _parsers_by_command() -> Iterator[tuple[str, list[Parser]]]:
 def _argument(command: str, action: argparse.Action, choices: dict[str, tuple[str, ...]]) -> Argument:
     """Convert an argument of a parser to an Argument with the values to suggest.
 
-    `choices` has the allowed values of options, by flag (see `_choices_by_flag`).
+    `choices` maps flags to the allowed values of their options (see `_choices_by_flag`).
     """
     flags = tuple(action.option_strings)
     words = tuple(map(str, action.choices or ()))
@@ -118,7 +118,7 @@ def _argument(command: str, action: argparse.Action, choices: dict[str, tuple[st
         words = tuple(preset_paths())
     elif command == "train" and flags and (kind := flags[0].removeprefix("--")) in REGISTRIES:
         words = (*(("auto",) if kind == "torso" else ()), *REGISTRIES[kind])
-        paths = "file"  # the user's own component is written file.py:Name
+        paths = "file"  # for components in users' files, written path/to/file.py:Name
     takes_value = "always"
     if action.nargs == 0:
         takes_value = "never"

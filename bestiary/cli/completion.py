@@ -131,7 +131,7 @@ def _bash_script(commands: "list[Command]") -> str:
 
 
 def _bash_values(options: "Iterable[Argument]") -> Iterator[str]:
-    """Yield one line of the case statement for each group of options that accept the same values."""
+    """Group options that accept the same values. Yield one line of the case statement in BASH for each group."""
     groups: dict[tuple[tuple[str, ...], str, str], list[str]] = {}
     for option in options:
         if option.takes_value != "never":
@@ -172,7 +172,7 @@ def _fish_script(commands: "list[Command]") -> str:
 
 
 def _fish_values(argument: "Argument") -> str:
-    """Return the flags of fish's command `complete` that suggest the values of an argument."""
+    """Return flags for the command `complete` of fish: they make fish suggest the values of an argument."""
     words = " ".join(argument.words)
     if argument.paths == "folder":
         words = f"{words} (__fish_complete_directories)".strip()

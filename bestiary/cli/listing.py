@@ -1,4 +1,4 @@
-"""Commands `runs` (list the runs below a folder) and `list` (list environments, components, presets and so on)."""
+"""Commands `runs` (list the runs below a folder) and `list` (list names that other commands accept)."""
 
 import time
 from collections.abc import Callable
@@ -158,7 +158,7 @@ def _list_presets() -> dict[str, str]:
 
 
 def _list_rewards(env: str) -> dict[str, str]:
-    """Return the reward components of an environment and the named rewards that it supports, with descriptions."""
+    """Return {name: description} for the reward components and the named rewards that an environment supports."""
     if not env:
         raise UserError("list rewards: no environment given; for example: bestiary list rewards atari/Riverraid")
     spec = lookup_env(canonical_name(trust.named_by_user(env)))

@@ -258,7 +258,7 @@ def _figure_path(a: Any, runs: list[Run], name: str) -> str | None:
 
 
 def _add_game_arguments(parser: Parser, files: str) -> None:
-    """Add the arguments of tools that draw on the frames of a game. `files` is the help of --out."""
+    """Add the arguments of tools that draw on the frames of a game. `files` is the first part of the help of --out."""
     parser.add_argument(
         "--out", metavar="FILE", help=f"{files} (default: a new file in interpretability/ of the run folder)"
     )
@@ -287,7 +287,7 @@ def _describe_paths(paths: list[Path]) -> str:
 
 
 def _require_agent(run: Run | None, a: Any) -> Run:
-    """Return the run. Raise UserError if it is None, which stands for a scripted policy."""
+    """Return the run. Raise UserError if it is None, because the user has named a scripted policy instead of a run."""
     if run is None:
         name = a.run if isinstance(a.run, str) else a.run[0]
         raise UserError(f"{name}: a scripted policy has no network to inspect; give a run folder")

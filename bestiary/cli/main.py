@@ -1,9 +1,8 @@
 """Entry point of the command line: print the overview of all commands, or run one command.
 
-Modules are imported late, so that commands start fast: the module of a command is imported when the command is called,
-and a command imports the code that it runs after it has parsed its arguments. So `--help` and errors in the arguments
-do not wait for the import of torch. Exceptions are the commands whose parser needs the classes of components: `train`
-and some tools of `look`.
+Commands must start fast, so modules are imported late. Only the module of the called command is imported. Its function
+first parses the arguments and then imports the code that it runs. So `--help` and errors in the arguments do not wait
+for the import of torch. Exceptions are `train` and some tools of `look`: their parsers need the classes of components.
 """
 
 import contextlib
@@ -66,7 +65,7 @@ COMMANDS = {
     "compat": ("compat", "compat_command"),
     "import": ("import_command", "import_command"),
 }
-# Names of commands in other programs, for the hint about an unknown command.
+# Name of a command in other programs -> Bestiary command. Used for the hint about an unknown command.
 FOREIGN_COMMANDS = {
     "test": "eval",
     "evaluate": "eval",
@@ -117,7 +116,8 @@ def run_command(argv: list[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except SystemExit as error:
-        # The argument parser ends with SystemExit. A user's file must not: the command would end without a message.
+        # The argument parser raises SystemExit, for example after --help: raise it again. If code in a user's file
+        # raised it, the command would end without a message: print one.
         cause = plugins.describe_error(error)
         if cause is None:
             raise
@@ -137,7 +137,8 @@ def run_command(argv: list[str]) -> int:
 def _open_closed_streams() -> None:
     """Connect standard streams that the parent process has closed (`>&-`) to /dev/null.
 
-    Otherwise the next files that are opened would get their descriptors, and messages would be written to these files.
+    Otherwise the next files that are opened would get the descriptors 0 to 2 of these streams, and messages would be
+    written to the files.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
@@ -145,9 +146,9 @@ def _open_closed_streams() -> None:
 
 
 def _drop_unwritable_messages() -> None:
-    """If messages cannot be written to standard error, drop them.
+    """Drop the buffered messages if they cannot be written to standard error.
 
-    Otherwise Python would try again to write them when it exits, and the exit status would be 120.
+    Otherwise Python would try to write them again when it exits, and its exit status would be 120.
     """
     try:
         sys.stderr.flush()
@@ -174,10 +175,10 @@ def _dispatch(argv: list[str]) -> int:
 
 
 def call_command(argv: Sequence[str]) -> None:
-    """Call the function of the command `argv[0]` with the other words."""
+    """Call the function of the command `argv[0]` with the remaining words of `argv`."""
     module, function = COMMANDS[argv[0]]
     run = getattr(importlib.import_module(f"bestiary.cli.{module}"), function)
-    # The flags of the original programs are not changed.
+    # `compat` passes flags to original programs, whose flags contain underscores.
     run(list(argv[1:]) if argv[0] == "compat" else [_with_hyphens(word) for word in argv[1:]])
 
 

@@ -42,7 +42,10 @@ def select_replay(a: argparse.Namespace) -> Any:
 
 
 def select_checkpoint(text: str | None, run: Any) -> int | None:
-    """Return the steps of the checkpoint that --checkpoint chooses, or None for the newest checkpoint."""
+    """Return the number of steps after which the chosen checkpoint was saved, or None for the newest checkpoint.
+
+    `text` is the value of --checkpoint: a number of steps, a name such as "best", or None.
+    """
     if text not in BEST_LINKS:
         return parse_number("--checkpoint", int, {"low": 0}, text) if text else None
     steps = best_steps(run.path / "checkpoints", text)
@@ -90,8 +93,8 @@ def _find_run(argv: list[str]) -> tuple[Any, list[str]]:
     """Find the argument that names a run or a scripted policy.
 
     Return the opened run or the name of the scripted policy, and the arguments in a new order: the name of the run and
-    the words after it, up to the next flag, are moved to the front. If these words followed another flag, argparse
-    could take them for values of that flag.
+    the words after it, up to the next flag, are moved to the front. There, argparse cannot take them for values of a
+    preceding flag. If --help is given without a run, return None and the unchanged arguments.
     """
     trust_code = "--trust-code" in argv
     for k, word in enumerate(argv):
@@ -104,7 +107,7 @@ def _find_run(argv: list[str]) -> tuple[Any, list[str]]:
         words = [word for word in argv if not word.startswith("-")]
         if not words:
             raise UserError("no run given; for example: runs/latest (to list all runs: bestiary runs)")
-        open_run(words[0])  # raises UserError, which states the reason
+        open_run(words[0])  # raises UserError with the reason why this is not a run
     return None, argv
 
 
@@ -120,7 +123,7 @@ def _env_of_words(argv: list[str]) -> str:
 
 
 def _with_explicit_booleans(argv: list[str], parser: Parser) -> list[str]:
-    """Add the value of boolean flags that have none: `--legacy RUN` becomes `--legacy=on RUN`.
+    """Add the value "on" to boolean flags without a value: `--legacy RUN` becomes `--legacy=on RUN`.
 
     Otherwise argparse would take RUN for the value of the flag.
     """

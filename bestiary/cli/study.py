@@ -70,7 +70,7 @@ def study(argv: list[str]) -> None:
 
 
 def _cluster_of(a: Any) -> "ClusterOptions | None":
-    """Return the cluster that the arguments describe, or None if --cluster is not given."""
+    """Return the options of the cluster, or None if --cluster is not given. Check that the arguments fit together."""
     from bestiary.studies.runner import ClusterOptions
 
     if a.cluster:

@@ -33,12 +33,15 @@ def train(argv: list[str]) -> None:
 
 
 def _print_config(config: "Config", options: Mapping[str, Any], sources: Mapping[str, str]) -> None:
-    """Print a config with the origin of each value, and the size of the network. Check the user's callbacks."""
+    """Print a config with the origin of each value, and the size of the network.
+
+    Raise UserError if one of the user's callbacks is invalid.
+    """
     from bestiary.config.origins import annotated_toml, trace_origins
     from bestiary.training.callbacks.user_callback import make_user_callbacks
     from bestiary.training.config_summary import describe
 
-    make_user_callbacks(config)  # raises UserError if one of them is invalid
+    make_user_callbacks(config)  # only to check them
     print(annotated_toml(config, trace_origins(config, options, sources)))
     print(describe(config))
 

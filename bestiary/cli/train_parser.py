@@ -1,9 +1,8 @@
 """Parser of `bestiary train`.
 
 The available flags depend on the chosen environment and components, so the command line is read twice. The first pass
-finds the names of the environment, preset, config file and components. The second pass also knows the options of this
-environment and of these components. The values are checked later by `config/resolve.py`, which reports all problems
-together.
+finds the names of the environment, preset, config file and components. Then their options are added to the parser, and
+the second pass reads all flags. `config/resolve.py` checks the values later and reports all problems together.
 """
 
 import argparse
@@ -80,7 +79,7 @@ def read_flags(argv: list[str], parser: Parser) -> dict[str, Any]:
         elif action is not None:
             raise UserError(f"{name} needs a value")
         else:
-            given[key] = True  # an unknown flag without a value; the first pass meets flags of components here
+            given[key] = True  # unknown flag without a value; in the first pass, all flags of components are unknown
         if earlier is not None and isinstance(action, argparse._AppendAction):
             given[key] = f"{earlier},{given[key]}"
     return {**given, "env": env_names} if env_names else given
