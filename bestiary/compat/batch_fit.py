@@ -1,4 +1,4 @@
-"""The number of environments that corresponds to a number of actors of an original program."""
+"""Find a number of environments that fits the batches, for a given number of actors of an original program."""
 
 from typing import NamedTuple
 
@@ -8,11 +8,14 @@ from bestiary.config.training_options import Training
 from bestiary.utils.errors import UserError
 
 POOLS = (2, 1, 3)  # numbers of pools to try, in this order
-MAX_FACTOR = 50  # up to this multiple of the wanted number, numbers of environments are tried
+MAX_FACTOR = 50  # largest number of environments to try, as a multiple of the wanted number
 
 
 class Fit(NamedTuple):
-    """A number of environments and pools with which batches can be assembled; on a cluster, those of each actor."""
+    """Numbers of environments and pools with which batches can be assembled.
+
+    On a cluster, `num_envs` and `pools` are the numbers of each actor.
+    """
 
     num_envs: int
     pools: int
@@ -29,9 +32,10 @@ def fit_num_envs(wanted: int, algorithm: Algorithm, num_tasks: int) -> Fit:
 
 
 def fit_actors(wanted: int, algorithm: Algorithm, num_tasks: int, cluster: str, max_actors: int) -> Fit:
-    """Return the actors of a cluster for `wanted` environment servers: one environment each, if that is valid.
+    """Return the numbers of actors and environments on a cluster for `wanted` environment servers of the original.
 
-    There are at most `max_actors` actors. If these are fewer than the servers, each actor has several environments.
+    There is one actor per server, but there are at most `max_actors` actors. Each actor has the smallest valid number
+    of environments with which all actors together have at least `wanted` environments.
     """
     actors = min(wanted, max_actors)
     first = -(-wanted // actors)

@@ -29,11 +29,11 @@ class OriginalCheckpoint:
     path: Path
     contents: Contents
     weights: dict[str, Tensor]  # weights and buffers by their original names, in the order of the original network
-    optimizer: dict[str, Tensor]  # INDEX.NAME: state of the parameter at this position in the original optimizer
+    optimizer: dict[str, Tensor]  # state by INDEX.NAME; INDEX: position of the parameter in the optimizer
 
 
 def read_checkpoint(path: Path, max_seconds: float = MAX_SECONDS) -> OriginalCheckpoint:
-    """Read a checkpoint of an original program. It is never unpickled without restrictions, and no code of it is run.
+    """Read a checkpoint of an original program. PyTorch reads it with its restricted unpickler, which runs no code.
 
     Raises:
         UserError: the file cannot be read, is damaged, contains anything but tensors, numbers and text, or needs more

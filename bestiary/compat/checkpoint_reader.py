@@ -1,8 +1,8 @@
 """Program that reads one file of `torch.save` from standard input: `python checkpoint_reader.py FOLDER < model.tar`.
 
-The file may come from another person, so it is read by PyTorch's restricted unpickler (`weights_only=True`), which
-builds only tensors, containers, numbers and text, and with limits on memory, processor time and output. The results are
-written to FOLDER:
+The file may come from another person, so it is not trusted. PyTorch's restricted unpickler (`weights_only=True`) reads
+it and builds only tensors, containers, numbers and text. Memory, time and the size of the output are limited. The
+results are written to FOLDER:
 
     tensors.safetensors    model/NAME: weights and buffers; optimizer/INDEX.NAME: state of the optimizer per parameter
     contents.json          the dataclass Contents, or {"error": TEXT}
@@ -30,7 +30,7 @@ from torch import Tensor
 MAX_TENSORS = 10_000
 MAX_NAME_LENGTH = 200
 MAX_TEXT_LENGTH = 1_000
-MEMORY_FACTOR = 6  # the file, the loaded tensors and two copies of them are in memory, and each has the file's size
+MEMORY_FACTOR = 6  # in file sizes; the file, its tensors and two copies of the tensors need about 4
 MEMORY_RESERVE = 512 * 2**20  # further memory that the process may use after the start, in bytes
 GIT_LFS_START = b"version https://git-lfs"
 OUTPUT_RESERVE = 64 * 2**20  # size of the results in addition to the size of the file, in bytes
@@ -53,7 +53,7 @@ class Contents:
 
 
 class IgnoredObject:
-    """Stands for NumPy's types and numbers, which PolyBeast stores in its statistics. Nothing in it is used."""
+    """Placeholder for NumPy types and numbers, which PolyBeast stores in its statistics. Bestiary does not use them."""
 
     def __new__(cls, *arguments: Any) -> "IgnoredObject":
         return super().__new__(cls)
@@ -89,7 +89,7 @@ def main(folder: Path) -> None:
 def limit_resources(file_bytes: int) -> None:
     """Limit the memory of this process and the size of its files, in proportion to the size of the checkpoint.
 
-    The limit counts from the memory that the process uses now, because PyTorch itself maps up to several GB.
+    The memory that the process already uses is added to the limit, because PyTorch itself maps up to several GB.
     """
     status = Path("/proc/self/statm")
     if status.exists():  # Linux; other systems do not enforce a limit on address space
@@ -128,12 +128,12 @@ def read_checkpoint(file: IO[bytes], file_bytes: int) -> tuple[Contents, dict[st
     contents.flags = plain_values(data.get("flags"))
     contents.updates = _count(data.get("scheduler_state_dict"), "last_epoch")
     contents.steps = _count(data.get("stats"), "step")
-    # The copies share no memory with each other, as the format safetensors requires.
+    # Copy the tensors, because some may share memory, and the format safetensors does not allow this.
     return contents, {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
 
 
 def check_archive(file: IO[bytes], file_bytes: int) -> None:
-    """Raise Refused if the file is a pointer of Git LFS, or a ZIP archive that could be larger in memory."""
+    """Raise Refused if the file is a pointer of Git LFS, or a ZIP archive with contents larger than the file."""
     try:
         if file.read(len(GIT_LFS_START)) == GIT_LFS_START:
             raise Refused("it is only a pointer of Git LFS; download the file with: git lfs pull")
@@ -153,7 +153,8 @@ def checked_tensor(name: str, value: Any) -> Tensor:
     is_plain = isinstance(value, Tensor) and type(value) in (Tensor, torch.nn.Parameter)
     if not is_plain or value.layout != torch.strided or value.device.type != "cpu" or value.dtype not in TENSOR_TYPES:
         raise Refused(f"{name} is not an ordinary tensor of numbers")
-    if value.numel() == 0:  # the sizes of the network must not be larger than the file
+    # The shape [1000000000, 0] needs no data. With it, a small file could request a huge network.
+    if value.numel() == 0:
         raise Refused(f"{name} is empty")
     return value
 
@@ -161,8 +162,9 @@ def checked_tensor(name: str, value: Any) -> Tensor:
 def optimizer_state(saved: Any) -> tuple[dict[str, Tensor], int]:
     """Return the state of the optimizer as tensors, and the number of its parameters.
 
-    The names have the form optimizer/INDEX.NAME. INDEX is the position of the parameter in the optimizer; older
-    versions of PyTorch identify parameters by memory addresses instead. Without a usable state, return ({}, 0).
+    The names have the form optimizer/INDEX.NAME. INDEX is the position of the parameter in the optimizer, also if an
+    older version of PyTorch saved the file and identified parameters by memory addresses. If the file has no usable
+    state, return ({}, 0).
     """
     if not isinstance(saved, Mapping):
         return {}, 0

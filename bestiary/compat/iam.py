@@ -1,4 +1,7 @@
-"""`main.py` of the influence-aware-memory reproduction, which is based on pytorch-a2c-ppo-acktr."""
+"""Translation of `main.py` of the influence-aware-memory reproduction, which is based on pytorch-a2c-ppo-acktr.
+
+Each public function with the argument `values` is a rule of a `Mode`: it returns words of the Bestiary command.
+"""
 
 from bestiary.algorithms.ppo import PPO
 from bestiary.compat.batch_fit import fit_num_envs
@@ -23,7 +26,7 @@ def env_name(text: str) -> str:
 
 
 def environment(values: Values) -> Words:
-    """Return the environment and its options."""
+    """Return the name of the environment and its options."""
     name = env_name(values["env-name"])
     if name != "warehouse":
         return Words((name,))
@@ -38,14 +41,17 @@ def environment(values: Values) -> Words:
 
 
 def new_run(values: Values) -> Words:
-    """Return the run folder."""
+    """Return the option for the run folder."""
     if values["log-dir"] is None:
         return Words((), ("no --log-dir: the run folder is created in runs/",))
     return Words(("--run-dir", expand_path(values["log-dir"])))
 
 
 def network(values: Values) -> Words:
-    """Return the network: IAM, GRU or FNN. The meaning of --recurrent-policy is inverted in the original."""
+    """Return the options of the network: IAM, GRU or FNN.
+
+    In the original, the meaning of --recurrent-policy is inverted: this flag selects the FNN, which has no memory.
+    """
     is_image = env_name(values["env-name"]) != "warehouse"
     if values["IAM"]:
         return _iam(values, is_image)
@@ -80,7 +86,7 @@ def _iam(values: Values, is_image: bool) -> Words:
 
 
 def batches(values: Values) -> Words:
-    """Return the number of environments and minibatches and the length of sequences."""
+    """Return the options for the number of environments, the number of minibatches and the sequence length."""
     length = values["num-steps"]
     has_memory = values["IAM"] or not values["recurrent-policy"]
     sequence = length if has_memory else 1  # without memory, the original shuffles single steps
@@ -103,7 +109,7 @@ def batches(values: Values) -> Words:
 
 
 def targets(values: Values) -> Words:
-    """Return the options of the advantages: with lambda, or without GAE."""
+    """Return the option for lambda of GAE. If the original does not use GAE, lambda is 1."""
     return Words(("--algo.lam", format_value(values["gae-lambda"] if values["use-gae"] else 1)))
 
 
@@ -126,7 +132,7 @@ def loss(values: Values) -> Words:
 
 
 def intervals(values: Values) -> Words:
-    """Return the intervals of logs and validations: updates there, steps here."""
+    """Return the intervals of logs and validations in steps. The original states them in updates."""
     steps = values["num-processes"] * values["num-steps"]
     words = ["--log-every", str(values["log-interval"] * steps)]
     if values["eval-interval"] is not None:
@@ -135,12 +141,12 @@ def intervals(values: Values) -> Words:
 
 
 def schedule(values: Values) -> Words:
-    """Return the learning-rate schedule."""
+    """Return the option for the learning-rate schedule."""
     return Words(("--algo.lr-schedule", "linear" if values["use-linear-lr-decay"] else "constant"))
 
 
 def flicker(values: Values) -> Words:
-    """Return the flicker of the whole stack of frames."""
+    """Return the options for flicker. All frames of a stack are replaced by zeros together."""
     if not values["flicker"]:
         return Words()
     if env_name(values["env-name"]) == "warehouse":

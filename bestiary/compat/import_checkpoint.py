@@ -1,4 +1,4 @@
-"""Import of a checkpoint of an original program as a run folder, which all commands can use."""
+"""Convert a checkpoint of an original program to a run folder, which all commands can use."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -42,7 +42,7 @@ def import_checkpoint(
         envs: names of the environments of the training, if they are not in the flags.
 
     Raises:
-        UserError: a file cannot be read, or the network cannot be imported. Nothing is written then.
+        UserError: a file cannot be read, or the network cannot be imported. In this case nothing is written.
     """
     original = read_checkpoint(path)
     flags = {**(read_meta(meta) if meta is not None else {}), **original.contents.flags}
@@ -52,7 +52,8 @@ def import_checkpoint(
         raise UserError(f"{path} cannot be imported: {error}") from error
     config = make_config(path, flags, network, envs)
     steps, updates = _count_steps(original, config)
-    with torch.device("meta"):  # needs no memory, because the sizes of the network are not checked yet
+    # The sizes in the file are not checked yet and may be huge. Tensors of the device "meta" use no memory.
+    with torch.device("meta"):
         expected = config.make_agent().state_dict()
     weights = translate_weights(original, network, expected, updates)
     learner = make_learner(config, config.make_agent(), torch.device("cpu"))
@@ -93,7 +94,7 @@ def translate_weights(
     `expected` are tensors with the names, shapes and types of the agent's state dict.
 
     Raises:
-        UserError: tensors are missing, or have other shapes than those of the agent, or values that are not finite.
+        UserError: a tensor is missing, has another shape than in the agent, or has values that are not finite.
     """
     found: dict[str, Tensor] = {}
     for name, tensor in original.weights.items():
@@ -120,9 +121,10 @@ def translate_weights(
 def translate_optimizer(
     original: OriginalCheckpoint, network: Network, learner: Learner
 ) -> tuple[dict[str, Tensor], str]:
-    """Return the state of the optimizer for this learner, and the reason if there is none.
+    """Return the state of the optimizer for this learner, and "". If there is none, return {} and the reason.
 
-    The state of parameter i of the original belongs to the parameter of the same name here, which has another index.
+    The optimizer identifies parameters by their indices, which differ between the original and Bestiary. Therefore each
+    index is translated: index in the original -> original name -> name in Bestiary -> index in Bestiary.
     """
     parameters = [name for name in original.weights if name not in STATISTICS]
     if not original.optimizer:
@@ -156,7 +158,7 @@ def _write(run: Run, config: Config, learner: Learner, rows: list[dict[str, Any]
 
 
 def _differences(config: Config, original: OriginalCheckpoint, flags: Mapping[str, Any], problem: str) -> list[str]:
-    """Return what could not be imported or reproduced, one line each."""
+    """Return one line for each difference from the original: something is not imported or cannot be reproduced."""
     lines = []
     if not flags:
         lines.append("the file contains no flags; the training options are the defaults of the original (--meta)")

@@ -28,8 +28,8 @@ COLUMNS = {
     "baseline_loss": "value_loss",
     "entropy_loss": "entropy",
 }
-MAX_UPDATES = 10_000_000  # number of rows that are read
-MAX_ROWS = 200_000  # number of rows that are written
+MAX_UPDATES = 10_000_000  # maximum number of rows that are read
+MAX_ROWS = 200_000  # maximum number of rows that are written
 
 
 def read_logs(path: Path, config: Config) -> list[dict[str, Any]]:
@@ -92,5 +92,5 @@ def _read_updates(path: Path) -> Iterator[dict[str, float]]:
 def _number(word: str) -> float:
     try:
         return float(word)
-    except ValueError:  # a tuple of returns or a tensor
+    except ValueError:  # the text of a tuple of returns or of a tensor
         return math.nan

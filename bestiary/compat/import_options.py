@@ -17,9 +17,9 @@ from bestiary.utils.console import plural
 from bestiary.utils.errors import UserError
 
 PROCGEN_CHANNELS = 3
-# Flags that describe the running program, not the experiment, or that would send data to another computer.
+# Flags that do not describe the experiment. `use_wandb` would also send data to another computer.
 UNUSED_FLAGS = ("mode", "xpid", "savedir", "seed", "use_wandb", "project_name")
-MAX_TRAJECTORIES = 1024  # limit of num_actors and batch_size; the time to fit them to each other grows with both
+MAX_TRAJECTORIES = 1024  # limit of num_actors and batch_size; with larger values, `batch_fit.py` takes long
 UNUSED_OPTIONS = (*LOCATION_OPTIONS, "seed")
 
 
@@ -59,7 +59,7 @@ def make_config(path: Any, flags: Mapping[str, Any], network: Network, envs: Seq
     options = override_options(_translated(program, flags), network.options)
     options |= {"env": names} if names else {}
     options["agent.reset_inputs"] = False
-    # Only the ResNet of the PopArt fork has an input that is not clamped.
+    # The last reward is an input of all networks. Only the ResNet of the PopArt fork does not clamp it.
     is_popart_fork = "use_popart" in flags and options["torso"] == "resnet"
     options["agent.clamp_reward"] = not (is_popart_fork and flags.get("reward_clipping") == "none")
     config = resolve(options)
@@ -71,7 +71,10 @@ def make_config(path: Any, flags: Mapping[str, Any], network: Network, envs: Seq
 
 
 def _env_flags(program: Program, names: Sequence[str]) -> dict[str, Any]:
-    """Return flags for the environments that the user has named. The number of environments depends on them."""
+    """Return flags of the original program for the environments `names`, which the user has given.
+
+    `translate` needs them, because the number of tasks affects the number of parallel environments.
+    """
     if not names:
         return {}
     if program.name.startswith("torchbeast."):
@@ -100,7 +103,7 @@ def _translated(program: Program, flags: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _command_line(program: Program, flags: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the flags that the program knows as words of its command line."""
+    """Yield the words of a command line with these flags. Unknown and unused flags are left out."""
     for flag in program.flags:
         value = flags.get(flag.name)
         if value is None or value is False or flag.name in UNUSED_FLAGS:

@@ -38,7 +38,7 @@ class Section:
     """A section of the page."""
 
     title: str
-    programs: tuple[str, ...]  # the flags are those of the first program
+    programs: tuple[str, ...]  # names to show; the table lists the flags of the first one
     examples: tuple[Example, ...]
     fork: str | None = None  # only flags of this fork; empty: flags that belong to no fork; None: all flags
     modes: tuple[str, ...] = ()  # modes to list; empty: all
@@ -189,7 +189,7 @@ def _render_example(example: Example) -> str:
 
 
 def _render_modes(modes: dict[str, Mode]) -> Iterator[str]:
-    """Yield the table of modes, with the options that stand for what the original has built in."""
+    """Yield the lines of the table of modes. The column of fixed options comes from `Mode.fixed`."""
     yield "| mode | command | options that are always set | differences |\n|---|---|---|---|"
     for name, mode in modes.items():
         command = f"`bestiary {' '.join(mode.command)}`" if mode.command else "none"

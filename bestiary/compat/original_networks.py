@@ -39,8 +39,8 @@ class UnknownNetwork(Exception):
 class Row:
     """One row of a table: names of the original, and the names of the same tensors in Bestiary.
 
-    In `original`, # stands for a number n, and * for any other part of a name. In `own`, # stands for first + factor n.
-    Both may be the name of a tensor, or of a module whose tensors have the same names in both.
+    In `original`, # stands for a number n, and * for any word. In `own`, # stands for the number first + factor * n.
+    `original` and `own` are names of tensors, or of modules. Inside these modules, tensors have the same names.
     """
 
     original: str
@@ -50,7 +50,10 @@ class Row:
     convert: Callable[[Tensor], Tensor] = lambda tensor: tensor
 
     def match(self, name: str) -> str | None:
-        """Return the name in Bestiary of an original tensor: "" if it is unused, None if this row is not its row."""
+        """Return the name in Bestiary of the original tensor `name`.
+
+        Return "" if the original does not use the tensor. Return None if this row does not describe it.
+        """
         pattern = re.escape(self.original).replace(r"\#", "#").replace("#", r"(?P<n>[0-9]{1,3})").replace(r"\*", r"\w+")
         found = re.fullmatch(pattern + r"(?P<rest>\.\w+)?", name)
         if found is None:
@@ -136,7 +139,8 @@ def identify(weights: Weights, uses_popart: bool, resets_every_step: bool) -> Ne
 
     Args:
         weights: the tensors by their original names.
-        uses_popart: whether the value heads are normalised. True also follows from statistics that are not (0, 1).
+        uses_popart: whether the flags say that the value heads are normalised. If they do not, PopArt is also assumed
+            if the stored statistics differ from the initial ones (mu 0, sigma 1).
         resets_every_step: whether the SRWM is reset in each step (flag use_no_carry_sr).
 
     Raises:
@@ -223,7 +227,8 @@ def _find_mixer(weights: Weights) -> tuple[str, tuple[Row, ...], int, int]:
     """Return name, table, number of heads and features per head of a memory with fast weights."""
     find = partial(_find, weights)
     if (slow := find(r"core\.\w+\.0\.slow_net\.weight")) is not None:
-        # The rows are queries, keys and values (E each) and one learning rate per head; out_linear has H E columns.
+        # slow_net has 3 E + 1 rows per head: E each for queries, keys and values, and 1 for the learning rate.
+        # out_linear has H E columns.
         width = _axis(weights, _find(weights, r"core\.\w+\.0\.out_linear\.weight") or "out_linear", 1)
         heads = _axis(weights, slow, 0) - 3 * width
         if heads <= 0 or width % heads or find(r"core\.\w+\.0\.R_\w") is not None:

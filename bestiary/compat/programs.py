@@ -1,4 +1,4 @@
-"""The original programs whose command lines Bestiary understands, by name."""
+"""PROGRAMS: the original programs whose command lines `bestiary compat` accepts, by name."""
 
 from bestiary.compat import iam, torchbeast, torchbeast_analysis, torchbeast_procgen
 from bestiary.compat.table import Program

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 # How a flag is translated.
-OPTION = "option"  # to `Flag.option` with the converted value
-JOINT = "joint"  # together with other flags, by a rule of the mode; `Flag.option` only describes the result
-EXPLAINED = "explained"  # not at all: the flag has no meaning in Bestiary
-REFUSED = "refused"  # not at all: the translation fails unless the flag has its default value
+OPTION = "option"  # it becomes `Flag.option` with the converted value
+JOINT = "joint"  # a rule of the mode translates it with other flags; `Flag.option` only describes the result
+EXPLAINED = "explained"  # it is ignored, because it has no meaning in Bestiary
+REFUSED = "refused"  # the translation fails, unless the flag has its default value
 
 
 def format_value(value: Any) -> str:
@@ -51,7 +51,7 @@ class Values:
     flags: Mapping[str, Any]
     given: frozenset[str]  # names of the flags on the command line
     program: str
-    variants: tuple[str, ...] = ()  # names for Flag.defaults, the most specific first
+    variants: tuple[str, ...] = ()  # keys of Flag.defaults that apply, the most specific first
     cluster: str | None = None  # value of --cluster of `bestiary compat`
 
     def __getitem__(self, name: str) -> Any:
@@ -79,15 +79,15 @@ class Mode:
     """A mode of an original program (train, test, ...) and the Bestiary command that does the same."""
 
     command: tuple[str, ...]  # for example ("look", "saliency"); empty: the mode is only explained
-    rules: tuple[Callable[[Values], Words], ...] = ()  # each returns words that depend on several flags
+    rules: tuple[Callable[[Values], Words], ...] = ()  # each rule returns words that depend on several flags
     # each(values) returns the additional words of each command, if one original command needs several commands here.
     each: Callable[[Values], tuple[Words, ...]] | None = None
-    # What the original has built in, without a flag: (words of the Bestiary command, description).
+    # Behaviour of the original that no flag controls: (words of the Bestiary command, description).
     fixed: tuple[tuple[str, str], ...] = ()
     differences: tuple[str, ...] = ()  # printed for each command of this mode
     fork: str = ""  # the fork that has this mode; empty: all
     starts: bool = True  # False: the command is only printed
-    runs_with_cluster: bool = False  # whether `starts` is ignored if --cluster is given
+    runs_with_cluster: bool = False  # whether --cluster starts the command even if `starts` is False
 
 
 @dataclass(frozen=True)
@@ -100,6 +100,6 @@ class Program:
     default_mode: str = "train"
     # detect(values of the given flags) returns Values.variants.
     detect: Callable[[Mapping[str, Any]], tuple[str, ...]] = lambda given: ()
-    # Why words without a flag are ignored; empty: they are refused.
+    # Reason why words that are neither flags nor their values are ignored; empty: such words are errors.
     extra_words: str = ""
     supports_cluster: bool = False

@@ -1,4 +1,7 @@
-"""MonoBeast and PolyBeast of TorchBeast, of its PopArt fork and of its reward-misspecification fork."""
+"""Translation of MonoBeast and PolyBeast, the programs of TorchBeast, of its PopArt and reward-misspecification forks.
+
+Each public function whose only argument is `values` is a rule of a `Mode`: it returns words of the Bestiary command.
+"""
 
 import shlex
 import time
@@ -30,7 +33,7 @@ FORK_TITLES = {"popart": "PopArt fork", "reward": "reward-misspecification fork"
 
 
 def task_names(text: str) -> tuple[str, ...]:
-    """Return the Bestiary names of the games in a value of --env."""
+    """Return the Bestiary names of the games in `text`, a value of --env. It may also be a group, for example "six"."""
     if text in GROUPS:
         return tuple(f"atari/{game}" for game in GROUPS[text])
     if text == "Mock":
@@ -48,10 +51,10 @@ def environments(values: Values) -> Words:
 
 
 def new_run(values: Values) -> Words:
-    """Return the run folder SAVEDIR/XPID of a training, and its seed.
+    """Return the options for the run folder SAVEDIR/XPID and for the seed of a training.
 
-    The seed follows from the name of the run, so that runs have different initial weights, as in the original, and a
-    run is resumed with its own seed.
+    The seed is computed from the name of the run. So runs with different names have different initial weights, as in
+    the original. If the command is repeated to resume the run, it has the same seed.
     """
     xpid = values["xpid"] or f"torchbeast-{time.strftime('%Y%m%d-%H%M%S')}"
     seed = str(zlib.crc32(xpid.encode()) % NUM_SEEDS)
@@ -72,12 +75,20 @@ def existing_run(values: Values) -> Words:
 
 
 def played_environments(values: Values) -> Words:
-    """Return the environments of a test, which need not be those of the training."""
+    """Return the option for the environments of a test. They may differ from those of the training."""
     return Words(("--env", *task_names(values["env"])))
 
 
 def actors(values: Values, tasks: Sequence[str], wanted: int, name: str, cluster: str | None) -> Words:
-    """Return the number of environments that corresponds to `wanted` actors, the value of the flag `name`."""
+    """Return the options for as many environments as the original has actors, or for slightly more.
+
+    Args:
+        values: flags of the original program.
+        tasks: names of the environments.
+        wanted: number of actors or environment servers of the original.
+        name: flag of the original with this number, for messages.
+        cluster: value of --cluster. If it is given, there is one actor process per environment if possible.
+    """
     algorithm = Impala(Impala.Options(batch_size=values["batch_size"], rollout_length=values["unroll_length"]))
     words: tuple[str, ...] = ()
     if cluster is not None:
@@ -100,15 +111,15 @@ def actors(values: Values, tasks: Sequence[str], wanted: int, name: str, cluster
 
 
 def num_envs(values: Values) -> Words:
-    """Return the number of environments of a training."""
+    """Return the options for the number of environments of a training."""
     tasks = task_names(values["env"])
-    # MonoBeast of the PopArt fork counts the actors of each game.
+    # In MonoBeast of the PopArt fork, num_actors is the number of actors per game.
     factor = len(tasks) if "popart-mono" in values.variants else 1
     return actors(values, tasks, factor * values["num_actors"], "num_actors", values.cluster)
 
 
 def num_servers(values: Values) -> Words:
-    """Return the actors of a local cluster that correspond to the environment servers of PolyBeast."""
+    """Return the options for a cluster whose actors correspond to the environment servers of PolyBeast."""
     tasks = task_names(values["env"])
     return actors(values, tasks, values["num_servers"], "num_servers", values.cluster or "local")
 
@@ -142,7 +153,7 @@ def _num_actions(values: Values) -> int:
 
 
 def frames(values: Values) -> Words:
-    """Return the size and the format of the frames."""
+    """Return the options for the size and the format of the frames."""
     words: list[str] = []
     if {"frame_height", "frame_width"} & values.given:
         words += ["--frame-size", f"{values['frame_height']}x{values['frame_width']}"]
@@ -171,7 +182,7 @@ def critic(values: Values) -> Words:
 
 
 def proxy_reward(values: Values) -> Words:
-    """Return the proxy reward, the true rewards and the learning-rate schedule of the reward-misspecification fork."""
+    """Return the options for the proxy reward and the true reward of the reward-misspecification fork."""
     if values.fork != "reward":
         return Words()
     fuel, move, true_move = (values[name] for name in ("fuel_multiplier", "move_penalty", "true_move_penalty"))
@@ -206,7 +217,7 @@ def _move_reward(penalty: float) -> str:
 
 
 def checkpoint_schedule(values: Values) -> Words:
-    """Return the intervals of the checkpoints: rolling ones every 10 minutes, permanent ones as in the PopArt fork."""
+    """Return the options for checkpoints: rolling ones every 10 minutes, and permanent ones as in the PopArt fork."""
     interval = values["save_model_every_nsteps"]
     words = ["--save-every", format_value(interval)]
     if interval:
@@ -217,12 +228,15 @@ def checkpoint_schedule(values: Values) -> Words:
 
 
 def test_episodes(values: Values) -> Words:
-    """Return the number of games of a test."""
+    """Return the option for the number of games of a test."""
     return Words(("--episodes", str(values["num_episodes"])))
 
 
 def audit_episodes(values: Values) -> Words:
-    """Return the number of games of an audit: the fork plays 15 times N lives, and River Raid has 4 lives per game."""
+    """Return the option for the number of games of an audit.
+
+    With --num_episodes N, the fork plays 15 N lives. A game of River Raid has 4 lives.
+    """
     lives = values["num_episodes"] if "num_episodes" in values.given else 4
     games = max(1, round(15 * lives / 4))
     return Words(
@@ -232,12 +246,12 @@ def audit_episodes(values: Values) -> Words:
 
 
 def lr_schedule(values: Values) -> Words:
-    """Return the learning-rate schedule: stages in the reward-misspecification fork, else linear."""
+    """Return the option for the learning-rate schedule: staggered in the reward-misspecification fork, else linear."""
     return Words(("--algo.lr-schedule", "staggered" if values.fork == "reward" else "linear"))
 
 
 def fork_note(values: Values) -> Words:
-    """Return the line that names the fork whose defaults are used."""
+    """Return a message that names the fork whose defaults are used, and the reason for this choice."""
     if not values.fork:
         return Words()
     own = [f"--{flag.name}" for flag in FLAGS if flag.fork == values.fork and flag.name in values.given]
@@ -329,7 +343,7 @@ ENV_INFO = Mode(
 
 
 def _variants(kind: str, given: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the variants of a program of TorchBeast. `kind` is mono or poly."""
+    """Return `Values.variants` for a program of TorchBeast. `kind` is "mono" (MonoBeast) or "poly" (PolyBeast)."""
     fork = given["fork"]
     if not fork and ("," in given.get("env", "") or given.get("env") in GROUPS):
         fork = "popart"  # only this fork trains on several games

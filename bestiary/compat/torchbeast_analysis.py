@@ -1,4 +1,7 @@
-"""The analysis programs of TorchBeast's PopArt fork: saliency, filter comparison and attention."""
+"""Translation of the analysis programs of TorchBeast's PopArt fork: saliency, filter comparison and attention.
+
+Each public function returns words of the equivalent Bestiary command (see `Mode.rules` and `Mode.each`).
+"""
 
 from dataclasses import replace
 
@@ -16,12 +19,12 @@ DRAWN = (SALIENCY_COMMAND, ATTENTION_COMMAND)
 
 
 def drawn_environment(values: Values) -> Words:
-    """Return the environment that is drawn."""
+    """Return the option for the environment that is drawn."""
     return Words(("--env", *task_names(values["env"])))
 
 
 def saliency_output(values: Values) -> Words:
-    """Return the output file, if --saliencydir is given. A relative path is relative to the run folder."""
+    """Return the option for the output file if --saliencydir is given. This path may be relative to the run folder."""
     if values["saliencydir"] is None:
         return Words()
     folder = expand_path(f"{values['savedir']}/{values['xpid']}/{values['saliencydir']}")
@@ -31,7 +34,7 @@ def saliency_output(values: Values) -> Words:
 
 
 def attention_output(values: Values) -> Words:
-    """Return the output file, if --save_dir is given."""
+    """Return the option for the output file if --save_dir is given."""
     return Words(("--out", f"{expand_path(values['save_dir'])}/attention.mp4") if values["save_dir"] else ())
 
 
@@ -126,7 +129,7 @@ LAYERS_PER_SECTION = 5  # a section of the ResNet: one convolution, then two res
 
 
 def _runs_of(comparison: str, reference: str) -> tuple[str, ...]:
-    """Return the names of the compared runs, the reference first."""
+    """Return the names of the compared runs. The reference is the first one, except for "time_steps"."""
     if comparison == "single_single":
         return (reference, *(game for game in SIX_GAMES if game != reference))
     if comparison == "time_steps":
@@ -137,7 +140,7 @@ def _runs_of(comparison: str, reference: str) -> tuple[str, ...]:
 
 
 def filter_comparisons(values: Values) -> tuple[Words, ...]:
-    """Return the runs and the output file of each comparison, and for both ways of matching filters."""
+    """Return the words of one command for each comparison and each way of matching filters."""
     plots = values["mode"] == "filter_comp_plot"
     matchings = ["index"] if values["comp_no_optimal"] else ["index", "optimal"]
     if plots:

@@ -1,6 +1,7 @@
-"""Flags of TorchBeast and of its forks: one set of flags for MonoBeast and PolyBeast, the union of all forks.
+"""Flags of TorchBeast and of its forks.
 
-`LEARNER_FLAGS` are the flags that the fork for ProcGen has, too.
+`FLAGS` contains all flags of MonoBeast and PolyBeast in all forks, except the fork for ProcGen. `LEARNER_FLAGS` is
+the part of `FLAGS` that the fork for ProcGen also has.
 """
 
 import os

@@ -1,4 +1,7 @@
-"""PolyBeast of the fork of TorchBeast for self-referential weight matrices (SRWM) on ProcGen."""
+"""Translation of PolyBeast of the fork of TorchBeast for self-referential weight matrices (SRWM) on ProcGen.
+
+Most functions with the argument `values` are rules of a `Mode`: they return words of the equivalent Bestiary command.
+"""
 
 from dataclasses import replace
 
@@ -16,7 +19,7 @@ GAMES = (
 ).split()
 MEMORY_GAMES = "dodgeball heist maze miner caveflyer jumper".split()
 
-# Flag that chooses the memory -> its options. The first flag that is given wins, as in the original.
+# Flag -> memory. If several of these flags are given, the first one in this order applies, as in the original.
 MEMORIES = {
     "use_delta": "delta",
     "use_sr": "srwm",
@@ -53,22 +56,22 @@ def environments(values: Values) -> Words:
 
 
 def num_envs(values: Values) -> Words:
-    """Return the number of environments of a training."""
+    """Return the options for the number of environments of a training."""
     return actors(values, games(values), values["num_actors"], "num_actors", values.cluster)
 
 
 def level_range(start: int, count: int) -> str:
-    """Return `count` levels from `start` as a value of --levels; 0 levels: all."""
+    """Return the value of --levels for `count` levels from level `start`. A count of 0 stands for all levels."""
     return f"{start}:{start + count}" if count else "all"
 
 
 def levels(values: Values) -> Words:
-    """Return the training levels."""
+    """Return the option for the training levels."""
     return Words(("--levels", level_range(values["start_level"], values["num_levels"])))
 
 
 def memory(values: Values) -> Words:
-    """Return the memory and its sizes."""
+    """Return the options of the memory: its kind and its sizes."""
     chosen = next((name for name in MEMORIES if values[name]), None)
     if chosen is None:
         if values["use_deep_ff"]:
@@ -92,13 +95,13 @@ def memory(values: Values) -> Words:
 
 
 def torso(values: Values) -> Words:
-    """Return the number of channels of the convolutions."""
+    """Return the option for the number of channels of the convolutions."""
     scale = values["conv_scale"]
     return Words(("--torso.channels", f"{16 * scale},{32 * scale},{32 * scale}") if scale != 1 else ())
 
 
 def validation(values: Values) -> Words:
-    """Return the options of the validation during training."""
+    """Return the options for the validation during training."""
     if values["disable_validation"]:
         return Words()
     every = values["validate_step_every"]
@@ -114,23 +117,23 @@ def validation(values: Values) -> Words:
 
 
 def extra_checkpoint(values: Values) -> Words:
-    """Return the step of the additional checkpoint, if it is within the training."""
+    """Return the option for the additional checkpoint, unless its step is after the end of the training."""
     steps = values["save_extra_checkpoint"]
     return Words(("--keep-at", format_value(steps)) if 0 < steps <= values["total_steps"] else ())
 
 
 def rolling_checkpoints(values: Values) -> Words:
-    """Return the interval of the rolling checkpoints."""
+    """Return the option for the interval between rolling checkpoints."""
     return Words(() if values["disable_checkpoint"] else ("--save-minutes", "10"))
 
 
 def wandb(values: Values) -> Words:
-    """Return the Weights & Biases project."""
+    """Return the option for the Weights & Biases project, if --use_wandb is given."""
     return Words(("--wandb", values["project_name"] or "bestiary") if values["use_wandb"] else ())
 
 
 def test_levels(values: Values) -> Words:
-    """Return the test levels and the number of games."""
+    """Return the options for the test levels and the number of games."""
     count = values["test_num_levels"]
     words = ("--levels", level_range(values["test_start_level"], count))
     if count == TEST_GAMES:
@@ -139,12 +142,12 @@ def test_levels(values: Values) -> Words:
 
 
 def test_environment(values: Values) -> Words:
-    """Return the game and the mode of a test."""
+    """Return the option for the game and its mode in a test."""
     return Words(("--env", f"{game_name(values['env'])}:{values['test_distribution_mode']}"))
 
 
 def test_checkpoint(values: Values) -> Words:
-    """Return the checkpoint of a test."""
+    """Return the option for the checkpoint of a test."""
     name = values["test_model_name"]
     if values["eval_extra"] or name == "model_extra.tar":
         return Words(("--checkpoint", format_value(values["save_extra_checkpoint"])))
@@ -152,7 +155,7 @@ def test_checkpoint(values: Values) -> Words:
 
 
 def test_memory(values: Values) -> Words:
-    """Return the interval at which the recurrent state is reset in a test."""
+    """Return the option for the interval at which the recurrent state is reset in a test."""
     return Words(("--reset-state-every", str(values["unroll_length"])) if values["test_no_carry_sr"] else ())
 
 
@@ -301,7 +304,7 @@ POLYBEAST = Program(
     "torchbeast_procgen.polybeast",
     FLAGS,
     {"train": TRAIN, "test": TEST, "test_render": TEST_RENDER},
-    detect=lambda given: ("poly",),  # resumes an existing run, as PolyBeast
+    detect=lambda given: ("poly",),  # with this variant, an existing run is resumed
     supports_cluster=True,
 )
 POLYBEAST_LEARNER = replace(

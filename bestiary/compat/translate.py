@@ -1,4 +1,4 @@
-"""Translation of a command line of an original program to Bestiary commands, with the tables of `programs.py`."""
+"""Translate the command line of an original program to Bestiary commands, as the tables in PROGRAMS say."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from bestiary.compat.table import EXPLAINED, OPTION, REFUSED, Flag, Mode, Progra
 from bestiary.utils.errors import UserError
 from bestiary.utils.options import check_limits, convert, suggest
 
-LINE_WIDTH = 110  # of a printed command
+LINE_WIDTH = 110  # maximum width of a printed command, in characters
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def format_command(words: Sequence[str]) -> str:
 
 
 def parse_flags(program: Program, argv: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """Return the converted values of the flags that are given, and a line about words that are ignored."""
+    """Return the converted values of the given flags, and the messages about ignored words (none or one)."""
     table = {_normalise(flag.name): flag for flag in program.flags}
     given: dict[str, Any] = {}
     extra: list[str] = []
@@ -126,7 +126,10 @@ def parse_flags(program: Program, argv: Sequence[str]) -> tuple[dict[str, Any], 
 
 
 def _hint(name: str, program: Program) -> str:
-    """Return a hint about an unknown flag: the flag for this option of Bestiary, or flags with similar names."""
+    """Return a hint about an unknown flag.
+
+    If `name` is an option of Bestiary, the hint is the corresponding flag. Otherwise it lists flags with similar names.
+    """
     same = [flag.name for flag in program.flags if flag.option.strip("`").split() == [f"--{name}"]]
     return (
         f"; did you mean --{same[0]}?" if same else suggest(f"--{name}", [f"--{flag.name}" for flag in program.flags])
@@ -168,7 +171,10 @@ def _default(flag: Flag, variants: Sequence[str]) -> Any:
 
 
 def _translate_flag(flag: Flag, values: Values, command: str) -> Words:
-    """Return the option of a flag that is translated alone, and the difference of any flag that is given."""
+    """Return the words for one flag, and a message about its difference if the user gave the flag.
+
+    There are words only if the status of the flag is OPTION. Rules of the mode translate other flags.
+    """
     value, is_given = values[flag.name], flag.name in values.given
     if flag.status == REFUSED and is_given and value != flag.default:
         raise UserError(f"{_shown(flag, value)}: {flag.difference}")
@@ -182,7 +188,7 @@ def _translate_flag(flag: Flag, values: Values, command: str) -> Words:
 
 
 def _unused_flags(program: Program, values: Values, command: str) -> Words:
-    """Return a line that names the given flags without a meaning for this command, for example --lr for a test."""
+    """Return a message that names the given flags that do not matter for this command, such as --lr for a test."""
     unused = [
         flag.name
         for flag in program.flags
