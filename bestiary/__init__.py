@@ -14,8 +14,8 @@ import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
-# Bestiary runs operations in several parallel threads, each of which uses one core. Therefore a single operation must
-# not start additional OpenMP threads. This variable must be set before torch is imported.
+# Bestiary runs PyTorch operations in several threads of its own, and each of them uses one core. If each operation also
+# started OpenMP threads, there would be more threads than cores. The variable must be set before torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 __version__ = "0.2.0"

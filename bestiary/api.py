@@ -53,7 +53,7 @@ def train(
         if_exists: what to do if the run folder already exists and is not empty. "error": raise UserError. "resume":
             resume the run in this folder. "new": append a number to the name.
         trust_code: whether plug-ins that a config file or the run of `init_from` names may be executed, although you
-            have not used them before. Plug-ins that you name in `options` are always executed.
+            have never used them. Plug-ins that you name in `options` are always executed.
         options: options of `bestiary train` with underscores instead of hyphens, for example `sticky=0.25`,
             `preset="hello"` or `config="runs/a/config.toml"`. Options of components are given as a dict
             (`memory={"name": "lstm", "hidden": 512}`) or with a dot (`**{"memory.hidden": 512}`).
@@ -84,7 +84,8 @@ def start(config: Config, location: RunLocation = RunLocation()) -> Run:
     """Train a new run to its end and return it. If the run exists and `location.if_exists` is "resume", resume it.
 
     Raises:
-        UserError: the config is invalid, the folder must not be used, or it contains a run with another config or seed.
+        UserError: the config is invalid, or the run folder already exists and `location.if_exists` does not allow its
+            use, or the run in it has another config or seed.
         RunError: the training cannot continue.
         Interrupted: a signal stopped the run before its end.
     """
@@ -93,7 +94,7 @@ def start(config: Config, location: RunLocation = RunLocation()) -> Run:
     make_user_callbacks(config)  # raises UserError if a callback is not usable
     check_devices(config)
     check_user_envs(config)
-    agent = config.make_agent()  # built here so that errors in components occur before the run folder is created
+    agent = config.make_agent()  # to find errors in components before the run folder is created; not used for training
     if not config.rewards.is_default:
         note(describe_rewards(config, agent))
         warn_about_clipping(config)
@@ -152,7 +153,7 @@ def resume(
 
 
 def _set_machine_options(run: Run, chosen: dict[str, Any]) -> None:
-    """Change the options of a run that are choices about this machine."""
+    """Set the options that are choices about this machine (MACHINE_OPTIONS) to the values in `chosen`."""
     saved = machine_values(run.config.training)
     changed = {name: value for name, value in chosen.items() if value != saved[name]}
     if changed:
@@ -200,8 +201,8 @@ def _resume(run: Run, steps: int | None, checkpoint_steps: int | None, ray: Any,
 def _check_identity(run: Run, checkpoint: Checkpoint, accept_changes: bool) -> list[ConfigChange]:
     """Compare a checkpoint with its run. Return the options that differ between the checkpoint and config.toml.
 
-    Raise UserError if the checkpoint was saved by another run, or with other options or another seed, unless
-    `accept_changes` is true.
+    Unless `accept_changes` is true, raise UserError if another run saved the checkpoint, or if an option that affects
+    the experiment (or the seed) differs.
     """
     state = checkpoint.load_state()
     check_saved_state(state)
@@ -223,7 +224,10 @@ def _check_identity(run: Run, checkpoint: Checkpoint, accept_changes: bool) -> l
 
 
 def _choose_checkpoint(run: Run, steps: int | None) -> Checkpoint | None:
-    """Return the checkpoint to resume from, or None if the run has none. Rename later checkpoints to abandoned-*."""
+    """Return the checkpoint nearest to `steps` (None: the newest one), or None if there is no checkpoint.
+
+    Rename later checkpoints to abandoned-*.
+    """
     if not run.checkpoints and steps is None:
         note(f"{run.path} has no checkpoint; training starts from step 0")
         return None
@@ -237,7 +241,7 @@ def _choose_checkpoint(run: Run, steps: int | None) -> Checkpoint | None:
 
 
 def _train(run: Run, config: Config, checkpoint: Checkpoint | None, ray: Any) -> None:
-    """Train a run from a checkpoint or, if it is None, from step 0. `ray` is the connected Ray module, or None."""
+    """Train a run from a checkpoint, or from step 0 if `checkpoint` is None. Use Ray unless `ray` is None."""
     if checkpoint is not None:
         checkpoint = Checkpoint(checkpoint.path.absolute())
     try:
@@ -246,7 +250,7 @@ def _train(run: Run, config: Config, checkpoint: Checkpoint | None, ray: Any) ->
                 train_run(run, config, checkpoint)
             else:
                 train_on_cluster(run, config, checkpoint, ray)
-    except SystemExit as error:  # otherwise the command could end with status 0, although training is not finished
+    except SystemExit as error:  # otherwise an unfinished training could end the command with status 0
         cause = plugins.describe_error(error) or plugins.error_line(error)
         raise RunError(f"code of the run ended the training: {cause}") from error
 
