@@ -37,7 +37,7 @@ compiled = torch.compile(eager, dynamic=False)
 
 
 def measure_rate(num_threads: int, seconds: float = 8.0) -> float:
-    """Return the steps/s whose gradients are computed by the given number of threads."""
+    """Return the speed at which `num_threads` threads compute gradients of micro-batches, in steps/s."""
     with ThreadPoolExecutor(num_threads, initializer=torch.set_num_threads, initargs=(1,)) as threads:
         list(threads.map(gradient, micro_batches))  # warm-up
         start = time.perf_counter()

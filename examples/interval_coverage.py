@@ -4,8 +4,8 @@
 
 All values are drawn from a normal distribution. The first table is about intervals of the mean of n values: Student's
 t, which Bestiary uses for n < 20, and the percentile bootstrap. The second table is about the stratified bootstrap, for
-the mean and the interquartile mean (IQM) over K tasks with R runs each. The third table is about the reward audit: the
-fraction of constant curves in which it finds a significant drop of the true return.
+the mean and the interquartile mean (IQM) over K tasks with R runs each. The third table is about the reward audit: how
+often it finds a significant drop of the true return in random curves without a trend.
 """
 
 import numpy as np

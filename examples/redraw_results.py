@@ -59,7 +59,7 @@ def draw_learning_curves(path: Path) -> None:
 
 
 def draw_checkpoints(path: Path) -> None:
-    """Draw the returns of several evaluated checkpoints from the episodes of a CSV file of `bestiary eval`."""
+    """Draw the returns of several checkpoints. `path` is a CSV file of `bestiary eval` with one episode per row."""
     games: dict[tuple[str, int], list[Episode]] = {}
     for row in read_rows(path):
         value, length = float(row["return"]), int(row["length"])
@@ -95,8 +95,8 @@ def draw_audit(folder: Path) -> None:
 
 
 def _point(row: dict[str, str], axis: str) -> CurvePoint:
-    """Return a point whose three values have the mean and the standard error of the row."""
-    spread = np.sqrt(3) * np.array([-1.0, 0.0, 1.0])  # standard error 1
+    """Return a point with three values whose mean and standard error are those of the row."""
+    spread = np.sqrt(3) * np.array([-1.0, 0.0, 1.0])  # three values with mean 0 and standard error 1
     training, true = (float(row[f"{name}_mean"]) + float(row[f"{name}_se"]) * spread for name in ("training", "true"))
     return CurvePoint(float(row[axis]), training, true)
 

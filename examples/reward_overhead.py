@@ -2,8 +2,8 @@
 
     python examples/reward_overhead.py
 
-The time is measured inside the steps. A comparison of a run with and a run without components would not work, because
-two runs of the same configuration differ by more than this time on a noisy machine.
+The time is measured inside the steps. It cannot be measured by comparing a run with components and a run without: on a
+noisy machine, even two equal runs differ by more than this time.
 """
 
 import time
@@ -33,8 +33,8 @@ def main() -> None:
 
     compute_components = pool.pool._compute_components
     pool.pool._compute_components = timed("components", compute_components)
-    pool.pool.recv = timed("game", pool.pool.recv)  # steps the games, including components
-    recv = timed("recv", pool.recv)  # computes the rewards, including the above
+    pool.pool.recv = timed("game", pool.pool.recv)  # steps the games and computes the components
+    recv = timed("recv", pool.recv)  # also computes the rewards
     pool.reset()
     start = time.perf_counter()
     for actions in np.random.default_rng(0).integers(0, pool.action_spec.n, (STEPS, NUM_ENVS)):
