@@ -10,15 +10,15 @@ from bestiary.runs.csv_tables import read_rows
 from bestiary.runs.run import Run
 from bestiary.utils.errors import UserError
 
-WARM_UP_SECONDS = 20.0  # memory, descriptors and threads are compared with those after this time
-MIN_SECONDS = 15.0  # a leak is looked for only if the process ran at least so long after the warm-up
+WARM_UP_SECONDS = 20.0  # leaks: compare the resources at the end with those at this time
+MIN_SECONDS = 15.0  # leaks are only checked in processes that run at least this long after it
 MAX_GROWTH_MB = 24.0
 MAX_NEW_DESCRIPTORS = 4
 MAX_NEW_THREADS = 3
 
 
 def check_run(path: Path, variant: Variant) -> list[str]:
-    """Check the checkpoints and tables of a run that no process writes."""
+    """Check the checkpoints and tables of a run. No process may be training the run."""
     problems = []
     run = Run(path)
     for checkpoint in run.checkpoints:
@@ -40,7 +40,7 @@ def check_run(path: Path, variant: Variant) -> list[str]:
 
 
 def check_metrics_steps(steps: list[int], max_gap: int) -> list[str]:
-    """Check the column `step` of metrics.csv: increasing, without a gap."""
+    """Check the column `step` of metrics.csv: it increases from row to row, by at most `max_gap`."""
     problems = []
     for before, after in zip([0, *steps[:-1]], steps, strict=True):
         if after <= before:

@@ -1,4 +1,4 @@
-"""The disk on which the runs of the soak test are written, and which can be full for some time."""
+"""The disk to which the soak test writes its runs. The test can fill it for some time."""
 
 import contextlib
 import resource
@@ -10,9 +10,10 @@ FILL_BLOCK = b"\0" * 65536
 
 
 class SoakDisk:
-    """A context that owns a small file system in memory. Without permission to mount it, it is an ordinary folder.
+    """Context manager that mounts a small file system in memory at `folder`, if this is permitted.
 
-    On an ordinary folder, a full disk is imitated by a limit of the file size of one process: all its writes fail.
+    Otherwise `folder` is an ordinary folder. Then `fill` limits the size of the files that a process may write, so that
+    all its writes fail as on a full disk.
     """
 
     def __init__(self, folder: Path):
@@ -23,7 +24,7 @@ class SoakDisk:
     def __enter__(self) -> "SoakDisk":
         self.folder.mkdir(parents=True)
         options = f"size={DISK_MB}m"
-        with contextlib.suppress(OSError):  # there is no command `mount`
+        with contextlib.suppress(OSError):  # OSError: there is no command `mount`
             command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(self.folder)]
             self.mounted = subprocess.run(command, capture_output=True).returncode == 0
         return self
@@ -34,7 +35,7 @@ class SoakDisk:
 
     @property
     def kind(self) -> str:
-        """A description for the report."""
+        """How the disk is filled, as text for the report."""
         return f"tmpfs of {DISK_MB} MB" if self.mounted else "limit of the file size"
 
     def fill(self, pid: int) -> None:
@@ -55,6 +56,6 @@ class SoakDisk:
             self.limited_pid = 0
 
     def _limit(self, size: int) -> None:
-        with contextlib.suppress(OSError):  # the process has ended
+        with contextlib.suppress(OSError):  # OSError: the process has ended
             hard = resource.prlimit(self.limited_pid, resource.RLIMIT_FSIZE)[1]
             resource.prlimit(self.limited_pid, resource.RLIMIT_FSIZE, (size if size == 1 else hard, hard))

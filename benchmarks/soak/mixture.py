@@ -1,4 +1,4 @@
-"""The mixture of small runs that the soak test trains, and the callback that slows them down."""
+"""The small training runs of the soak test (MIXTURE), and the callback that slows them down."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,12 +25,12 @@ COMMON = (
 
 @dataclass(frozen=True)
 class Variant:
-    """One configuration of the mixture."""
+    """One training configuration of the soak test."""
 
     name: str
     options: tuple[str, ...]
     steps: int
-    max_row_gap: int  # maximum distance of two rows of metrics.csv, in steps
+    max_row_gap: int  # maximum number of steps between two rows of metrics.csv
     is_exact: bool = False  # whether a resumed run equals the uninterrupted run bit for bit
 
     def train_command(self, run: Path, pace: Path) -> list[str]:

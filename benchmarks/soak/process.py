@@ -1,4 +1,4 @@
-"""A training process of the soak test: start, measurement of its resources, and what remains after its end."""
+"""Start a training process of the soak test, measure its resources, and find what remains after its end."""
 
 import contextlib
 import os
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from benchmarks.soak.mixture import PACE_VARIABLE
 
-TAG_VARIABLE = "SOAK_PROCESS"  # all processes of a training have this environment variable, with a value of its own
+TAG_VARIABLE = "SOAK_PROCESS"  # environment variable of a training process and its children, with a unique value
 SLOW_DISK = """
 import os, sys, time
 from bestiary.cli.main import main
@@ -45,7 +45,7 @@ class TrainingProcess:
         tag: value of TAG_VARIABLE.
         temporary: folder for temporary files.
         log: file to which the output is appended.
-        slow_disk: whether each synchronisation of a file takes 0.3 s longer.
+        slow_disk: whether each call of `os.fsync` takes 0.3 s longer.
         seconds_per_update: pause after each update.
     """
 
@@ -95,13 +95,13 @@ class TrainingProcess:
             self.process.send_signal(signum)
 
     def wait(self, seconds: float) -> int | None:
-        """Wait for the end of the process. Return its exit status, or None if it still runs after some seconds."""
+        """Wait for the end of the process. Return its exit status, or None if it still runs after `seconds`."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             return self.process.wait(seconds)
         return None
 
     def output(self) -> str:
-        """Return what the process has printed."""
+        """Return the text that the process has printed so far."""
         return self.log.read_bytes()[self.log_start :].decode(errors="replace")
 
     def measure(self) -> None:
@@ -116,7 +116,7 @@ class TrainingProcess:
             self.samples.append(Sample(time.monotonic() - self.start, rss_mb, descriptors, threads))
 
     def leftovers(self) -> list[str]:
-        """Return the processes that this process has started and that still run, and its temporary files."""
+        """Return the names of temporary files of this process, and the processes with its tag that still run."""
         found = [path.name for path in self.temporary.iterdir()]
         wanted = f"{TAG_VARIABLE}={self.tag}".encode()
         for folder in Path("/proc").glob("[0-9]*"):

@@ -20,19 +20,19 @@ COLUMNS = ("seconds", "segment", "run", "event", "step", "rss_mb", "descriptors"
 ENDS = ("kill -9", "kill -9", "kill -9", "SIGTERM", "SIGTERM", "SIGINT", "SIGHUP", "none")
 STATUS = {"kill -9": -9, "SIGTERM": 143, "SIGINT": 130, "SIGHUP": 129, "none": 0}
 SIGNALS = {"kill -9": signal.SIGKILL, "SIGTERM": signal.SIGTERM, "SIGINT": signal.SIGINT, "SIGHUP": signal.SIGHUP}
-START_SECONDS = 300.0  # maximum time until the first update, and until the process has ended after a signal
-END_SECONDS = 300.0
-LEFTOVER_SECONDS = 60.0  # maximum time until all processes and temporary files of a process that ended are gone
+START_SECONDS = 300.0  # maximum time until the first update
+END_SECONDS = 300.0  # maximum time until a process has ended, for example after a signal
+LEFTOVER_SECONDS = 60.0  # maximum time from the end of a process until its children and files are gone
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What happens to one process. All plans follow from the seed of the soak test."""
+    """The faults of one training process. The seed of the soak test determines all plans."""
 
     variant: Variant
     slow_disk: bool
     disturbances: tuple[tuple[str, float, float], ...]  # kind (pause or full disk), seconds before it, its duration
-    seconds: float  # time from the last disturbance to the end
+    seconds: float  # time from the last disturbance (or the first update) to `end`
     end: str  # one of ENDS
 
     @classmethod
@@ -70,7 +70,7 @@ class Soak:
     max_growth: dict[str, float] = field(default_factory=lambda: {"rss_mb": 0.0, "descriptors": 0.0, "threads": 0.0})
 
     def run(self, seconds: float) -> None:
-        """Disturb runs for some seconds, then let all of them reach their end without faults."""
+        """Disturb runs for `seconds`. Then train all unfinished runs to their end without faults."""
         rng = random.Random(self.seed)
         for name in ("logs", "references"):
             (self.folder / name).mkdir(parents=True)
@@ -79,7 +79,7 @@ class Soak:
         with (
             (self.folder / "events.csv").open("w", newline="") as table,
             SoakDisk(self.folder / "disk") as self.disk,
-            tempfile.TemporaryDirectory(prefix="") as temporary,  # short, because paths of sockets are limited
+            tempfile.TemporaryDirectory(prefix="") as temporary,  # short, because socket paths have a limited length
         ):
             self.temporary = Path(temporary)
             self.table = csv.writer(table)
@@ -100,7 +100,7 @@ class Soak:
         return variant.train_command(self._path(variant), self.pace)
 
     def _run_segment(self, plan: Plan) -> None:
-        """Execute a plan and check the invariants."""
+        """Start or resume a run, disturb it as planned, wait until its process ends, and check the invariants."""
         self.segment += 1
         variant = plan.variant
         command = self._command(variant)
@@ -130,7 +130,10 @@ class Soak:
         return TrainingProcess(command, tag, self.temporary, log, slow_disk, self.seconds_per_update if pace else 0.0)
 
     def _reference(self, variant: Variant) -> Path | None:
-        """Return an uninterrupted run of a variant that resumes exactly. It is trained at the first call."""
+        """Return the folder of an uninterrupted run with which a finished run is compared bit for bit.
+
+        The first call for a variant trains this run. Return None if runs of the variant cannot be compared exactly.
+        """
         if not variant.is_exact:
             return None
         path = self.folder / "references" / variant.name
@@ -180,9 +183,9 @@ class Soak:
         return status
 
     def _check_end(self, plan: Plan, process: TrainingProcess, status: int | None) -> list[str]:
-        """Check everything that must hold after each end of a process."""
+        """Return all problems found after the end of a process, whether its run is finished or not."""
         problems = checks.check_output(process.output())
-        if status not in (STATUS[plan.end], 0):  # 0: the run was finished before the signal
+        if status not in (STATUS[plan.end], 0):  # 0: the run was already finished when the signal came
             problems.append(f"exit status {status} instead of {STATUS[plan.end]}")
         problems += checks.check_run(self._path(plan.variant), plan.variant)
         problems += checks.check_samples(process.samples)
