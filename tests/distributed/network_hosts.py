@@ -1,7 +1,8 @@
 """Hosts with their own network addresses on one machine, made of Linux network namespaces, for tests.
 
 Each host is a network namespace. A further namespace contains the switch (a bridge) to which the hosts are connected.
-All hosts have the same file system. Nothing is changed in the network of the machine itself.
+Each host also has its own folder for temporary files, because Ray stores there which node runs on this host. All other
+files are the same. Nothing is changed in the network of the machine itself.
 """
 
 import contextlib
@@ -88,6 +89,10 @@ class Host:
         self.port = f"port{number}"  # its end of the cable at the switch
         self.address = f"10.77.0.{number}"
         self.processes: list[subprocess.Popen[str]] = []
+        self.temporary = network.folder / "t"  # in each host, this is another folder
+        self.mounted = network.folder / str(number)
+        for folder in (self.temporary, self.mounted):
+            folder.mkdir(exist_ok=True)
 
     def start(self, *command: str, stderr: Path | None = None) -> "subprocess.Popen[str]":
         """Start a Python command (for example "-m", "bestiary", ...) on this host."""
@@ -95,12 +100,13 @@ class Host:
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": self.network.token,
             "RAY_USAGE_STATS_ENABLED": "0",
-            "TMPDIR": str(self.network.folder),
+            "TMPDIR": str(self.temporary),
         }
+        mount = f'mount --bind {self.mounted} {self.temporary} && exec "$@"'  # visible only for this process
         with contextlib.ExitStack() as stack:
             output = stack.enter_context(stderr.open("a")) if stderr is not None else subprocess.DEVNULL
             process = subprocess.Popen(
-                ["ip", "netns", "exec", self.name, sys.executable, *command],
+                ["ip", "netns", "exec", self.name, "sh", "-c", mount, "sh", sys.executable, *command],
                 env={**os.environ, **settings},
                 stdout=subprocess.DEVNULL,
                 stderr=output,
@@ -118,7 +124,7 @@ class Host:
             "--include-dashboard",
             "false",
             "--temp-dir",
-            str(self.network.folder / "r"),
+            str(self.temporary / "r"),
         ]
         if head is not None:
             role = ["--address", f"{head.address}:6379"]

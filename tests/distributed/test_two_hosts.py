@@ -10,7 +10,7 @@ import pytest
 
 from bestiary.runs.run import Run, open_run
 from tests.distributed.helpers import last_metric, wait_for_steps, wait_until, write_faulty_env
-from tests.distributed.network_hosts import Host, Network, wait_until_reachable
+from tests.distributed.network_hosts import Host, Network, namespace_pids, wait_until_reachable
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]
 
@@ -40,6 +40,7 @@ def start_training(host: Host, *options: str) -> "subprocess.Popen[str]":
         process = host.start(*command, stderr=Path("errors.txt"))
         while process.poll() is None:
             if last_metric("step") > 0:
+                assert len(host.find_processes("ray::LearnerWorker")) == 1
                 return process
             time.sleep(0.2)
         assert "CPUs; the cluster has" in Path("errors.txt").read_text(), Path("errors.txt").read_text()
@@ -62,7 +63,6 @@ def stop_training(process: "subprocess.Popen[str]") -> Run:
 def test_actors_run_on_the_second_host_and_on_a_third_host_that_joins_later(network: Network) -> None:
     first, second = start_cluster(network, cpus=1)
     training = start_training(first, "--actors", "2", "--min-actors", "1")
-    wait_until(lambda: len(first.find_processes("ray::LearnerWorker")) == 1)
     wait_until(lambda: len(second.find_processes("ray::RolloutWorker")) == 1)
     third = network.add_host()
     third.start_ray(first, cpus=1)
@@ -78,12 +78,15 @@ def test_training_continues_after_the_link_was_cut_for_half_a_minute(network: Ne
     with second.cut_off():
         time.sleep(30)
     wait_until(lambda: last_metric("restarts") >= 1)
-    # Ray may have declared the node lost. It then ends its processes on this node as soon as the link is back.
     steps = last_metric("step")
-    wait_until(lambda: last_metric("step") > steps or not second.find_processes("raylet"))
-    if not second.find_processes("raylet"):
-        second.start_ray(first, cpus=1)
-    wait_for_steps(400)
+
+    def has_continued() -> bool:
+        # If Ray has declared the node lost, it ends its processes on this node when the link is back.
+        if not namespace_pids(second.name):
+            second.start_ray(first, cpus=1)
+        return last_metric("step") > steps + 400
+
+    wait_until(has_continued)
     run = stop_training(training)
     assert 1 <= run.metrics["restarts"][-1] <= 5
 
