@@ -11,13 +11,13 @@ from bestiary.training.session import Session
 
 
 class EarlyStop(Callback):
-    """Stops the training when the mean return of the recent games has been high for some updates in a row."""
+    """Stops the training when the mean return of the recent games has been high in several successive learn calls."""
 
     threshold = 0.8  # mean return of the last 100 games
-    patience = 5  # number of learn calls in a row
+    patience = 5  # number of successive learn calls
 
     def __init__(self) -> None:
-        self.count = 0  # number of learn calls in a row with a mean return of at least the threshold
+        self.count = 0  # number of successive learn calls with a mean return of at least the threshold
 
     def on_update(self, session: Session, metrics: list[dict[str, float]], episodes: list[Episode]) -> None:
         mean_return = min(task.mean_return for task in session.tasks.values())  # NaN before the first game
