@@ -83,8 +83,8 @@ class AtariVectorEnv(VectorEnv):
         noop_max: int = option(30, "maximum number of no-op frames at the start of a game", low=1, high=1000)
         noop_mode: str = option(
             "random",
-            "number of no-op frames at the start of a game (random: from 1 to --noop-max; fixed: --noop-max, rounded "
-            "down to whole steps)",
+            "number of no-op frames at the start of a game (random: from 1 to --noop-max; fixed: 1, plus --noop-max "
+            "rounded down to whole steps)",
             choices=("random", "fixed"),
         )
         episodic_life: bool = option(True, "end the episode when a life is lost (the game continues)")
