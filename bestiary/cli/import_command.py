@@ -16,7 +16,11 @@ def import_command(argv: list[str]) -> None:
         "page docs/import.md lists the networks and the differences.",
     )
     parser.add_argument("file", metavar="FILE", help="checkpoint of the original program, for example model.tar")
-    parser.add_argument("--meta", metavar="FILE", help="meta.json of the original run, for flags that FILE lacks")
+    parser.add_argument(
+        "--meta",
+        metavar="FILE",
+        help="meta.json of the original run, for flags that the checkpoint does not contain",
+    )
     parser.add_argument("--logs", metavar="FILE", help="logs.csv of the original run, which becomes metrics.csv")
     parser.add_argument(
         "--env",
