@@ -103,7 +103,11 @@ class BasicAgent(nn.Module, AgentDefaults):
         memory: Callable[[int], Any] = NoMemory,
         critic: Callable[[int], Any] = SharedCritic,
     ):
-        """Build the agent. `torso`, `memory` and `critic` are functions that create the parts of the agent."""
+        """Build the agent.
+
+        `torso`, `memory` and `critic` are functions that create the parts of the agent: `torso` from the specification
+        of the observations, `memory` and `critic` from their number of inputs.
+        """
         super().__init__()
         self.torso = torso(observation)
         extra_inputs: Any = options.extra_inputs

@@ -1,4 +1,4 @@
-"""Attention-augmented agent (AAA, Mott et al. 2019): soft attention over an image, with queries from the memory.
+"""Attention-augmented agent (AAA, Mott et al. 2019): soft attention over an image, with queries from an LSTM.
 
     vision    two convolutions and a convolutional LSTM: a map of h*w cells with K+V channels        [B,K+V,h,w]
     keys      K channels of the map and a fixed spatial basis of S functions                         [B,h*w,K+S]
@@ -48,7 +48,7 @@ from bestiary.agents.torsos import SUBTRACT_MEAN_HELP, ImageEncoder, require_ima
 from bestiary.rollout import ActionSpec, Inputs, ObservationSpec
 from bestiary.utils.options import option
 
-DEFAULT_FREQUENCIES = {"fourier": 4, "cosine": 8}  # frequencies per axis, by `basis`; both give 64 channels
+DEFAULT_FREQUENCIES = {"fourier": 4, "cosine": 8}  # value of `basis` -> frequencies per axis; both give 64 channels
 
 
 class AttentionAgent(nn.Module, AgentDefaults):
@@ -117,7 +117,7 @@ class AttentionAgent(nn.Module, AgentDefaults):
             nn.ReLU(),
             nn.Linear(o.queries * key_size, o.queries * key_size),
         )
-        self.sharpness = nn.Parameter(torch.zeros(o.queries))  # logarithm of the scale of the attention logits
+        self.sharpness = nn.Parameter(torch.zeros(o.queries))  # per query: log of the factor of its attention logits
         num_features = o.queries * (value_size + key_size) + int(self.uses_last_reward)
         num_features += action.n if self.uses_last_action else 0
         self.answer = nn.Sequential(nn.Linear(num_features, 512), nn.ReLU(), nn.Linear(512, o.hidden))
@@ -146,7 +146,7 @@ class AttentionAgent(nn.Module, AgentDefaults):
     def forward(self, inputs: Inputs, state: State) -> tuple[Output, State]:
         T, B = inputs.done.shape
         observation = {kind: flatten_time(array) for kind, array in inputs.observation.items()}
-        # The inputs' part of the gates does not depend on the recurrent state, so compute it for all steps at once.
+        # The inputs' contribution to the gates does not depend on the recurrent state. Compute all steps at once.
         gates = self.core.input_gates(self.torso.encode(observation))  # [T*B,4*(K+V),h,w]
         num_actions = self.num_actions if self.uses_last_action else 0
         extra_features = last_step_features(inputs, self.uses_last_reward, num_actions)  # each [T,B,...]
@@ -202,7 +202,7 @@ def make_encoder(spec: ObservationSpec, subtract_mean: bool) -> ImageEncoder:
 
 
 class ConvLSTM(nn.Module):
-    """Convolutional LSTM with peepholes (Shi et al. 2015).
+    """Convolutional LSTM with peepholes: the cell is an input of the gates (Shi et al. 2015).
 
     Each gate has its own weights W, U, b and p. x is the input, h the previous output, c the previous cell, and * a
     convolution:
@@ -226,7 +226,10 @@ class ConvLSTM(nn.Module):
             self.input.bias[channels : 2 * channels] = 1  # the forget gate is open initially
 
     def input_gates(self, x: Tensor) -> Tensor:
-        """Return W * x + b, the contribution of the inputs x [B,C,h,w] to the four gates, [B,4*channels,h,w]."""
+        """Return the contribution of the inputs x [B,C,h,w] to the four gates, [B,4*channels,h,w].
+
+        It is W * x + b, where * is a convolution. It does not depend on the recurrent state.
+        """
         return self.input(x)
 
     def forward(self, gates: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:

@@ -44,7 +44,8 @@ from torch import Tensor
 from bestiary.agents.defaults import CriticDefaults
 from bestiary.utils.options import option
 
-# Largest accepted growth factor of a task's sigma in one update (item 3 of the module docstring).
+# In the first WARMUP_UPDATES rewarded updates of a task, an update is not accepted if it multiplies the task's standard
+# deviation sigma by more than this factor (item 3 of the module docstring).
 MAX_SIGMA_GROWTH = 1.25
 # When a task has had this number of updates with a nonzero reward, any change of its sigma and mu is accepted.
 WARMUP_UPDATES = 100
@@ -90,7 +91,7 @@ class ValueEstimate:
         return (differences / self.sigma).clamp(-self.max_error, self.max_error)
 
     def __getitem__(self, entries: slice | int) -> "ValueEstimate":
-        """Return the estimates that an index or a slice of the time axis selects."""
+        """Return the estimates at one time index, or those in a slice of the time axis."""
 
         def select(x: Tensor | float) -> Tensor | float:
             return x[entries] if isinstance(x, Tensor) else x
@@ -124,9 +125,9 @@ class PopArt(nn.Linear, CriticDefaults):
     The statistics (mean and standard deviation) are buffers, so checkpoints contain them. See the module docstring.
     """
 
-    mu: Tensor  # [K]
-    nu: Tensor  # [K], mean of the squared value targets
-    sigma: Tensor  # [K]
+    mu: Tensor  # [K], running mean of the value targets of each of the K tasks
+    nu: Tensor  # [K], running mean of the squared value targets
+    sigma: Tensor  # [K], running standard deviation of the value targets
     updates: Tensor  # [K], number of updates whose batch contained a nonzero reward of the task
 
     @dataclass(frozen=True)
@@ -169,11 +170,11 @@ class PopArt(nn.Linear, CriticDefaults):
         return ValueEstimate(normalised, self.mu[task].float(), self.sigma[task].float(), max_error)
 
     def target_moments(self, targets: Tensor, task: Tensor, rewards: Tensor | None = None) -> Tensor:
-        """Return four numbers for each task, float64 [K,4], from which the statistics are updated.
+        """Return four numbers for each of the K tasks, float64 [K,4], from which the statistics are updated.
 
-        They are the number of value targets of the task, their sum, the sum of their squares, and the number of nonzero
-        rewards of the task. If `rewards` is None, nonzero targets are counted instead of nonzero rewards. All arguments
-        are [T,B]. The result for a batch is the sum of the results for its micro-batches.
+        The four numbers are: the number of value targets of the task, their sum, the sum of their squares, and the
+        number of nonzero rewards of the task. If `rewards` is None, nonzero targets are counted instead of nonzero
+        rewards. All arguments are [T,B]. The result for a batch is the sum of the results for its micro-batches.
         """
         flat = targets.detach().double().flatten()
         nonzero = (targets if rewards is None else rewards).detach().flatten() != 0

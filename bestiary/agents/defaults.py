@@ -20,14 +20,14 @@ class ComponentDefaults:
 
     @classmethod
     def derive_options(cls, options: Any, context: RunContext) -> Any:
-        """Return `options` with a value for each option that the user did not set. Default: return them unchanged."""
+        """Return `options` with values for the options that the user did not set. By default, return them unchanged."""
         return options
 
 
 class AgentDefaults(ComponentDefaults):
     """Default values of the optional attributes and methods of agents."""
 
-    components: ClassVar[tuple[str, ...]] = ()  # constructor arguments: some of "torso", "memory", "critic"
+    components: ClassVar[tuple[str, ...]] = ()  # parts that the constructor takes: "torso", "memory", "critic"
     # Defaults of other options if this agent is used: config key -> value, for example {"algo.lr": 3e-4}.
     config_defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({})
     has_attention: Any = False  # True if `Output.extras` has the key "attention"
@@ -41,9 +41,11 @@ class TorsoDefaults(ComponentDefaults):
 
     extra_inputs: tuple[str, ...] = ("reward", "action")  # what `--agent.extra-inputs auto` selects with this torso
     map_shape: Any = None  # shape (C, h, w) of the feature map; None if the torso has no convolutions
-    # True if the torso has the methods `encode` (the part before the fully connected layers) and `project` (the rest).
+    # True if the torso has two further methods: `encode` computes the part before the fully connected layers, `project`
+    # applies the fully connected layers.
     has_encoder: bool = False
-    # True if, before training, `calibrate` must be called with observations that a random policy has collected.
+    # True if the torso has a method `calibrate`, which must be called once before training. Its argument is a dict of
+    # observations that a random policy has collected.
     needs_calibration: Any = False
 
 

@@ -15,8 +15,8 @@ option `dset` selects how the d-set is computed:
                     from the memory's output at the previous step
 
 The attention at step t needs the memory's output at step t-1. With attention, the agent therefore processes sequences
-step by step, and gradients pass through both attention and memory. At the start of an episode, zeros take the place of
-the memory's output at step t-1.
+step by step, and gradients pass through both attention and memory. In the first step of an episode, zeros replace the
+memory's output at the previous step.
 
 Letters of shapes: T steps of B environments; D inputs of a vector; C channels, h rows and w columns of a feature map,
 which has R = h*w cells; U units of an attention head; H outputs of the memory.
@@ -39,7 +39,7 @@ from bestiary.rollout import ActionSpec, Inputs, ObservationSpec
 from bestiary.utils.errors import UserError
 from bestiary.utils.options import option, suggest
 
-DSET_KINDS = ("static", "all", "attention")  # all values of --agent.dset except index lists and auto
+DSET_KINDS = ("static", "all", "attention")  # values of --agent.dset other than auto and index lists
 
 
 class IAMAgent(nn.Module, AgentDefaults):
@@ -80,7 +80,11 @@ class IAMAgent(nn.Module, AgentDefaults):
         memory: Callable[[int], Any] = GRU,
         critic: Callable[[int], Any] = SharedCritic,
     ):
-        """Build the agent. `torso`, `memory` and `critic` are functions that create the parts of the agent."""
+        """Build the agent.
+
+        `torso`, `memory` and `critic` are functions that create the parts of the agent: `torso` from the specification
+        of the observations, `memory` and `critic` from their number of inputs.
+        """
         super().__init__()
         self.torso = torso(observation)
         self.dset = make_dset(observation, self.torso, options)
@@ -218,8 +222,8 @@ class Attention(nn.Module):
     def make_query_layer(self, memory_size: int) -> None:
         """Create the linear layer from the memory's output to the queries.
 
-        Call this method after the memory has been created. The constructor cannot create the layer, because the memory
-        is created after this module: its input size is the `output_size` of this module.
+        Call this method after the memory has been created. The constructor cannot create the layer, because it needs
+        the output size of the memory, and the memory does not exist yet.
         """
         self.query = nn.Linear(memory_size, self.heads * self.units, bias=False)
 
@@ -255,7 +259,7 @@ def make_dset(observation: ObservationSpec, torso: Any, options: IAMAgent.Option
 
     Raise UserError if the options do not fit the observation.
     """
-    map_shape = torso.map_shape  # (C, h, w) of a convolutional torso
+    map_shape = torso.map_shape  # (C, h, w); None: the torso has no convolutions
     dset = _default_dset(observation, map_shape is not None) if options.dset == "auto" else options.dset
     for name, kind in (("predictors", "static"), ("heads", "attention"), ("units", "attention")):
         if getattr(options, name) is not None and dset != kind:

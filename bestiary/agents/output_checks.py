@@ -1,4 +1,4 @@
-"""Check the values that an agent's torso, memory and critic return, and name the faulty component in the message.
+"""Check the values that an agent's torso, memory and critic return. Error messages name the faulty component.
 
 Without these checks, a wrong return value raises an exception later, in the code of the agent, and the message of this
 exception does not name the component.
@@ -21,7 +21,7 @@ def checked_outputs(agent: nn.Module, names: Mapping[str, str], batch: str) -> I
 
     Args:
         agent: the agent. Its components are its direct submodules `torso`, `memory` and `critic`.
-        names: the components to check: kind ("torso", "memory" or "critic") -> name in messages.
+        names: kind of each component to check ("torso", "memory" or "critic") -> its name in messages.
         batch: description of the agent's inputs, for messages.
 
     Raises:

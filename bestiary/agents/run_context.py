@@ -19,13 +19,13 @@ class RunContext:
     """The properties of a run that are known before its components (agent, algorithm, ...) are built."""
 
     interface: EnvInterface  # observations, actions and tasks of the environments
-    critic: str | None = None  # name of the critic; None: the agent has no exchangeable critic
+    critic: str | None = None  # name of the critic; None: the user cannot choose the agent's critic
     reward_scale: float | None = None  # factor that maps typical rewards to [-1,1]; None if --reward is not used
     pool_size: int = 1  # number of environments per vector environment
     total_pools: int = 1  # total number of vector environments, over all actors
     num_envs_given: bool = False  # True if the user chose the number of environments
     learners: int = 1  # number of learners; each learner processes a part of each batch
-    sequence_length: int = 0  # steps per rollout; 0 (not yet known) while the algorithm derives its options
+    sequence_length: int = 0  # steps per rollout; 0 in the algorithm's own `derive_options` (not known yet)
     given: frozenset[str] = field(default_factory=frozenset)  # names of the component's options that the user set
 
     @property

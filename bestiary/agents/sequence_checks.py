@@ -1,9 +1,9 @@
 """Check that a memory or agent computes the same results in one call with T steps and in T calls with one step.
 
 The actor calls an agent with T = 1, the learner calls it with a whole rollout. If the results of the two kinds of calls
-differ, the learner computes other action probabilities than the actor that chose the actions. If a run has components
-from users' files, `Config.make_agent` compares the two kinds of calls before training starts. `bestiary.testing` makes
-further checks with the functions of this module.
+differ, the learner computes other action probabilities than the actor that chose the actions. If a run uses components
+from a user's own files, `Config.make_agent` therefore compares the two kinds of calls before training starts.
+`bestiary.testing` uses the functions of this module for further checks.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -29,7 +29,7 @@ Call = Callable[[Inputs, State], tuple[Tensors, State]]
 
 
 def call_agent(agent: Any) -> Call:
-    """Return a function that calls an agent and returns its logits and values by name, and its new state."""
+    """Return a function that calls an agent and returns (its logits and values by name, its new state)."""
 
     def call(inputs: Inputs, state: State) -> tuple[Tensors, State]:
         output, state = _pair(agent(inputs, state), "(Output, state)")
@@ -41,7 +41,10 @@ def call_agent(agent: Any) -> Call:
 
 
 def call_memory(memory: Any) -> Call:
-    """Return a function that calls a memory. The input of the memory is the observation `vector`."""
+    """Return a function that calls a memory with the observation `vector`.
+
+    The function returns the outputs under the name `output`, and the new state.
+    """
 
     def call(inputs: Inputs, state: State) -> tuple[Tensors, State]:
         output, state = _pair(memory(inputs.observation["vector"], inputs.done, state), "(output, state)")
@@ -87,7 +90,7 @@ def with_resets(inputs: Inputs, *resets: tuple[int, int]) -> Inputs:
 
 
 def select_rows(inputs: Inputs, rows: Sequence[int]) -> Inputs:
-    """Return the inputs of some rows of the batch."""
+    """Return the inputs [T,len(rows)] of the environments whose batch indices are `rows`."""
     observation = {kind: x[:, rows] for kind, x in inputs.observation.items()}
     others = (inputs.reward, inputs.done, inputs.last_action, inputs.task)
     return Inputs(observation, *(x[:, rows] for x in others))
@@ -174,14 +177,14 @@ def state_problems(state: Any, batch: int, what: str, like: State | None = None)
 
 @torch.no_grad()
 def run_sequence(call: Call, inputs: Inputs, state: State) -> Tensors:
-    """Return the outputs and the final state of one call with all T steps, by name."""
+    """Call the module once with all T steps. Return its outputs and its final state, by name."""
     outputs, state = call(inputs, state)
     return {**outputs, **named_state(state)}
 
 
 @torch.no_grad()
 def run_single_steps(call: Call, inputs: Inputs, state: State) -> Tensors:
-    """Return the concatenated outputs and the final state of T calls with one step each, by name."""
+    """Call the module T times with one step each. Return the concatenated outputs and the final state, by name."""
     steps = []
     for t in range(len(inputs.done)):
         outputs, state = call(inputs[t : t + 1], state)
@@ -298,7 +301,10 @@ def _first_different_layer(
 
 
 def _equal(first: list[Tensor], second: list[Tensor]) -> bool | None:
-    """Compare two lists of tensors, each concatenated along the first axis. Return None if the shapes do not match."""
+    """Concatenate each list of tensors along the first axis. Return True if the two results are equal.
+
+    Return None if the tensors cannot be compared, because their shapes differ or a list is empty.
+    """
     if not first or not second or len({tensor.shape[1:] for tensor in [*first, *second]}) > 1:
         return None
     a, b = torch.cat(first), torch.cat(second)

@@ -38,8 +38,8 @@ def mlp_layers(inputs: int, widths: Sequence[int]) -> nn.Sequential:
 def scale_image(image: Tensor, mean: Tensor | None = None) -> Tensor:
     """Return images [B,C,H,W] divided by 255, as float32 in channels-last memory format.
 
-    `image` contains values from 0 to 255. Its type is uint8, or float for images that an interpretability tool has
-    changed. If `mean` [1,C,H,W] is given, it is subtracted from each image before the division.
+    `image` contains values from 0 to 255. It has the type uint8, or float if an interpretability tool has changed the
+    images. If `mean` [1,C,H,W] is given, it is subtracted from each image before the division.
     """
     x = image.contiguous(memory_format=torch.channels_last).to(torch.float32, copy=True)
     return (x if mean is None else x.sub_(mean)).mul_(1 / 255)
@@ -48,8 +48,8 @@ def scale_image(image: Tensor, mean: Tensor | None = None) -> Tensor:
 class ImageEncoder(nn.Module, TorsoDefaults):
     """Convolutions over the observation `image`. If `subtract_mean` is True, a mean image is subtracted first.
 
-    This mean image is zero until `calibrate` is called. `map_shape` is the shape (C, h, w) of the feature map:
-    channels, rows and columns.
+    The mean image is zero until `calibrate` is called. The attribute `map_shape` is the shape (C, h, w) of the feature
+    map: channels, rows and columns.
     """
 
     mean: Tensor | None

@@ -1,4 +1,6 @@
-"""DeltaNet (Schlag et al. 2021): a memory whose state is a matrix of key-value pairs, updated by the delta rule.
+"""DeltaNet (Schlag et al. 2021): a memory whose state is a matrix that maps keys to values.
+
+The delta rule updates the matrix at each step (see `DeltaNet`).
 
 Letters of shapes: H heads, E features per head.
 """

@@ -18,10 +18,10 @@ The recurrences are in `bestiary.kernels`. Gradients pass through the whole roll
 them after each step, as in the code of Irie et al. (2022).
 
 A matrix that updates itself can grow without limit. An update multiplies the matrix by I + b k (q - k)^T (identity
-matrix I, key k, query q, learning rate b). One eigenvalue of this factor is 1 + b (q.k - |k|^2), which is at most 1.25,
-so repeated equal updates can enlarge the matrix by 25 % per step. Its Euclidean norm can grow even more in a single
-step, because I + b k (q - k)^T is not symmetric: if k and q select different rows and b = 1, the norm grows by a factor
-of up to sqrt(2).
+matrix I, key k, query q, learning rate b). One eigenvalue of this factor is 1 + b (q.k - |k|^2). It is at most 1.25,
+because |q| <= 1 and b <= 1. Repeated equal updates can therefore enlarge the matrix by 25 % per step. In a single step,
+the Euclidean norm of the matrix can grow even more, because I + b k (q - k)^T is not symmetric: if k and q select
+different rows and b = 1, the norm grows by a factor of up to sqrt(2).
 
 The learner therefore logs the norms and the learning rates of the matrices, and skips an update if one of these metrics
 is not finite. The metrics stay on the device until the learner reads all metrics of an update at once.

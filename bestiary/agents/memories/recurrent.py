@@ -51,7 +51,7 @@ class Recurrent(nn.Module, MemoryDefaults):
 
     def _run(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         """Run PyTorch's layer over x [T,B,D] without resets. Return the outputs [T,B,hidden] and the new state."""
-        layers_first = tuple(s.transpose(0, 1).contiguous() for s in state)  # [B,L,H] -> [L,B,H]
+        layers_first = tuple(s.transpose(0, 1).contiguous() for s in state)  # [layers,B,hidden]
         if self.num_state_tensors == 1:
             output, after = self.core(x, layers_first[0])
             return output, (after.transpose(0, 1),)

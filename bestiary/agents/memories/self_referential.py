@@ -182,7 +182,8 @@ class FakeSRMixer(nn.Module):
 class SRWMNoCarry(nn.Module, MemoryDefaults):
     """SRWM whose state is reset every `reset_interval` steps, by default at the start of each rollout.
 
-    The state is the state of the SRWM, followed by the number of steps since the last of these resets, int64 [B].
+    The state consists of the tensors of the SRWM's state, followed by a step counter, int64 [B]. The counter starts at
+    0 and returns to 0 every `reset_interval` steps.
 
     If the user does not set `reset_interval`, `derive_options` sets it to the length of the rollouts that actors
     collect (for PPO, the option `sequence_length`). If `derive_options` is not called, `reset_interval` is 20.
@@ -222,9 +223,9 @@ class SRWMNoCarry(nn.Module, MemoryDefaults):
         return y, (*after, (age + len(x)) % self.reset_interval), metrics
 
     def _resets(self, x: Tensor, age: Tensor) -> Tensor:
-        """Return a bool [T,B]: True if the state of row b is reset before entry t, because an interval starts there.
+        """Return a bool [T,B]: entry [t,b] is True if the state of batch row b must be reset before step t.
 
-        `age` [B] is the number of steps since the last such reset, modulo `reset_interval`. The result depends only on
-        `age`, which is part of the state, so actor and learner compute the same resets.
+        `age` [B] is the number of steps since the last reset by this method, modulo `reset_interval`. `age` is part of
+        the recurrent state, so actor and learner compute the same resets.
         """
         return (age + torch.arange(len(x), device=age.device).unsqueeze(1)) % self.reset_interval == 0
