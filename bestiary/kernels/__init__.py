@@ -4,7 +4,8 @@ The recurrent state of a fast-weight memory is a weight matrix, which is updated
 that computes the updates and the outputs of all steps of a sequence, and their gradients.
 
 Operations:
-    delta_seq   delta rule: each step reads the value that the matrix stores for a key, and corrects this value
+    delta_seq   delta rule: each step moves the value that the matrix stores for a key towards a new value, and then
+                reads the value for a query
     srwm_seq    self-referential weight matrix (SRWM): a matrix that also computes its own updates
 
 Implementations:
@@ -70,7 +71,7 @@ def srwm_seq(
     x: Tensor,  # inputs [B,H,T,E]
     done: Tensor,  # bool [T,B]: if True, an episode starts and the shift is set to zero before the step
     base: tuple[Tensor, ...],  # trained weights: Wy [H,E,M], Wq [H,E,E], Wk [H,E,E], Wb [H,E,4]
-    shift: tuple[Tensor, ...],  # initial state [B,H,E,...]: current minus trained weights of each matrix
+    shift: tuple[Tensor, ...],  # initial state: for each of the four matrices, current weights - base, [B,H,E,...]
     *,
     truncate: bool = False,
     implementation: str = "auto",
@@ -116,7 +117,7 @@ def _to_common_dtype(*tensors: Tensor) -> list[Tensor]:
 def _without_autocast(device: str) -> AbstractContextManager[Any]:
     """Return a context in which autocast is off for a device type, for example "cuda".
 
-    Autocast would compute in half precision, and the rounding errors of all steps would accumulate in the state.
+    With autocast, the steps would be computed in half precision, and their rounding errors would add up in the state.
     """
     if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
         return torch.autocast(device, enabled=False)

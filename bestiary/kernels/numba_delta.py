@@ -1,10 +1,10 @@
 """Delta rule on CPUs: forward and backward kernels compiled by Numba, float32 and float64.
 
-In this module, a sequence is the computation for one head of one batch entry. One thread computes one sequence after
-the other, so that the state matrix stays in the L1 cache. The backward pass needs the state before each step. To save
-memory, the forward pass saves only the state at every CHUNK-th step and the error v - kW of each step. From these data,
-the backward pass recomputes the states of a chunk (CHUNK steps). The recomputation is exact, even if an episode starts
-within the chunk. Results are deterministic.
+In this module, a sequence is the computation for one head of one batch entry. A call runs in a single thread, which
+computes the sequences one after the other. The state matrix of the current sequence thus stays in the L1 cache. The
+backward pass needs the state before each step. To save memory, the forward pass saves only the state at every CHUNK-th
+step, and the error v - kW of each step. From these data, the backward pass recomputes the states of a chunk (CHUNK
+steps). The recomputation is exact, even if an episode starts within the chunk. Results are deterministic.
 
 Shapes: N = B * H sequences, B batch entries, H heads, T steps, E rows and M columns of the state matrix W. The columns
 are padded with zeros to a multiple of the SIMD vector length (`vector_length`). Names that end in `_at` are offsets in
@@ -92,9 +92,9 @@ def delta_forward(q, k, v, beta, done, state, out, errors, saved):
 def delta_backward(q, k, beta, done, errors, saved, d_out, d_state, truncate, d_q, d_k, d_v, d_beta):
     """Run the backward pass of the delta rule. Overwrite d_q, d_k, d_v and d_beta with the gradients of the inputs.
 
-    `errors` and `saved` are results of the forward pass. `d_out` [N,T,M] is the gradient of the outputs. `d_state`
-    [N,E,M] is the gradient of the final state, and is overwritten with the gradient of the initial state. If `truncate`
-    is True, no gradient flows from a step to the previous step.
+    See `delta_forward` for the shapes. `errors` and `saved` are results of the forward pass. `d_out` [N,T,M] is the
+    gradient of the outputs. `d_state` [N,E,M] is the gradient of the final state, and is overwritten with the gradient
+    of the initial state. If `truncate` is True, no gradient flows from a step to the previous step.
     """
     num_sequences, num_steps, rows = k.shape
     columns = d_out.shape[2]
@@ -102,7 +102,7 @@ def delta_backward(q, k, beta, done, errors, saved, d_out, d_state, truncate, d_
     num_heads = num_sequences // done.shape[1]
     states = np.empty((CHUNK, rows, columns), k.dtype)  # the state before each step of a chunk
     update = np.empty(columns, k.dtype)  # beta (v - kW)
-    minus_d_error = np.empty(columns, k.dtype)  # negative gradient of the error v - kW, equal to -beta * d_update
+    minus_d_error = np.empty(columns, k.dtype)  # negative gradient of the error v - kW
     for n in range(num_sequences):
         grad_at = n * matrix_size
         for chunk in range(saved.shape[1] - 1, -1, -1):
@@ -162,10 +162,11 @@ def delta_backward(q, k, beta, done, errors, saved, d_out, d_state, truncate, d_
 
 
 class DeltaFunction(torch.autograd.Function):
-    """Autograd function of `delta_seq`. All tensors are contiguous, with one axis of N = B * H sequences.
+    """Autograd function of `delta_seq`. All tensors are contiguous.
 
-    The columns of v and state must be padded to a multiple of the SIMD vector length. If `save` is False, the forward
-    pass saves nothing, and no backward pass is possible.
+    The first axis of all tensors except `done` [T,B] has N = B * H entries, one per head of each batch entry. The
+    columns of v and state must be padded to a multiple of the SIMD vector length. If `save` is False, the forward pass
+    saves nothing, and no backward pass is possible.
     """
 
     @staticmethod

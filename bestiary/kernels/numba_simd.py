@@ -27,7 +27,7 @@ VECTOR_BYTES = 64  # size of a SIMD vector: one cache line; it fills 1, 2 or 4 r
 CHUNK = 16  # number of steps in a chunk; the forward pass saves the state at the start of each chunk
 ALLOW_FMA = ("contract",)  # LLVM flag: a product and a sum may become one multiply-add instruction
 
-# The type is Any, because type checkers would report the missing first parameter in calls of an intrinsic.
+# Calls of an intrinsic leave out the first parameter. The type is Any, so that type checkers do not report this.
 intrinsic: Any = numba.extending.intrinsic
 
 
@@ -108,7 +108,7 @@ def vector_length(typing_context, array):
 
 @intrinsic
 def load(typing_context, array, i):
-    """Return the SIMD vector whose first element is element i of a contiguous array, counted in memory order."""
+    """Return a SIMD vector of the elements i, i + 1, ... of a contiguous array, counted in memory order."""
 
     def build(context, builder, signature, arguments):
         vector_type = context.get_value_type(signature.return_type)
@@ -121,7 +121,7 @@ def load(typing_context, array, i):
 
 @intrinsic
 def store(typing_context, array, i, vector):
-    """Write a SIMD vector to a contiguous array. Its first element becomes element i, counted in memory order."""
+    """Write a SIMD vector to the elements i, i + 1, ... of a contiguous array, counted in memory order."""
 
     def build(context, builder, signature, arguments):
         address = _element_pointer(context, builder, signature.args[0], *arguments[:2])
@@ -248,8 +248,8 @@ def exp(typing_context, vector):
         rounding = constant(1.5 * 2.0**mantissa)
         shifted = _multiply_add(builder, x, constant(1 / math.log(2)), rounding)
         n = builder.fsub(shifted, rounding)
-        # r = x - n ln(2). ln(2) is split into a rounded value with few bits and a small rest, so that the product of n
-        # and the rounded value is exact.
+        # Compute r = x - n ln(2). ln(2) is split into two numbers: a rounded value with few bits, whose product with n
+        # is exact, and the small rest.
         r = _multiply_add(builder, n, constant(-0.693145751953125), x)
         r = _multiply_add(builder, n, constant(-1.428606820309417232e-06), r)
         series = constant(1 / math.factorial(degree))

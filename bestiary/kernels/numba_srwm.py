@@ -1,11 +1,11 @@
 """Self-referential weight matrix (SRWM) on CPUs: forward and backward kernels compiled by Numba, float32 and float64.
 
 The weights are W = base + shift: `base` is trained, `shift` is the recurrent state (see `reference.srwm_seq`). In this
-module, a sequence is the computation for one head of one batch entry, and one thread computes one sequence after the
-other. The forward pass saves the shift at every CHUNK-th step, and a record of each step. The record contains q [E], k
-[E], the four learning rates b, and the error (q - k) W [D]. The backward pass recomputes the weights of a chunk (CHUNK
-steps) from the saved shift and the records. The recomputation is exact, even if an episode starts within the chunk.
-Results are deterministic.
+module, a sequence is the computation for one head of one batch entry. A call runs in a single thread, which computes
+the sequences one after the other. The forward pass saves the shift at every CHUNK-th step, and a record of each step.
+The record contains the query q [E], the key k [E], the four learning rates b, and the error (q - k) W [D]. The backward
+pass recomputes the weights of a chunk (CHUNK steps) from the saved shift and the records. The recomputation is exact,
+even if an episode starts within the chunk. Results are deterministic.
 
 The four submatrices are stored as one matrix W = [Wy|Wq|Wk|Wb] of shape [E,D]. `offsets` contains the index of the
 first column of each submatrix, followed by D. The columns of each submatrix and the four parts of a record are padded
@@ -88,8 +88,9 @@ def softmax(scores, i, count, out, j):
 def softmax_backward(probs, i, d_probs, count, out, j):
     """Compute the backward pass of a softmax: write probs * (d_probs - probs · d_probs) to out[j:].
 
-    The softmax returned `count` probabilities, which start at probs[i]. `d_probs` is the gradient of the loss with
-    respect to these probabilities. The result is the gradient with respect to the inputs of the softmax.
+    · is the scalar product. The softmax returned `count` probabilities, which start at probs[i]. `d_probs` is the
+    gradient of the loss with respect to these probabilities. The result is the gradient with respect to the inputs of
+    the softmax.
     """
     sums = zeros(out)
     for c in range(0, count, vector_length(out)):
@@ -217,10 +218,11 @@ def srwm_backward(x, done, base, offsets, records, saved, d_y, d_shift, has_fina
         base_at, grad_at = n % num_heads * matrix_size, n * matrix_size
         # The gradient of base is the sum of the gradients of W at all steps. The loop goes backwards in time and adds
         # the gradient of W at each step to d_shift. Before the loop, d_shift is the gradient of the final shift.
-        # If that is zero, d_shift is only a sum of gradients of W. So d_shift is added to d_base when d_shift is set to
-        # zero (at an episode start or, with `truncate`, after each step), and at the end of the loop.
-        # Otherwise `sum_separately` is True until d_shift is set to zero for the first time. While it is True, the
-        # gradient of W at each step is added to d_base directly.
+        # If the gradient of the final shift is zero, d_shift is a sum of gradients of W only. It is added to d_base at
+        # the end of the loop, and each time before d_shift is set to zero (at an episode start or, with `truncate`,
+        # after each step).
+        # If the gradient of the final shift is not zero, `sum_separately` is True until d_shift is set to zero for the
+        # first time. While `sum_separately` is True, the gradient of W at each step is added to d_base directly.
         sum_separately = has_final_grad
         last_k_at = (n * num_steps + num_steps - 1) * record_size + padded
         vector_matrix_product(records, last_k_at, d_shift, grad_at, rows, columns, d_update, 0)
@@ -250,7 +252,7 @@ def srwm_backward(x, done, base, offsets, records, saved, d_y, d_shift, has_fina
                 w_at = (t - start) * matrix_size
                 q_at = step * record_size
                 k_at, b_at, error_at = q_at + padded, q_at + 2 * padded, q_at + 2 * padded + vector_length(x)
-                # Gradients of the update shift <- shift + k ⊗ (b * error). At this point, d_update is k d_shift.
+                # Gradients of the update shift <- shift + k ⊗ (b * error). At this point, d_update = k d_shift.
                 scale(records, error_at, records, b_at, offsets, update)
                 scale(d_update, 0, records, b_at, offsets, d_error)
                 matrix_vector_product(weights, w_at, rows, columns, d_error, d_q, 0)
@@ -311,8 +313,8 @@ def copy_columns(source, i, target, j, width):
 class SRWMFunction(torch.autograd.Function):
     """Autograd function of `srwm_seq`. `matrices` are the four base matrices [H,E,...] and the four shifts [N,E,...].
 
-    x is [N,T,E], with one axis of N = B * H sequences. If `save` is False, the forward pass saves nothing, and
-    no backward pass is possible.
+    x is [N,T,E]. The first axis has N = B * H entries, one per head of each batch entry. If `save` is False, the
+    forward pass saves nothing, and no backward pass is possible.
     """
 
     @staticmethod

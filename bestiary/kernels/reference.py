@@ -41,7 +41,7 @@ def srwm_seq(
     x: Tensor,  # [B,H,T,E]
     done: Tensor,  # [T,B]
     base: tuple[Tensor, ...],  # trained weights: Wy [H,E,M], Wq [H,E,E], Wk [H,E,E], Wb [H,E,4]
-    shift: tuple[Tensor, ...],  # initial state [B,H,E,...]: current minus trained weights of each matrix
+    shift: tuple[Tensor, ...],  # initial state: for each of the four matrices, current weights - base, [B,H,E,...]
     truncate: bool = False,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Compute the self-referential weight matrix over T steps. Return the outputs y [B,H,T,M] and the final shifts.
@@ -77,7 +77,7 @@ def _read(row: Tensor, matrix: Tensor) -> Tensor:
 def _reset(state: Tensor, done: Tensor, truncate: bool) -> Tensor:
     """Return a copy of the state [B,H,E,M] in which batch entry b is zero if done[b] is True.
 
-    If `truncate` is True, the result has no gradient.
+    If `truncate` is True, the result is detached: no gradient flows back through it.
     """
     state = state.detach() if truncate else state
     return state.masked_fill(done[:, None, None, None], 0)

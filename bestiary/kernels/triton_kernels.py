@@ -23,7 +23,8 @@ RUNTIME = ["T", "B", "H", "truncate"]  # arguments whose values are not compiled
 
 
 # --- operations on rows and matrices ----------------------------------------------------------------------------------
-# Padded elements are zero. STRIDE is the distance in memory from one row of a matrix to the next, in elements.
+# In registers, rows and columns are padded with zeros; the padding is not written to memory. STRIDE is the distance in
+# memory from one row of a matrix to the next, in elements.
 
 
 @triton.jit
@@ -407,7 +408,7 @@ class SRWMFunction(torch.autograd.Function):
         columns = total_columns - 2 * rows - 4
         num_sequences = batch * heads
         y, final_shift = x.new_empty(batch, heads, steps, columns), torch.empty_like(shift)
-        # Buffers for q, k, b and error of each step.
+        # Buffers for the query q, the key k, the learning rates b and the error of each step.
         per_step = [x.new_empty((num_sequences, steps, n) if save else 1) for n in (rows, rows, 4, total_columns)]
         saved = x.new_empty((num_sequences, -(-steps // CHUNK), rows, total_columns) if save else 1)
         tensors = (x, done, base, shift, y, final_shift, *per_step, saved)
