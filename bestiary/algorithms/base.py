@@ -79,7 +79,7 @@ Batches = Generator[Batch, Metrics, None]
 
 
 def batch_problem(batch: Any, optimizers: Collection[str]) -> str | None:
-    """Return a message if an object that `Algorithm.batches` yielded is not a valid Batch, otherwise None.
+    """Return a message if `batch`, an object that `Algorithm.batches` yielded, is not a valid Batch, otherwise None.
 
     `optimizers` are the names of the optimizers that `Algorithm.make_optimizers` returned.
     """
@@ -141,9 +141,9 @@ class ActorCriticOptions:
     def derive_rewards(self, context: RunContext) -> Self:
         """Return the options. Set reward clipping and reward scale if the user did not set them.
 
-        By default, rewards are clipped to [-1, 1], except with PopArt, which normalises the value targets. If rewards
-        are clipped and the user chose a training reward (`--reward`), the scale maps typical rewards to [-1, 1], so
-        that clipping does not change them.
+        By default, rewards are clipped to [-1, 1]. With PopArt they are not clipped, because PopArt normalises the
+        value targets. If rewards are clipped and the user chose a training reward (`--reward`), the reward scale maps
+        typical rewards to [-1, 1], so that clipping does not change them.
         """
         clipping, scale = self.reward_clipping, self.reward_scale
         if clipping == "auto":
@@ -205,8 +205,9 @@ class Algorithm:
         An update then has as many trajectories per task as in a run with a single task. With smaller batches, the
         gradient of a task would be smaller than the gradient noise of the other tasks.
 
-        If the user chose the number of environments, some batch sizes are invalid. For K tasks and the default batch
-        size d, the result is then the first valid size of d K, (d - 1) K, ..., K. If none of them is valid, it is d.
+        If the user chose the number of environments, some batch sizes can be invalid (`can_split`, `validate`). For K
+        tasks and the default batch size d, the result then has the first valid size of d K, (d - 1) K, ..., K. If none
+        of these sizes is valid, the result has the default size d.
         """
         sizes = [per_task * context.num_tasks for per_task in range(options.batch_size, 0, -1)]
         candidates = [replace(options, batch_size=size) for size in sizes]
@@ -258,7 +259,7 @@ class Algorithm:
 
     @property
     def epochs(self) -> int:
-        """The maximum number of updates that use a new trajectory. Later updates that replay it are not counted."""
+        """The maximum number of updates that use a new trajectory, without updates that replay it from a buffer."""
         return self.options.reuse
 
     def validate(self, num_envs: int, pools: int) -> list[str]:
@@ -279,8 +280,8 @@ class Algorithm:
     def shard(self, learners: int) -> Self | None:
         """Return a copy of the algorithm for one learner of a group. `learners` is the size of the group.
 
-        Each learner processes an equal part of each batch, so the batch size of the copy is the batch size divided by
-        `learners`. Return None if this is not an integer.
+        Each learner processes an equal part of each batch, so the copy has the batch size `batch_size / learners`.
+        Return None if `batch_size` is not divisible by `learners`.
         """
         if self.options.batch_size % learners:
             return None
@@ -321,7 +322,10 @@ class Algorithm:
         return {MAIN_OPTIMIZER: rmsprop(parameters, lr=o.lr, alpha=o.alpha, eps=o.eps, momentum=o.momentum)}
 
     def save(self) -> Tensors:
-        """Return the algorithm's state as tensors by name, for a checkpoint. Leave out what `parameters` returns."""
+        """Return the algorithm's state as tensors by name, for a checkpoint.
+
+        Leave out the parameters that the method `parameters` returns: the learner saves them itself.
+        """
         return {}
 
     def load(self, tensors: Tensors) -> None:
@@ -329,11 +333,11 @@ class Algorithm:
 
     @property
     def inherits_state(self) -> bool:
-        """True if `load_pretrained` uses the state of the other run; by default it does not."""
+        """True if `load_pretrained` loads state from the run that --init-from names. Default: False."""
         return False
 
     def load_pretrained(self, tensors: Tensors, task_indices: Sequence[int]) -> str:
-        """Load the useful part of the state of another run with the same algorithm (--init-from).
+        """Load state of the run that --init-from names, the "other run". It has the same algorithm as this run.
 
         `tensors` is the state that `save` returned in the other run. `task_indices[k]` is the index, in this run, of
         task k of the other run, or -1 if this run does not have this task. Return a text that describes what was
@@ -403,9 +407,9 @@ def size_problems(algorithm: Algorithm, num_envs: int, pools: int) -> list[str]:
 
 
 def updates_per_learn(algorithm: Algorithm, num_envs: int, pools: int) -> int:
-    """Return the maximum number of updates for one call of `Algorithm.batches`.
+    """Return the maximum number of updates that one call of `Algorithm.batches` causes.
 
-    For PPG, count only the policy updates.
+    For PPG, count only the updates of the policy, not those of the value function and of the auxiliary phase.
     """
     trajectories = algorithm.rollouts_per_learn(num_envs, pools) * num_envs
     return trajectories * algorithm.epochs // algorithm.batch_size(num_envs, pools)
@@ -414,9 +418,10 @@ def updates_per_learn(algorithm: Algorithm, num_envs: int, pools: int) -> int:
 def rewards_and_discounts(rollout: Rollout, options: ActorCriticOptions) -> tuple[Tensor, Tensor, Tensor]:
     """Return three tensors [T,N] with one entry per action: rewards, bootstrapped rewards and discounts.
 
-    The rewards are scaled and clipped. The bootstrapped rewards are the same, with one exception: if a time limit ended
-    the episode, the discounted value of the final observation (`rollout.bootstrap`) is added, because a time limit is
-    not a terminal state. The discount is zero if the action ended the episode.
+    N is the number of environments. The rewards are scaled and clipped. The bootstrapped rewards are equal to the
+    rewards, except for the last action of an episode that a time limit ended: to this reward, the value of the final
+    observation (`rollout.bootstrap`) times the discount factor is added, because a time limit is not a terminal state.
+    The discount is zero if the action ended the episode.
     """
     transformed = transform_reward(rollout.reward[1:], options.reward_clipping, options.reward_scale)
     discounts = options.discount * (~rollout.done[1:]).float()

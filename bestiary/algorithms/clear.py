@@ -74,8 +74,9 @@ class Clear(Impala):
                     replayed = self.buffer.sample(num_replayed, context.generator).to(new.reward.device)
                     replayed.extras["replayed"].fill_(1.0)
                     batch = concatenate([new, replayed])
-                # Weights for metrics of new steps only: 0 on replayed steps, and on new steps a constant, such that the
-                # mean of weight * metric over the batch is the mean of the metric over the new steps.
+                # Weights for metrics that count only new steps. The weight of a replayed step is 0. The weight of a new
+                # step is (all trajectories / new trajectories), so that the mean of weight * metric over the batch is
+                # the mean of the metric over the new steps.
                 new_weight = (1 - batch.extras["replayed"]) * batch.num_envs / new.num_envs
                 yield Batch(batch.with_extras(new_weight=new_weight), self.loss, num_new=new.num_envs)
                 if epoch == 0:
@@ -105,13 +106,16 @@ class Clear(Impala):
         return loss
 
     def save(self) -> Tensors:
-        """Return the replay buffer; if `save_buffer` is off, only the number of trajectories that it has received."""
+        """Return the replay buffer as tensors by name, for a checkpoint.
+
+        If the option `save_buffer` is off, return only the number of trajectories that the buffer has received.
+        """
         if self.options.save_buffer:
             return self.buffer.save()
         return {"num_seen": torch.tensor(self.buffer.num_seen)}
 
     def load(self, tensors: Tensors) -> None:
-        """Restore the replay buffer. If the buffer was not saved, start with an empty one and print a note."""
+        """Restore the replay buffer. If the checkpoint has no buffer, start with an empty buffer and print a note."""
         self.buffer.load(tensors)
         if self.buffer.num_seen and not len(self.buffer):
             note("note: the checkpoint has no replay buffer (--algo.save-buffer off); starting with an empty buffer")
@@ -139,7 +143,10 @@ class Clear(Impala):
 
 
 def _with_stored_policy(rollout: Rollout, context: LearnContext) -> Rollout:
-    """Return a copy of a rollout with two more extras: the current policy's `stored_logits`, and `replayed` (zeros)."""
+    """Return a copy of a rollout with two more extras.
+
+    `stored_logits` are the logits of the current policy. `replayed` is zero, because the rollout is new.
+    """
     output, _ = context.infer(rollout.inputs(), rollout.state)
     return rollout.with_extras(
         stored_logits=output.distribution.logits[:-1].float(), replayed=torch.zeros_like(rollout.value)

@@ -14,9 +14,9 @@ There are two variants (`value_network`):
 
     shared     The agent's value head is the value function. In the policy phase, the value loss trains only this head.
     separate   A second network, a copy of the agent, is the value function. It is trained in both phases. The agent's
-               value head is trained only in the auxiliary phase. One value still comes from the agent's value head:
-               that of the final observation of an episode that a time limit ended. The actor computes this value, and
-               the actor has no copy of the second network.
+               value head is trained only in the auxiliary phase. Exception: if a time limit ends an episode, the
+               value of the final observation comes from the agent's value head, because the actor computes this value
+               and has no copy of the second network.
 
 Each kind of update has its own optimizer (`policy`, `value`, `aux`), which contains only the parameters that this kind
 of update may change.
@@ -83,7 +83,7 @@ class PPG(PPO):
     def __init__(self, options: Any = None):
         super().__init__(options)
         self.value_agent: Any = None  # the separate value network; None if the value head is shared
-        self.stored: list[Rollout] = []  # one item per rollout of this policy phase: its sequences with value targets
+        self.stored: list[Rollout] = []  # for each rollout of this policy phase: its sequences, with value targets
 
     # --- parameters, optimizers and state ---
 
@@ -135,13 +135,13 @@ class PPG(PPO):
     def shard(self, learners: int) -> None:
         """Return None, because PPG supports only one learner.
 
-        Each learner would store other rollouts, but a checkpoint contains the rollouts of only one learner.
+        Each learner would store different rollouts, but a checkpoint contains the rollouts of only one learner.
         """
 
     # --- batches ---
 
     def batches(self, rollouts: Sequence[Rollout], context: LearnContext) -> Batches:
-        """Yield batches of the policy phase. In each `aux_interval`-th call, also yield an auxiliary phase."""
+        """Yield batches of the policy phase. Each `aux_interval`-th call also yields those of an auxiliary phase."""
         o = self.options
         if self.value_agent is not None:
             context = replace(context, infer=self._infer_value)

@@ -1,9 +1,10 @@
 """PPO: several epochs over the newest rollouts with a clipped policy update (Schulman et al. 2017).
 
-This implementation has three separate lengths; many other implementations use one number for all of them.
-`rollout_length` is the number of steps per environment that are collected before each series of updates.
-`sequence_length` is the number of steps over which gradients are propagated through the memory. `horizon` is the
-maximum number of TD errors in an advantage, which generalised advantage estimation (GAE) computes as a sum.
+This implementation has three separate lengths; many other implementations use one number for all three.
+
+    rollout_length     number of steps per environment that are collected before each series of updates
+    sequence_length    number of steps over which gradients are propagated through the memory
+    horizon            maximum number of TD errors that generalised advantage estimation (GAE) adds up for an advantage
 
 Actors collect one sequence of `sequence_length` steps at a time, and store the memory's state before its first step. To
 compute the advantages, `prepare` concatenates the sequences of each environment in time. `batches` then distributes
