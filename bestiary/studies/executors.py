@@ -1,7 +1,7 @@
 """Executors: start the commands of a study as processes on this machine or on the machines of a Ray cluster.
 
-The `bestiary study` process holds the standard input of each command open. If this process closes the input, or ends
-for any reason, the command saves its run and ends (`worker.py`).
+The `bestiary study` process holds the standard input of each command open. If `bestiary study` closes this input, or
+ends for any reason, the command saves its run and ends (`worker.py`).
 """
 
 import math
@@ -28,7 +28,7 @@ from bestiary.utils.plugin_sources import PluginSource
 class Process(Protocol):
     """A running command of a trial."""
 
-    error: str  # outside event that ended the command, for example the loss of its machine; "" if none
+    error: str  # why the command ended, if the cause is outside it, for example "the machine was lost"; else ""
 
     def poll(self) -> int | None:
         """Return the exit status, or None if the command is still running."""
@@ -120,8 +120,8 @@ class RayExecutor:
         self.unsuitable_nodes: set[str] = set()  # ids of nodes on which a command could not be started
         self._check_resources()
         self._check_machines()
-        # By default, Ray kills the command when the worker process that started it exits. The command must live longer
-        # than this worker process, because it saves its run before it ends.
+        # By default, when a worker process of Ray exits, Ray kills the command that this worker process has started. Do
+        # not allow this, so that the command can save its run before it ends.
         runtime_env = {"env_vars": {"RAY_kill_child_processes_on_worker_exit": "false"}}
         remote = ray.remote(num_cpus=cpus_per_run, num_gpus=gpus_per_run, max_concurrency=2, runtime_env=runtime_env)
         self.job_class = remote(RemoteJob)
@@ -147,10 +147,10 @@ class RayExecutor:
             raise UserError(*problems)
 
     def capacity(self) -> int:
-        """Return the number of runs that the machines which are now in the cluster can train at the same time.
+        """Return the number of runs that can be trained at the same time on the current machines of the cluster.
 
-        The result is at least 1: a run can be started even if no machine is free. Ray then makes the run wait until a
-        machine is free or joins the cluster.
+        The result is at least 1, even if no machine is large enough now: a run can always be started. Ray makes it wait
+        until a machine is free or joins the cluster.
         """
         wanted = [(name, n) for name, n in (("CPU", self.cpus_per_run), ("GPU", self.gpus_per_run)) if n]
         nodes = [n["Resources"] for n in self.ray.nodes() if n["Alive"] and n["NodeID"] not in self.unsuitable_nodes]
@@ -169,7 +169,7 @@ class RayExecutor:
 
 
 def check_machine(marker: str, working_dir: str, versions: dict[str, str]) -> list[str]:
-    """Return the reasons why this machine cannot run commands of the study; [] if there are none.
+    """Return the reasons why this machine cannot run commands of the study, or [] if it can.
 
     `marker` is a file in the folder of the study. `versions` are the package versions of the machine that started the
     study.
@@ -184,9 +184,9 @@ def check_machine(marker: str, working_dir: str, versions: dict[str, str]) -> li
 
 
 class UnsuitableMachine(Exception):
-    """The machine of a RemoteJob cannot run the command.
+    """Raised by a RemoteJob if its machine cannot run the command.
 
-    This can happen if the machine joined the cluster after the study had checked all machines.
+    All machines are checked when the study starts, so this concerns machines that joined the cluster later.
     """
 
     def __init__(self, node: str, reason: str):

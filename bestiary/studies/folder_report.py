@@ -1,7 +1,7 @@
 """Write a report about all runs below a folder (`bestiary report FOLDER`).
 
-The report is one HTML file that contains a table, learning curves, videos, saliency images and evaluations. If a run
-has no video or no saliency image of a task, the missing file is created first, unless `draw_missing` is False.
+The report is one HTML file that contains a table, learning curves, videos, saliency images and evaluations. By default
+(`draw_missing`), the video and the saliency image of each task of each run are created first if they are missing.
 """
 
 import html
@@ -63,7 +63,7 @@ def write_folder_report(
 
 
 def render_missing(run: Run) -> None:
-    """Create missing videos and saliency images of a run, one of each per task.
+    """For each task of a run, create a video and a saliency image if the run folder has none.
 
     Errors are printed and not raised. Saliency images are created only if the agent observes images.
     """
@@ -86,7 +86,10 @@ def render_missing(run: Run) -> None:
 
 @contextmanager
 def _print_errors(subject: str) -> Iterator[None]:
-    """Context manager: if the drawing of `subject` fails, print the error and continue without this drawing."""
+    """Return a context that prints an error raised in it, instead of passing it on.
+
+    `subject` is the name, in the message, of what was drawn in the context.
+    """
     try:
         yield
     except (Exception, SystemExit) as error:
@@ -134,7 +137,7 @@ def _render_report(folder: Path, runs: list[Run]) -> str:
 
 
 def _relative_name(run: Run, folder: Path) -> str:
-    """Return the path of the run relative to the folder, or the name of the run if it is the folder itself."""
+    """Return the path of the run relative to `folder`. If the run folder is `folder` itself, return the run's name."""
     path, root = run.path.resolve(), folder.resolve()
     return run.name if path == root else str(path.relative_to(root))
 
@@ -147,7 +150,7 @@ def _render_curves(runs: list[Run]) -> Iterator[str]:
     by_envs: dict[tuple[str, ...], list[Run]] = {}
     for run in runs:
         try:
-            if finished_tasks(run):  # otherwise no game of the run has ended yet
+            if finished_tasks(run):  # leave out runs in which no game has ended yet
                 by_envs.setdefault(tuple(run.raw_config["env"]), []).append(run)
         except (UserError, KeyError, TypeError, ValueError, IndexError, AttributeError):
             continue  # the config or the table of episodes cannot be read
@@ -195,7 +198,10 @@ def _render_media(path: Path, kind: str) -> str:
 
 
 def _output_files(run: Run, folder: str) -> list[Path]:
-    """Return the files in a subfolder of a run. Links are left out: they could point to private files."""
+    """Return the files in the subfolder `folder` of a run. Leave out links, which could point to private files.
+
+    For a run in the zoo, the subfolder is in runs/zoo-NAME instead of the run folder.
+    """
     root = Path("runs") / f"zoo-{run.name}" if run.in_zoo else run.path
     return safe_files.list_files(root / folder, root)
 

@@ -3,10 +3,10 @@
 The final return of a run is the mean return of the games that ended in the last tenth of the training. Runs that are
 not trained to the end have no final return.
 
-A study can train the same variants in several environments. Each variant then also has a summary of its normalised
-returns over all environments, if two returns are known for each environment: the return that is normalised to 0 and the
-return that is normalised to 1. They come from the table `[normalise]` of the study file, or from the score ranges of
-the environments.
+A study can train the same variants in several environments. If each environment has a known score range, the study also
+has a summary of each variant: its normalised returns over all environments. A score range consists of the return that
+is normalised to 0 and the return that is normalised to 1. The score ranges come from the table `[normalise]` of the
+study file, or from the definitions of the environments.
 """
 
 from collections.abc import Iterable
@@ -61,7 +61,7 @@ class VariantResult:
         return sum(result.is_trained for result in self.trials)
 
     def statistics(self) -> dict[str, Any]:
-        """Return {name: value} of all statistics of this row that are known.
+        """Return the statistics of this row as a dict: name -> value. Leave out statistics that are not known.
 
         `ci_low` and `ci_high` are the 95 % interval of the mean over seeds, and `interval` is its method.
         """
@@ -85,7 +85,10 @@ class VariantResult:
         return known
 
     def _interval(self, matrix: np.ndarray) -> dict[str, Any]:
-        """Return the 95 % interval of the mean and its method. The interval needs several runs per environment."""
+        """Return the 95 % interval of the mean and its method, by name.
+
+        If an environment has only one run, there is no interval. The result then contains only the key `interval`.
+        """
         if len(self.scores) == 1:
             interval = mean_interval(self.scores[0])
         elif min(map(len, self.scores)) < T_INTERVAL_BELOW:
@@ -125,9 +128,10 @@ def _read_result(trial: Trial) -> TrialResult:
 
 
 def summarise_variants(study: Study, results: list[TrialResult]) -> list[VariantResult]:
-    """Return the result of each variant. If returns can be normalised, append results over all environments.
+    """Return the result of each variant in its environment.
 
-    A variant has a result over all environments only if it has a trained run in each environment.
+    If the returns of all environments can be normalised, append the results over all environments. A variant has a
+    result over all environments only if it has a trained run in each environment.
     """
     summaries = []
     for variant in study.variants:
@@ -146,8 +150,8 @@ def summarise_variants(study: Study, results: list[TrialResult]) -> list[Variant
 def score_ranges(study: Study) -> dict[str, tuple[float, float]]:
     """Return {environment: (return normalised to 0, return normalised to 1)}; {} if an environment has no known range.
 
-    The table [normalise] of the study file has priority. Without this table, the score ranges of the environments are
-    used, but only if all variants are trained on the environment's own reward.
+    The ranges come from the table [normalise] of the study file. Without this table, they come from the environments,
+    but only if all variants are trained on the environment's own reward.
     """
     if study.normalise or any(variant.config.rewards.training is not None for variant in study.variants):
         return study.normalise
@@ -172,8 +176,9 @@ def _variants_across_envs(summaries: list[VariantResult]) -> dict[str, list[Vari
 def compare_variants(study: Study, summaries: list[VariantResult]) -> ScoreComparison | None:
     """Return the comparison of variants by their final returns in all environments.
 
-    Return None if the variants are trained on different rewards. Also return None if there is only one variant and
-    fewer than two environments have normalised returns.
+    Return None if the variants are trained on different rewards, because their returns are then not comparable. Also
+    return None if there is nothing to compare: only one variant, and fewer than two environments with normalised
+    returns.
     """
     if len({variant.config.rewards.training for variant in study.variants}) > 1:
         return None

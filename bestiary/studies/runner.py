@@ -36,7 +36,7 @@ from bestiary.utils.errors import RunError, UserError
 POLL_SECONDS = 0.2
 MAX_RETRIES = 3  # maximum number of times that a trial is restarted after its machine was lost
 LOG_TAIL_LINES = 5  # number of lines at the end of a failed run's log that are printed
-ABANDONED_PREFIX = "abandoned-"  # put before the folder name of a run that `--if-changed new` replaces
+ABANDONED_PREFIX = "abandoned-"  # start of the new folder name of a run that `--if-changed new` replaces
 
 
 @dataclass(frozen=True)
@@ -134,8 +134,8 @@ def print_trials(trials: list[Trial]) -> None:
 def _check_folder(folder: Path) -> None:
     """Raise UserError if `folder` is a file, or a folder that has files but no study.toml.
 
-    Also raise it if the folder contains a link or a pipe, because the folder may come from another person: the study
-    could write to another folder through a link, and could wait for ever when it opens a pipe.
+    Also raise UserError if the folder contains a link or a pipe. The folder may come from another person, and the study
+    could write to another folder through a link, or wait for ever when it opens a pipe.
     """
     is_occupied = folder.is_dir() and any(folder.iterdir()) and not (folder / "study.toml").is_file()
     if is_occupied or folder.is_file():
@@ -149,7 +149,7 @@ def _check_folder(folder: Path) -> None:
 
 @contextmanager
 def _lock_folder(folder: Path) -> Iterator[None]:
-    """Hold the lock of a study's folder. Raise UserError if another process holds it.
+    """Return a context that holds the lock of a study's folder. Raise UserError if another process holds the lock.
 
     When a process ends for any reason, the operating system releases its lock.
     """
@@ -181,12 +181,12 @@ def _open_executor(folder: Path, jobs: int, cluster: ClusterOptions | None) -> I
 
 
 def changed_trials(trials: list[Trial]) -> dict[Trial, list[str]]:
-    """Return {trial: texts about the differences} of trials whose run folder has other settings than the study file."""
+    """Return the trials whose run folder has other settings than the study file: trial -> a text per setting."""
     return {trial: changes for trial in trials if trial.exists and (changes := trial.changed_settings())}
 
 
 def _refuse_changed(study: Study, changed: dict[Trial, list[str]]) -> None:
-    """Raise UserError if `changed` is not empty.
+    """Raise UserError if `changed`, the result of `changed_trials`, is not empty.
 
     A run must not be continued with other settings, and two runs with different settings must not have the same name.
     """
@@ -328,7 +328,7 @@ def _finish_command(job: Job, stopping: bool, executor: Executor, progress: Stud
 
 
 def _raise_if_unfinished(trials: list[Trial]) -> None:
-    """Raise RunError if there are unfinished trials. First print the reason and the end of the log of each one."""
+    """If there are unfinished trials, print why each one failed and the end of its log, then raise RunError."""
     unfinished = [trial for trial in trials if trial.next_command() is not None]
     for trial in unfinished:
         warn(f"{trial.name} failed: {failure_reason(trial.log)} ({trial.log})")

@@ -3,7 +3,7 @@
     name = "recall-memories"
     seeds = [1, 2, 3]
     evaluate = 200                      # after training, each agent is evaluated with this number of games
-    dashed = ["stack8"]                 # variants drawn as a dashed line at their final return, without a curve
+    dashed = ["stack8"]                 # drawn as a dashed horizontal line at the final return, without a curve
     zoom = "200k:300k"                  # an additional panel shows this range of the x axis
 
     [base]                              # options of all runs, written as in a config file
@@ -82,7 +82,7 @@ class Study:
     seeds: tuple[int, ...]
     evaluate: int  # number of games of the evaluation after training; 0: no evaluation
     variants: list[Variant]
-    normalise: dict[str, tuple[float, float]]  # environment -> the two returns normalised to 0 and 1
+    normalise: dict[str, tuple[float, float]]  # environment -> (return normalised to 0, return normalised to 1)
     dashed: tuple[str, ...] = ()  # variants drawn as a dashed horizontal line at the final return, without a curve
     zoom: tuple[float, float] | None = None  # range of the x axis of an additional panel
 
@@ -174,7 +174,7 @@ def _read_normalise(file: StudyFile, problems: list[str]) -> dict[str, tuple[flo
 
 
 def _check_normalise(file: StudyFile, variants: list[Variant], normalise: dict[str, tuple[float, float]]) -> None:
-    """Raise UserError if [normalise] is not empty and its keys are not exactly the environments of the study."""
+    """Raise UserError if the study has a table [normalise] whose keys are not exactly the study's environments."""
     envs = dict.fromkeys(variant.config.envs[0] for variant in variants)
     missing = [env for env in envs if normalise and env not in normalise]
     unknown = [env for env in normalise if env not in envs]
@@ -189,9 +189,9 @@ def _check_normalise(file: StudyFile, variants: list[Variant], normalise: dict[s
 
 
 def _resolve_variants(file: StudyFile, drafts: list[VariantDraft], seed: int, trust_code: bool) -> list[Variant]:
-    """Return the variants with their configurations. Raise UserError with the problems of all drafts.
+    """Return the variants with their configurations. If drafts have problems, raise UserError with all problems.
 
-    If several drafts have the same problem, it is listed once.
+    A problem that several drafts have is listed once.
     """
     variants: list[Variant] = []
     variants_by_problem: dict[str, list[str]] = {}

@@ -59,13 +59,14 @@ def read_study_file(path: Path) -> StudyFile:
 
 
 def key_lines(text: str) -> dict[tuple[str, str], int]:
-    """Return {(table, key): line number} of all keys and table headers. Keys are spelled as in the result of `flatten`.
+    """Return the line numbers of all keys and table headers: (table, key) -> line number.
 
-    The key "" stands for the header of the table, and the table "variant 1" is the second [[variant]].
+    The key "" stands for the header of the table, and the table "variant 1" is the second [[variant]]. Keys have
+    underscores instead of hyphens, for example `frame_stack`.
 
     The TOML parser of the standard library reports no line numbers. Therefore the first line of the text is parsed,
-    then the first two lines, and so on. When a key appears for the first time, it starts in the line after the previous
-    text that could be parsed. This is slow, so it is done only for error messages.
+    then the first two lines, and so on. Each time, the keys that the previous valid text did not contain start in the
+    first line after that text. This method is slow, so it is used only for error messages.
     """
     lines: dict[tuple[str, str], int] = {}
     rows, first = text.split("\n"), 1
@@ -81,7 +82,7 @@ def key_lines(text: str) -> dict[tuple[str, str], int]:
 
 
 def _table_keys(tables: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield (table, key) for each key of a parsed file, and (table, "") for each table header."""
+    """Yield (table, key) for each key of a parsed file, and (table, "") for each table header. See `key_lines`."""
     for name, value in tables.items():
         yield "", name
         inner = {f"{name} {n}": item for n, item in enumerate(value)} if isinstance(value, list) else {name: value}

@@ -57,7 +57,7 @@ LOG_TAIL_LINES = 20  # number of lines at the end of a failed run's log that the
 
 
 def write_study_report(study: Study, trials: list[Trial], folder: Path) -> None:
-    """Write all files of the report, from the data that the run folders contain now, and print the table."""
+    """Write all files of the report from the current data in the run folders, and print the tables."""
     results = collect_results(trials)
     variants = summarise_variants(study, results)
     _write_file(folder / "results.csv", _to_csv([_variant_record(variant) for variant in variants]))
@@ -77,7 +77,7 @@ def write_study_report(study: Study, trials: list[Trial], folder: Path) -> None:
 
 
 def _write_file(path: Path, content: bytes) -> None:
-    """Write a file atomically: a reader sees the old file or the complete new file."""
+    """Write a file atomically: a reader sees either the old file or the complete new file."""
     temporary = path.with_name(f".{path.name}")
     temporary.write_bytes(content)
     temporary.replace(path)

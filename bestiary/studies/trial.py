@@ -76,14 +76,15 @@ class Trial:
 
     @property
     def is_trained(self) -> bool:
-        """Return whether there is a complete checkpoint at the last step."""
+        """True if the run has a complete checkpoint at the last step of the training."""
         return self.exists and self.run.steps >= self.total_steps
 
     @property
     def steps(self) -> int:
-        """Return the number of trained steps.
+        """The number of trained steps.
 
-        It is the larger of two: the steps of the newest checkpoint and the steps in the last row of metrics.csv.
+        It is the larger of two numbers: the steps of the newest checkpoint, and the steps in the last row of
+        metrics.csv.
         """
         metrics = self.path / "metrics.csv"
         with contextlib.suppress(OSError, ValueError):
@@ -163,9 +164,9 @@ class Trial:
         ]
 
     def remove_incomplete_folder(self) -> None:
-        """Remove the run folder if the run was killed while this folder was being created.
+        """Remove the run folder if the run was killed while it was creating the folder.
 
-        Raise UserError if the folder also has other files, because it is then not the folder of such a run.
+        Raise UserError if the folder contains a checkpoint, or files that a run does not create at its start.
         """
         if not self.path.is_dir() or self.exists:
             return
@@ -184,8 +185,8 @@ def make_trials(study: Study, folder: Path) -> list[Trial]:
 def _compared_settings(config: Config) -> dict[str, Any]:
     """Return the settings that must not change when a trial is continued.
 
-    These are the seed and all settings except UNCOMPARED (config/training_options.py). The name of a plug-in contains
-    the hash of its file instead of the path.
+    These are the seed and all settings except UNCOMPARED (config/training_options.py). In the result, the name of a
+    plug-in is `CLASS@HASH` with the hash of its file, so that the path of the file does not matter.
     """
     hashes = config.plugin_hashes
     flat = map_plugins(flatten(config.tables()), lambda ref: f"{ref.attribute}@{hashes[str(ref.path)][:8]}")

@@ -1,8 +1,8 @@
 """Run one command of a study. If the `bestiary study` process ends first, the command saves its run and ends.
 
-The standard input of this process is a pipe that the `bestiary study` process holds open. If that process ends for any
-reason, including kill -9, the operating system closes the pipe. This process then sends itself SIGTERM, which makes the
-command save its run.
+The standard input of this process is a pipe that the `bestiary study` process holds open. If `bestiary study` ends for
+any reason, including kill -9, the operating system closes the pipe. This process then sends SIGTERM to itself, which
+makes the command save its run.
 """
 
 import os
