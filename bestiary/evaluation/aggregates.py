@@ -5,8 +5,8 @@ All functions take score matrices of shape [R,K]: the scores of R runs in each o
 task needs at least one score. All tasks must have the same scale of scores, for example normalised scores. Only
 `probability_of_improvement` also accepts tasks with different scales.
 
-Each statistic also accepts an array [...,R,K] of many matrices and returns one result per matrix. The bootstrap uses
-this to compute a statistic for many resamples at once.
+Each statistic also accepts an array [...,R,K] of many matrices and returns one result per matrix. In this way, the
+bootstrap computes a statistic for many resamples at once.
 
     scores = np.array([[0.9, 0.4], [1.1, 0.6], [1.0, 0.2]])     # three runs, two tasks
     interquartile_mean(scores), stratified_bootstrap(interquartile_mean, scores)
@@ -49,9 +49,9 @@ def median_score(scores: np.ndarray) -> np.ndarray:
 
 
 def optimality_gap(scores: np.ndarray, gamma: float = 1.0) -> np.ndarray:
-    """Return gamma minus the mean score: [...,R,K] (R runs, K tasks) -> [...].
+    """Return gamma minus the mean of min(score, gamma): [...,R,K] (R runs, K tasks) -> [...].
 
-    Scores above gamma count as gamma, so the lowest possible gap is 0.
+    The gap is 0 if all scores are at least gamma.
     """
     return gamma - mean_score(np.minimum(scores, gamma))
 
@@ -99,7 +99,7 @@ def stratified_bootstrap(
     multi-task agent: the scores of one agent in different tasks are not independent. `whole_runs` may also be a
     sequence with one value per matrix.
 
-    Return None if a task has only one run, because the variation between its runs is unknown.
+    Return None if a task has only one run: one run does not show how much the scores of runs vary.
     """
     if any((np.isfinite(scores).sum(axis=0) < 2).any() for scores in matrices):
         return None

@@ -43,9 +43,9 @@ def compare_runs(
 ) -> dict[str, list[CurveGroup]]:
     """Draw the learning curves of runs in the figure `out`, and print a table of their final returns.
 
-    Runs that differ only in their seed form a group, which is drawn as one curve. `names` are the labels of the groups,
-    in the order in which the first run of each group appears in `runs`. The figure has one panel for each task if
-    `by_task` is set or a run has several tasks.
+    Runs that differ only in their seed form a group, which is drawn as one curve. `names` are the labels of the groups.
+    The groups are in the order of their first runs in `runs`. If `by_task` is True or a run has several tasks, the
+    figure has one panel for each task.
 
     The curves are also written to a CSV file with the same name as the figure. If `smooth` is 0, the figure and the CSV
     file contain single games instead of curves. If a run uses PopArt, a second figure shows PopArt's mu and sigma.
@@ -53,7 +53,7 @@ def compare_runs(
     If there are several groups or tasks, aggregate scores over tasks are printed and written to OUT-scores.csv. If the
     scores can be normalised, OUT-profiles.png shows performance profiles.
 
-    Return {task: groups of runs in the panel of this task}. If there is only one panel for all tasks, its key is "".
+    Return {task: groups of runs in the panel of this task}. A single panel for all tasks has the key "".
     """
     runs = unique_runs(runs)
     if out.suffix not in FIGURE_SUFFIXES:
@@ -127,7 +127,10 @@ def _write_csv(panels: Mapping[str, Sequence[CurveGroup]], path: Path, axis: str
 
 
 def _curve_rows(groups: Sequence[CurveGroup], axis: str, has_true: bool) -> tuple[list[str], list[list[Any]]]:
-    """Return header and rows of the CSV file. A row has the mean, lowest and highest return over seeds at one point."""
+    """Return header and rows of the CSV file.
+
+    There is one row per point of each curve, with the mean, lowest and highest return over the seeds.
+    """
     limits = ("mean", "lowest", "highest")
     header = ["group", axis, *limits, "seeds", "smooth", *(f"true_{name}" for name in limits if has_true)]
     rows = []

@@ -25,9 +25,9 @@ def plot_curves(
     """Draw one panel for each task, with a line and a band for each group of runs. A caption explains lines and bands.
 
     If runs have a true reward (`--true-reward`), a second panel of the task shows their true returns. A group whose
-    label is in `flat` has no curve, but a horizontal dashed line at its final return. If `zoom` is (low, high), each
-    panel is followed by a panel that shows only this range of the x axis. If `raw` is True, the panels show one point
-    per game instead of lines and bands.
+    label is in `flat` is drawn as a horizontal dashed line at its final return, without a curve. If `zoom` is (low,
+    high), each panel is followed by a second panel, which shows only the part of the x axis from low to high. If `raw`
+    is True, the panels show one point per game instead of lines and bands.
     """
     plt = import_pyplot()
     with_true = [(task, own) for task, groups in panels.items() for own in (groups, true_groups(groups)) if own]
@@ -90,9 +90,9 @@ def curve_caption(smooth: int, has_dashed: bool = False, raw: bool = False) -> s
 
 
 def true_groups(groups: Sequence[CurveGroup]) -> list[CurveGroup]:
-    """Return the curves of the true returns of each group. Groups without a true reward are left out.
+    """Return, for each group with a true reward, the curves of its true returns.
 
-    If there are several true rewards, only the first one has curves.
+    If a group has several true rewards, the curves show the first one.
     """
     return [group.true_group for group in groups if group.true_group is not None]
 
@@ -153,7 +153,7 @@ def plot_checkpoint_curves(results: Sequence[TaskResult], path: Path) -> Path:
             if levels is not None:
                 label = f"levels {levels} ({line[0].role})" if line[0].role else f"levels {levels}"
             means = [summary["mean"] for summary in summaries]
-            # If n = 1, there is no interval: both limits are None and become nan, so the band has a gap here.
+            # With one game, there is no interval: both limits are None and become nan, so the band has a gap here.
             low, high = (np.array([summary[key] for summary in summaries], float) for key in ("ci_low", "ci_high"))
             (drawn,) = axes.plot(x, means, marker="o", markersize=3.5, linewidth=1.6, label=label)
             axes.fill_between(x, low, high, color=drawn.get_color(), alpha=0.15, linewidth=0)

@@ -54,19 +54,19 @@ def evaluate(
     """Play whole games of each task with a run's agent, write the results into the run folder, and return them.
 
     Args:
-        episodes: number of games for each task and range of levels. The default is 100. For a range that is given in
-            `levels` and has at most 1,000 levels, the default is one game per level.
-        checkpoint: step count of the checkpoint; the nearest one is used. The default is the newest.
+        episodes: number of games for each task and range of levels. The default is 100. If `levels` gives a range of
+            at most 1,000 levels, the default for this range is one game per level.
+        checkpoint: step count; the checkpoint with the nearest step count is used. The default is the newest one.
         every_checkpoint: evaluate all undamaged checkpoints instead of one.
         env: environments to play. The default is all environments of the training.
         levels: ranges of levels to play, for example "0:500". The default is the range of the training.
         greedy: take the most probable action in each step instead of sampling an action.
         seed: seed of the environments and of action sampling.
         num_envs: number of environments that are played at the same time.
-        max_steps: a game that has not ended after this many steps is not included in the results. The number of such
+        max_steps: maximum number of steps of a game. A longer game is not included in the results; the number of these
             games is reported.
         reset_state_every: number of steps after which the recurrent state is reset, even in the middle of a game. 0:
-            the length of the sequences in training. None: reset the state only at the start of each episode.
+            use the length of the training sequences. None: reset the state only at the start of each episode.
         record: also write all actions to the folder recordings/, so that each game can be replayed.
     """
     config = run.config
@@ -266,11 +266,11 @@ def _removed_message(checkpoint: Checkpoint) -> str:
 
 
 def _check_recordable(names: Sequence[str], splits: Sequence[tuple[Any, int]]) -> None:
-    """Raise UserError if the number of games is not smaller than the number of levels: such games cannot be replayed.
+    """Raise UserError if there are at least as many games as levels: recordings of these games cannot be replayed.
 
-    An evaluation with so many games plays each level equally often. Which level an environment plays next then depends
-    on the other environments, so a single game could not be replayed. If there are fewer games than levels, a recorded
-    evaluation chooses levels at random.
+    With at least as many games as levels, each level is played equally often. The next level of an environment then
+    depends on the games in the other environments, so a single game cannot be replayed. With fewer games than levels, a
+    recorded evaluation chooses levels at random, so its games can be replayed.
     """
     for options, games in splits:
         levels = levels_of(options)
@@ -290,12 +290,14 @@ def _default_games(levels: str) -> int:
 
 
 def level_role(config: Config, task: str, levels: str) -> str:
-    """Return how the training of a run used a range of levels of a task.
+    """Return how the training of a run used the range `levels` of a task:
 
-    "train": the range is equal to the training levels. "valid": the range is equal to the validation levels. "test":
-    the run used no level of the range. "": the range overlaps the training or validation levels but is not equal to
-    them; a warning is printed. Ranges are compared only within the same game and mode, because the same level numbers
-    mean different levels in another game or mode.
+    "train"   the range is equal to the training levels
+    "valid"   the range is equal to the validation levels
+    "test"    the run used no level of the range
+    ""        the range overlaps the training or validation levels but is not equal to them; a warning is printed
+
+    If the run used the same level numbers in another game or mode, they do not count: they mean other levels there.
     """
     used = {"train": config.env_options.levels} if task in config.envs else {}
     mode = config.training.valid_mode

@@ -4,7 +4,7 @@ The result is one .npz file without pickled objects. Read it with `numpy.load(pa
 [T,N,...]: T steps of N environments. In entry t, the agent observes `observation`, takes `action` and gets `reward`.
 
     observation.KIND                              observation of the agent at step t; KIND: image or vector
-    done                                          whether this observation is the first one of an episode
+    done                                          whether `observation` is the first one of an episode
     action, log_prob, value, logits               action of the agent and outputs of its network; logits are [T,N,A]
     reward, truncated, game_over, measure.NAME    values that the environment returns after the action of step t
     protocol                                      how the rollouts were collected, as JSON text

@@ -8,9 +8,9 @@ from bestiary.evaluation.media import FIGURE_SUFFIXES, check_output
 
 
 def check_figure_path(out: str | Path, overwrite: bool) -> Path:
-    """Return the path of a figure.
+    """Return `out` as the path of a figure.
 
-    Raise UserError if the figure or its CSV file may not be written (see `check_output`).
+    Raise UserError if the figure, or the CSV file beside it, may not be written (see `check_output`).
     """
     path = check_output(out, overwrite, FIGURE_SUFFIXES, "figures")
     check_output(path.with_suffix(".csv"), overwrite, (".csv",))

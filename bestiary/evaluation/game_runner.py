@@ -1,11 +1,12 @@
 """Play a fixed number of whole games, without a bias towards short games.
 
-The games that end first are mostly short, so a sample of them would be biased. Therefore each environment plays the
-same number of games (some environments play one more), and the result contains exactly these games.
+The games that end first are mostly short. If N games are wanted, the first N games to end would be a biased sample.
+Therefore the number of games that each environment has to play is fixed in advance: all environments play equally many
+games, or some of them play one more. The result contains exactly these games.
 
-In ProcGen, the games are divided among levels instead of environments: an environment that starts a game gets a level
-that has not been played often enough. Each level is played equally often (some levels are played once more). If there
-are more levels than games, each level is played at most once.
+In ProcGen, the number of games of each level is fixed instead. All levels are played equally often, or some of them are
+played once more. An environment that starts a game gets a level that has not been played often enough. If there are
+more levels than games, each level is played at most once.
 """
 
 import time
@@ -66,9 +67,8 @@ def collect_games(
 
     Return the episodes of these games, sorted by environment, and the number of missing games. A game is missing if it
     has not ended after `max_steps` steps, or if it was not started because another game occupied its environment for
-    too long.
-    If the games have levels, each level is played equally often; if `balance_levels` is False, levels are chosen at
-    random. Raise EvaluationInterrupted if `should_stop` returns True, and RunError if no game ends.
+    too long. If the games have levels, each level is played equally often; with `balance_levels` False, levels are
+    chosen at random instead. Raise EvaluationInterrupted if `should_stop` returns True, and RunError if no game ends.
     """
     n = pool.num_envs
     level_pool: Any = pool.unwrapped if isinstance(pool.unwrapped, ProcgenVectorEnv) else None

@@ -23,7 +23,8 @@ from bestiary.utils.errors import UserError
 GAME_RETURN = "game_return"
 GAME_TRUE_RETURN = "game_true_return"
 
-DEFAULT_SMOOTH = 20  # a point of a curve is the mean of at least this number of games, or of all games if fewer ended
+# A point of a curve is the mean of at least this number of games. If fewer games have ended, it is the mean of all.
+DEFAULT_SMOOTH = 20
 
 
 @dataclass
@@ -100,7 +101,10 @@ def run_tasks(run: Run) -> list[str]:
 
 
 def note_first_games(run: Run) -> None:
-    """Print a note if some environments have not finished a game yet: without these long games, returns are biased."""
+    """Print a note if some environments have not finished a game yet.
+
+    The first games of these environments are long and not yet included, so returns are biased towards short games.
+    """
     counts = run.metrics.get("envs_in_first_game", np.zeros(0))
     if len(counts) and counts[-1] > 0:
         note(
@@ -134,10 +138,10 @@ def group_runs(
 def panels_by_task(
     runs: Sequence[Run], *, axis: str = "steps", smooth: int = DEFAULT_SMOOTH, names: Sequence[str] = ()
 ) -> dict[str, list[CurveGroup]]:
-    """Return {task: groups of runs}. A group has only those of its runs in which a game of the task has ended.
+    """Return {task: groups of runs}. Runs in which no game of the task has ended are left out.
 
-    Runs belong to the same group if their configs differ only in the seed or the total steps. Runs that have only one
-    task also belong to the same group if their tasks differ. Raise UserError if no game of any run has ended.
+    Runs belong to the same group if their configs differ only in the seed or the total steps. For runs with only one
+    task, the tasks may also differ. Raise UserError if no game of any run has ended.
     """
     tasks_by_run = {run.path: tuple(run.raw_config["env"]) for run in runs}
     configs = {}
@@ -166,8 +170,7 @@ def panels_by_task(
 def _describe_tasks(tasks: tuple[str, ...], task_sets: set[tuple[str, ...]]) -> str:
     """Return a text that describes the tasks of a run: "one task", "6 tasks", or the names of all tasks.
 
-    The names are used if another run has the same number of tasks, but different tasks. `task_sets` has the tasks of
-    all runs.
+    The names are used if another run has equally many, but different tasks. `task_sets` has the tasks of all runs.
     """
     if len(tasks) == 1:
         return "one task"
@@ -221,8 +224,8 @@ def trailing_means(positions: np.ndarray, values: np.ndarray, grid: np.ndarray, 
     games that ended after the previous point and not after this point. If these are fewer than `smooth` games, the
     mean includes the last `smooth` games that had ended by this point, or all of them if there are fewer.
 
-    The result is nan at points before the end of the first game. The first point at or after the end of the last game
-    has a mean; the result is nan at later points.
+    The result is nan at points before the end of the first game. After the end of the last game, only one point has a
+    mean (the first point at or after this end); the result is nan at later points.
     """
     totals = np.concatenate([[0.0], np.cumsum(values)])
     last = np.searchsorted(positions, grid[1:], side="right")

@@ -52,8 +52,8 @@ class ScoreMatrix:
 
     label: str
     tasks: tuple[str, ...]
-    scores: np.ndarray  # [R,K]; nan if the run is missing
-    whole_runs: bool = False  # each row is one multi-task run, see `stratified_bootstrap`
+    scores: np.ndarray  # [R,K]; nan if a task has fewer than R runs
+    whole_runs: bool = False  # True: each row is one multi-task run; see `stratified_bootstrap`
 
     @property
     def seeds(self) -> str:
@@ -105,14 +105,14 @@ def pad_columns(columns: Sequence[Sequence[float] | np.ndarray]) -> np.ndarray:
 
 
 def compare_groups(panels: Mapping[str, Sequence[CurveGroup]]) -> ScoreComparison | None:
-    """Return the comparison of groups by the final returns of their runs.
+    """Compare groups of runs by the final returns of the runs.
 
-    `panels` maps each task to its groups. Groups that do not have all tasks are left out. If all runs have one task,
-    `panels` may have a single key "" instead of the name of the task.
+    `panels` maps each task to the groups that have runs of this task. Groups that do not have all tasks are left out.
+    If all runs have the same single task, its key may be "" instead of its name.
 
     Return None if a comparison is not possible:
     - The runs have different training rewards.
-    - The key is "" and the runs have different environments.
+    - The key "" is used and the runs have different environments.
     - There is only one group, and fewer than two tasks have normalised scores.
     """
     runs = [run for groups in panels.values() for group in groups for run in group.runs]
@@ -152,9 +152,9 @@ def _are_multi_task(groups: Sequence[CurveGroup]) -> bool:
 def make_comparison(
     raw: list[ScoreMatrix], ranges: Mapping[str, tuple[float, float]], scale: str = ""
 ) -> ScoreComparison:
-    """Return the comparison of groups. `ranges` maps a task to the two returns that are normalised to 0 and 1.
+    """Return the comparison of groups, with normalised scores if at least two tasks are in `ranges`.
 
-    Only tasks in `ranges` are normalised, and only if there are at least two of them.
+    `ranges` maps a task to two returns: the first is normalised to the score 0, the second to the score 1.
     """
     normalised = []
     for matrix in raw:

@@ -5,8 +5,8 @@
         frames[0].screen, frames[0].record
 
 A viewer is an agent together with its own environment. The same run, checkpoint, seed and options give the same game in
-every tool. If there are several viewers, the agent of the first viewer (or a recording) selects the actions. The
-environments of all viewers take these actions, so the other agents process the same game without acting in it.
+every tool. If there are several viewers, they all show the same game: the agent of the first viewer (or a recording)
+selects the actions, and the environments of all viewers take these actions.
 """
 
 import itertools
@@ -123,8 +123,8 @@ def task_index(run: Run, env: str | None) -> int:
 def open_replay(run: Run, recording: Recording, game: RecordedGame, checkpoint: int | None = None) -> Viewer:
     """Return a viewer whose environment has been advanced to the start of a recorded game.
 
-    The environment has the options of the recording. Only its observations, rewards and actions are those with which
-    the run's agent was trained. Raise UserError if the agent cannot play in this environment.
+    The environment has the options of the recording, with one exception: options for observations, rewards and actions
+    are those of the run's training. Raise UserError if the agent cannot play in this environment.
     """
     config = run.config
     name = recording.env_name(game)
@@ -185,7 +185,7 @@ def open_game(run: Run, options: PlaybackOptions, like: Run | None = None) -> tu
 
 
 def open_playback(run: Run, options: PlaybackOptions) -> "Playback":
-    """Return a Playback of the game that `options` describe, with the run's agent as the only viewer."""
+    """Return a Playback of the game that `options` describe. Its only viewer has the run's agent."""
     viewer, actions = open_game(run, options)
     return Playback([viewer], start=options.start, length=options.length, greedy=options.greedy, actions=actions)
 
@@ -193,10 +193,10 @@ def open_playback(run: Run, options: PlaybackOptions) -> "Playback":
 class Playback:
     """Iterator over the steps of a game. Each item is a list with one Frame per viewer.
 
-    The iterator yields at most `length` steps, from step `start` on. With `single_game`, it stops at the end of the
-    game. If fewer than MIN_VIDEO_STEPS steps have been yielded by then and the game is not a recorded one, another game
-    follows. `actions` are the names of recorded actions; if `actions` is None, the agent of the first viewer selects
-    the actions. The environments of all viewers take the same actions. They are closed when the iterator ends.
+    The iterator yields at most `length` steps, from step `start` on. If `single_game` is True, it stops when
+    the game ends. But if a new (not recorded) game ends before MIN_VIDEO_STEPS steps are yielded, another game follows.
+    `actions` are the names of recorded actions. If `actions` is None, the agent of the first viewer selects the
+    actions. The environments of all viewers take the same actions. They are closed when the iterator ends.
     """
 
     def __init__(
@@ -252,7 +252,7 @@ class Playback:
         ]
         steps = [viewer.first_step or viewer.pool.reset() for viewer in self.viewers]
         for t in itertools.count():
-            if t:  # the reward of step 0 does not belong to this game
+            if t:  # step 0 is the start of the game, and its reward belongs to no step of this game
                 self.returns[-1] += float(steps[0].reward[0])
             if t >= self.start + self.length:
                 return

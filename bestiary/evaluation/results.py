@@ -33,7 +33,7 @@ class TaskResult:
     task: str
     episodes: list[Episode]  # episodes of all included games; the episodes of one game follow each other
     checkpoint: int | None = None  # step count; None if only one checkpoint was chosen (no `--checkpoints all`)
-    levels: str | None = None  # range of levels, for example 0:500; None if the task has no levels
+    levels: str | None = None  # range of levels, for example "0:500"; None if the task has no levels
     role: str = ""  # how the training used the levels: "train", "valid", "test" or "" (see `level_role`)
     unfinished: int = 0  # number of games that are missing because they did not end or were not started
     statistics: Statistics = field(init=False)
@@ -49,8 +49,7 @@ class TaskResult:
             self.statistics["episode_return"] = summarise([e.episode_return for e in self.episodes], "episodes")
         self._add_true_rewards(games, has_lives)
         if (score_range := lookup_score_range(self.task)) is not None:
-            # The score range holds for returns of the environment's own reward, which may differ from the training
-            # reward.
+            # Scores are normalised returns of the environment's own reward. The training reward may be another one.
             own_returns = np.array([e.game_measures.get("reward", e.game_return) for e in games])
             self.statistics["normalised_return"] = summarise(score_range.normalise(own_returns))
 
@@ -164,8 +163,8 @@ class Evaluation:
         """Return one row for each checkpoint and task, with means over the splits (a split is a range of levels).
 
         A row has the mean over the training splits, the mean over the test splits, and the standard deviations between
-        splits. Tasks with a score range also have normalised returns. If all tasks have normalised returns, an
-        additional row with the task "all" has the mean of the normalised returns over all tasks.
+        splits. If the task has a score range, the row also has these statistics of the normalised returns. If there are
+        several tasks and all have a score range, a row with the task "all" has these statistics averaged over tasks.
         """
         rows: list[dict[str, Any]] = []
         for checkpoint in dict.fromkeys(result.checkpoint for result in self.results):

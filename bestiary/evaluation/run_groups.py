@@ -66,8 +66,9 @@ def _check_names(names: Sequence[str], groups: Sequence[str]) -> None:
 def config_labels(group_keys: Sequence[str]) -> list[str]:
     """Return a label for each config. `group_keys` are the configs as JSON (see `group_key`).
 
-    A label has the names of all components in which the configs differ. If some labels are then equal, differing
-    options are added one by one until all labels differ. An empty label is replaced by the name of the environment.
+    A label has the names of all components in which the configs differ. If some labels are then equal, options in which
+    the configs differ are added one by one until all labels differ. An empty label is replaced by the names of the
+    config's environments.
     """
     configs = [json.loads(key) for key in group_keys]
     keys = {key for config in configs for key in config}
@@ -82,10 +83,10 @@ def config_labels(group_keys: Sequence[str]) -> list[str]:
 
 
 def _config_label(config: dict[str, Any], keys: list[str]) -> str:
-    """Return the values of the given keys as text.
+    """Return the given keys and their values as text, for example "algo ppo, torso mlp, steps none".
 
-    If the config does not contain a key, the text has "none" as its value. But a missing option of a component, such as
-    torso.width, is left out.
+    A key that the config does not contain has the value "none". If this key is an option of a component, such as
+    torso.width, it is left out.
     """
     values = {key: config.get(key, "none") for key in keys if key in config or "." not in key}
     words = {key: " ".join(map(str, v)) if isinstance(v, list) else v for key, v in values.items()}

@@ -2,7 +2,7 @@
 
 The interval of a mean is computed with Student's t for fewer than T_INTERVAL_BELOW values, otherwise with a percentile
 bootstrap. A single value has no interval. The values are independent repetitions: the games of one agent, or the runs
-(seeds) of one configuration. The field `unit` of a summary says what they are, for example "games" or "seeds".
+(seeds) of one configuration. The field `unit` of a summary says what the values are, for example "games" or "seeds".
 """
 
 from collections.abc import Mapping, Sequence
@@ -91,13 +91,13 @@ def mean_reward_per_step(returns: np.ndarray, lengths: np.ndarray) -> float:
 def summarise_reward_per_step(returns: np.ndarray, lengths: np.ndarray) -> dict[str, Any]:
     """Return statistics of the reward per step. The mean is `mean_reward_per_step`.
 
-    The interval of the mean is computed over games. Standard deviation, median, minimum and maximum are computed from
-    the reward per step of each game.
+    The interval of the mean treats games as independent repetitions. Standard deviation, median, minimum and maximum
+    are those of the games: each game has one value, its return divided by its number of steps.
     """
     mean = mean_reward_per_step(returns, lengths)
     if len(returns) < T_INTERVAL_BELOW:
-        # Delta method for a ratio of two means: the mean of the following values is equal to the ratio, and the
-        # variance of this mean is approximately the variance of the ratio.
+        # Delta method for the ratio mean(returns) / mean(lengths). The values below have one entry per game. Their mean
+        # is equal to the ratio, and the variance of this mean is approximately the variance of the ratio.
         interval = mean_interval(mean + (returns - mean * lengths) / lengths.mean())
     else:
         interval = bootstrap_interval((returns, lengths), lambda r, n, axis=-1: r.sum(axis) / n.sum(axis))
@@ -145,8 +145,8 @@ def welch_drop_test(before: np.ndarray, after: np.ndarray) -> float:
 def holm_adjust(p_values: Sequence[float]) -> list[float]:
     """Return p-values that are corrected for the number of tests by the method of Holm (1979).
 
-    If all hypotheses with an adjusted p-value of at most alpha are rejected, the probability of rejecting at least one
-    true hypothesis is at most alpha.
+    Reject a null hypothesis if its corrected p-value is at most alpha. The probability of rejecting at least one true
+    null hypothesis is then at most alpha.
     """
     adjusted = [0.0] * len(p_values)
     largest = 0.0

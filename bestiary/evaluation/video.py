@@ -19,7 +19,7 @@ def record_video(
     overwrite: bool = False,
     make_overlay: Callable[[Viewer], Callable[[Frame], np.ndarray]] | None = None,
 ) -> Path:
-    """Record a video of one game of a run, and return the path. If the game is very short, another game follows.
+    """Record a video of one game and return its path. If the game is very short, the video also shows another game.
 
     The image is darkened at steps at which flicker hides the screen from the agent. `make_overlay(viewer)` returns a
     function that draws the image of each frame; the default draws the rendered screen. If `out` is None, the video is
