@@ -1,10 +1,10 @@
 """Action statistics (`bestiary look actions`): how often agents choose each action, as figure, table and CSV file.
 
 Two policies with similar returns may use different actions, or never use some actions. The share of each action is
-computed for each game, so that the standard deviation over games is known. If an environment has actions that fire
-(their names end with FIRE), the actions are also grouped in two ways ("groupings"):
+computed for each game, so that the standard deviation over games is known. In some environments, the names of actions
+end with FIRE, for example LEFTFIRE. The shares are then also computed for groups of actions, in two ways ("groupings"):
 
-    movement        actions with the same movement form a group
+    movement        actions with the same movement form a group, for example LEFT and LEFTFIRE
     fire merged     all actions that fire form a group; not computed for Pong
 """
 
@@ -55,9 +55,9 @@ class ActionShares:
 class ActionCountWrapper(VectorEnvWrapper):
     """Wrapper that counts the actions that are taken in a vector environment.
 
-    It reports one measure (a number in each step) per action: 1 if this action led to the step, otherwise 0. Evaluation
-    sums each measure over an episode, so the sum is the count of the action. The environment's own measures are left
-    out.
+    For each action, it reports a measure in each step: 1 if the environment has just taken this action, otherwise 0.
+    Evaluation sums each measure over an episode, so the sum is the count of the action. The environment's own measures
+    are left out.
     """
 
     def __init__(self, pool: VectorEnv):

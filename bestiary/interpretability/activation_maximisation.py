@@ -57,9 +57,9 @@ def maximise_activations(
 
 
 def find_layer(agent: nn.Module, layer: str) -> str:
-    """Return the full name of a convolution, given its full name or its short name (see `short_layer_name`).
+    """Return the full name of the convolution `layer`, which is a full name or a short name (see `short_layer_name`).
 
-    Raise UserError if the agent has no such convolution.
+    Raise UserError if the agent has no convolution with this name.
     """
     names = [name for name, module in agent.named_modules() if isinstance(module, nn.Conv2d)]
     if not names:
@@ -128,7 +128,7 @@ def tile_images(images: list[np.ndarray], frames: int | None = None) -> np.ndarr
 def _split_frames(image: np.ndarray, frames: int | None) -> list[np.ndarray]:
     """Return the frames of a stack [C,H,W] as a list of RGB images [H,W,3].
 
-    If the number of frames is unknown (None) and C is a multiple of three, each frame is taken to have three colours.
+    If `frames` is None and C is a multiple of three, each frame is assumed to have three channels (RGB).
     """
     channels = len(image)
     is_colour = channels // frames == 3 if frames else channels % 3 == 0

@@ -21,7 +21,7 @@ from bestiary.utils.console import note, progress_bar
 from bestiary.utils.errors import UserError
 from bestiary.utils.images import join_panels
 
-SATURATION = 5  # attention of at least this multiple of uniform attention is drawn in full colour
+SATURATION = 5  # if attention is at least this many times uniform attention, it is drawn in full colour
 
 
 def render_attention(
@@ -127,10 +127,10 @@ def _map_shape(agent: Any) -> Any:
 
 
 def _feature_map_box(torso: Any, image_shape: tuple[int, ...]) -> Box:
-    """Return the part of the input image that all cells of the torso's feature map cover.
+    """Return the part of the input image that the cells of the torso's feature map cover together.
 
-    One cell covers a square around the centre of its receptive field. The side of the square is the distance between
-    the centres of two neighbouring cells. If convolutions pad their input, the box is a little larger than the image.
+    A cell covers a square around the centre of its receptive field. The side of the square is the distance between the
+    centres of two neighbouring cells. If convolutions pad their input, the part is a little larger than the image.
     """
     centre, stride = 0.0, 1  # centre of the first cell, and distance between neighbouring cells, in pixels
     for layer in torso.convolutions.modules():

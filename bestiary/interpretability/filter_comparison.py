@@ -9,8 +9,8 @@ Two checkpoints are compared layer by layer, with two measures of similarity:
                does not depend on the order of the channels, so it is the more reliable measure. The agents must have
                the same observations.
 
-With `--between runs`, each run is compared with the first run: two checkpoints at about the same fraction of training
-form a pair. With `--between time`, each checkpoint is compared with the next checkpoint of the same run.
+With `--between runs`, each run is compared with the first run: checkpoints of the two runs at about the same fraction
+of training form a pair. With `--between time`, each checkpoint is compared with the next checkpoint of the same run.
 """
 
 import csv
@@ -55,7 +55,8 @@ class LayerComparison:
     point: int  # index of the pair of checkpoints, in the order of training; 0 is the first pair
     steps: tuple[int, int]  # step counts of the two checkpoints
     kernels: int  # number of kernels of the layer
-    # The next three are distances. None: the shapes of the layers differ, or there are too many kernels to match.
+    # The next three are distances. They are None if the shapes of the layers differ, or if the layer has too many
+    # kernels for the matching "optimal".
     sum: float | None
     per_kernel: float | None
     per_weight: float | None
@@ -160,10 +161,11 @@ def _make_pairs(
 
 
 def _pair_by_fraction(chosen: list[Checkpoint], run: Run) -> list[tuple[Checkpoint, int]]:
-    """Pair the checkpoints `chosen` of another run with checkpoints of `run` at about the same fraction of training.
+    """Pair checkpoints of two runs that are at about the same fraction of training.
 
-    Return (checkpoint of `chosen`, step count of the checkpoint of `run`) for each pair. If several checkpoints of
-    `chosen` are nearest to the same checkpoint of `run`, only the nearest of them is paired with it.
+    `chosen` are checkpoints of one run; `run` is the other run. Each chosen checkpoint is paired with the nearest
+    checkpoint of `run`. If several chosen checkpoints have the same nearest checkpoint, only the nearest one of them
+    is paired. Return (chosen checkpoint, step count of the checkpoint of `run`) for each pair.
     """
     available = [checkpoint.steps for checkpoint in run.checkpoints]
     pairs: dict[int, tuple[float, Checkpoint]] = {}
@@ -181,7 +183,7 @@ def _pair_by_fraction(chosen: list[Checkpoint], run: Run) -> list[tuple[Checkpoi
 def _check_comparable(
     label: str, first: Checkpoint, second: Checkpoint, match: str, features: "LayerFeatures | None"
 ) -> list[str]:
-    """Return notes about layers whose distance cannot be computed.
+    """Return notes for the user about layers of two checkpoints whose distance cannot be computed.
 
     Raise UserError if no layer can be compared, neither by distance nor by CKA.
     """
@@ -258,7 +260,7 @@ class LayerFeatures:
 
     def __init__(self, runs: Sequence[Run]):
         self.agents: dict[Path, Any] = {}  # run folder -> agent, if it has the same observations as the first run
-        self.cache: dict[Path, dict[str, Tensor]] = {}  # by checkpoint folder, only the last two used
+        self.cache: dict[Path, dict[str, Tensor]] = {}  # folder -> features, for the last two checkpoints used
         spec = None
         for run in runs:
             spec = spec or run.config.interface.observation_spec

@@ -3,8 +3,8 @@
 Each of the K images differs from the reference only in a small patch, as in perturbation saliency. The output of a
 convolution at one position depends only on nearby inputs. In each feature map, the patch therefore changes only a small
 window, which grows a little with every layer. `IncrementalConvolutions` applies the layers to the whole reference
-image. For the K other images, it applies them only to these windows. When the windows cover most of a map, it is faster
-to apply the remaining layers to whole maps. The steps are:
+image, but to the K other images only in these windows. As soon as the windows cover most of a map, it applies the
+remaining layers to whole maps, which is then faster. The steps are:
 
     find_windows     find and cut out the windows [K,h,w,C] in which images [1+K,H,W,C] differ from the first image
     apply_layer      extend each window by the surrounding values of the reference that the layer needs, and apply the
@@ -70,8 +70,8 @@ class IncrementalConvolutions(nn.Sequential):
 def with_incremental_convolutions(agent: Any) -> Any:
     """Return a copy of the agent whose torso has incremental convolutions.
 
-    Return the agent itself if the torso has no plain sequence of convolutions, if the sequence has hooks, or if the
-    agent is not on the CPU: such agents are not supported.
+    Some agents are not supported: the torso has no plain sequence of convolutions, the sequence has hooks, or the agent
+    is not on the CPU. In these cases, return the agent itself.
     """
     torso = find_child(agent, "torso")
     if (
@@ -136,8 +136,8 @@ def apply_layer(layer: nn.Module, reference: Tensor, windows: Windows) -> tuple[
         affected = min(count, (windows.values.shape[1 + axis] + k - 2) // s + 1)
         # The index of the first output that depends on the window: (start - k + 1) / s, rounded up.
         corners.append((-((k - 1 - start) // s)).clamp(0, count - affected))
-        # Number of trailing rows or columns that no output uses, because the stride does not divide the size. The old
-        # window may contain them, so the extended window includes them.
+        # Number of rows or columns at the end that no output uses (the stride does not divide the size). The old window
+        # may contain them. The extended window must contain the whole old window, so it includes them, too.
         unused = (padded.shape[axis] - k) % s
         sizes.append(s * (affected - 1) + k + unused)
     receptive_field = extend_windows(padded, inside, corners[0] * stride[0], corners[1] * stride[1], *sizes)

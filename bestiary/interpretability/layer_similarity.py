@@ -5,7 +5,7 @@ import re
 from torch import Tensor
 
 MATCHINGS = ("index", "optimal", "filters")
-MAX_MATCHED_KERNELS = 4096  # limit of the matching `optimal`: it needs minutes and gigabytes for more kernels
+MAX_MATCHED_KERNELS = 4096  # limit of the matching "optimal"; with more kernels, it takes minutes and gigabytes
 
 
 def convolution_weights(model: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -31,14 +31,15 @@ def kernel_distance(first: Tensor, second: Tensor, matching: str = "index") -> f
 
         index     kernels with the same index
         optimal   kernels are paired such that the sum is as small as possible. Published comparisons use this method.
-                  However, reordering the kernels of a network in this way would change what it computes.
+                  However, a distance of 0 does not mean that two networks compute the same: reordering the kernels of
+                  a network changes what it computes.
         filters   whole filters are paired such that the sum is as small as possible
     """
     vectors = [w.flatten(1) if matching == "filters" else w.flatten(2).flatten(0, 1) for w in (first, second)]
     left, right = (v.double().numpy() for v in vectors)
     if matching == "index":
         return float(((left - right) ** 2).sum())
-    from scipy.optimize import linear_sum_assignment  # here, because the other matchings do not need SciPy
+    from scipy.optimize import linear_sum_assignment  # here, because "index" does not need SciPy
 
     cost = (left**2).sum(1)[:, None] + (right**2).sum(1)[None] - 2 * left @ right.T
     rows, columns = linear_sum_assignment(cost)
@@ -52,8 +53,8 @@ def linear_cka(x: Tensor, y: Tensor) -> float:
     constant.
 
     Plain CKA (Kornblith et al. 2019) is close to 1 for any two layers that have far more features than there are
-    frames. Therefore an unbiased estimator is used (Szekely & Rizzo 2014). It leaves out the product of each frame's
-    features with themselves, and can be slightly negative.
+    frames. Therefore an unbiased estimator is used (Szekely & Rizzo 2014). It ignores the diagonal of the Gram matrix,
+    which is the product of each frame's features with themselves. The estimate can be slightly negative.
     """
     first, second = (_centred_gram_matrix(features.double()) for features in (x, y))
     norm = float(first.norm() * second.norm())

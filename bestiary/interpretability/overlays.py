@@ -14,16 +14,19 @@ DIMMING = 0.6  # pixels at which a map is 1 are darkened by this fraction, so th
 
 
 def overlay_map(image: np.ndarray, cells: np.ndarray, box: Box = WHOLE_IMAGE, strength: float = 0.6) -> np.ndarray:
-    """Colour the part `box` of an image red. The map `cells` [h,w], with values in [0,1], says how red each part is."""
+    """Colour the part `box` of an image red.
+
+    The map `cells` [h,w] is resized to this part. Its values say how red the image becomes: from 0 to 1 (most red).
+    """
     heat = strength * resize_map_to_box(cells, image.shape[:2], box)[..., None]
     return (image * (1 - heat) + np.array(RED, np.float32) * heat).astype(np.uint8)
 
 
 def resize_map_to_box(cells: np.ndarray, size: tuple[int, ...], box: Box = WHOLE_IMAGE) -> np.ndarray:
-    """Resize a map [h,w] of values in [0,1] to the part `box` of an image. Return values for all pixels, float32 [H,W].
+    """Resize a map [h,w] of values in [0,1] to the part `box` of an image with the size (H, W).
 
-    The map is resized with bicubic interpolation. Outside the box, the values are 0. Parts of the box that lie outside
-    the image are cut off. `size` is (H, W).
+    Return values for all pixels of the image, float32 [H,W]. They are 0 outside the box. The interpolation is bicubic.
+    Parts of the box that lie outside the image are cut off.
     """
     height, width = size
     left, top, right, bottom = (round(share * edge) for share, edge in zip(box, (width, height) * 2, strict=True))
@@ -44,8 +47,8 @@ def resize_map(cells: np.ndarray, size: tuple[int, ...]) -> np.ndarray:
 def overlay_colours(image: np.ndarray, maps: Sequence[tuple[np.ndarray, Colour]]) -> np.ndarray:
     """Draw maps [H,W] with values in [0,1] over an image, each map in its own colour.
 
-    Pixels at which a map is high are also darkened. Pixels at which all maps are 0 do not change. Values above 255 are
-    clipped.
+    Pixels at which a map is high are also darkened. Pixels at which all maps are 0 do not change. Colour values above
+    255 are clipped.
     """
     highest = np.max([heat for heat, _ in maps], axis=0)[..., None]
     light = image * (1 - DIMMING * highest)

@@ -60,18 +60,19 @@ PRESETS = {
 class SaliencyOptions:
     """Options that say how an image is perturbed and how the change of the policy is measured."""
 
-    density: int | None = None  # pixels between patch centres; None: `default_density`, scaled to the image size
+    density: int | None = None  # distance of patch centres in pixels; None: `default_density`, scaled to the image size
     # Standard deviation of the blur that makes the mask, in pixels; None: the value of the preset, scaled to the image.
     radius: float | None = None
     mode: str = "occlude"  # occlude: blur the patch; searchlight: blur all except the patch
     distance: str = "logits"  # logits: half the squared distance of the logits; kl: KL divergence of the policies
     preset: str = "torchbeast-popart"  # a key of PRESETS
-    default_density: float | None = None  # see `density`; None: the density of the preset
+    # Distance before scaling to the image size, used only if `density` is None; None: the value of the preset.
+    default_density: float | None = None
 
 
 @dataclass
 class SaliencyMaps:
-    """Scores of all patches, float32 [h,w]. Entry (i, j) belongs to the patch at pixel (i * density, j * density)."""
+    """Scores of all patches, float32 [h,w]. Entry (i, j): patch centred at row i * density and column j * density."""
 
     policy: np.ndarray
     value: np.ndarray
@@ -194,7 +195,7 @@ def patch_centres(height: int, width: int, density: int) -> Tensor:
 
 
 def blur_matrix(size: int, sigma: float) -> Tensor:
-    """Return a matrix [size,size]. Its product with a signal [size] is the blurred signal. Edges are mirrored."""
+    """Return a matrix M [size,size] that blurs a signal x [size]: M @ x. At the edges, the signal is mirrored."""
     from scipy.ndimage import gaussian_filter1d  # here, because only saliency needs SciPy
 
     return torch.from_numpy(gaussian_filter1d(np.eye(size), sigma, axis=0)).float()
@@ -212,8 +213,8 @@ class BlurProfiles:
         self.neighbours = torch.zeros_like(self.point)
         self.neighbours[1:] += self.point[:-1]
         self.neighbours[:-1] += self.point[1:]
-        # SciPy cuts the filter off at four standard deviations. A window also contains the blurred points next to its
-        # centre, so it is one pixel larger on each side.
+        # SciPy cuts the filter off at four standard deviations. `neighbours` sums blurred points that are one pixel
+        # beside the centre, so the window is one pixel larger on each side.
         self.reach = int(4 * radius + 0.5) + 1
         self.window = torch.arange(min(2 * self.reach + 1, size))
         self.last_start = size - len(self.window)
@@ -267,11 +268,11 @@ def quantile_scale(scores: np.ndarray) -> np.ndarray:
 def absolute_scale(scores: np.ndarray, full: float) -> np.ndarray:
     """Return intensities in [0,1]: the scores divided by `full`, clipped at 1.
 
-    With the same `full`, intensities of different frames are comparable.
+    If different frames have the same `full`, their intensities are comparable.
     """
     return np.clip(scores / full, 0, 1) if full > 0 else np.zeros_like(scores)
 
 
 def default_full_score(maps: Sequence[np.ndarray]) -> float:
-    """Return the default score for full colour: the 95th percentile of the largest scores of all frames."""
+    """Return the default score for full colour: the 95th percentile, over frames, of each frame's largest score."""
     return float(np.quantile([scores.max() for scores in maps], 0.95)) if len(maps) else 0.0

@@ -42,7 +42,7 @@ class SaliencyStyle:
     output: str = "both"  # which scores are drawn, a key of OUTPUTS
     scale: str = "absolute"  # absolute or quantile, see the module docstring
     palette: str = "red-green"  # colours, a key of PALETTES
-    # Score at which the colour is saturated, for (policy, value); None: `default_full_score`.
+    # (policy, value): the scores from which the colours are saturated. None: computed by `default_full_score`.
     full: tuple[float | None, float | None] = (None, None)
 
 
@@ -110,9 +110,9 @@ def make_saliencies(viewers: Sequence[Viewer], options: SaliencyOptions) -> list
 
 
 def full_colour_scores(maps: Sequence[SaliencyMaps], style: SaliencyStyle) -> dict[str, float]:
-    """Return the scores at which the colours of the policy and the value are saturated, for all frames of a game.
+    """Return {"policy": ..., "value": ...}: the scores at which the two colours are saturated in all frames of a game.
 
-    A score that `style` does not set is computed from `maps`, the maps of all frames, with `default_full_score`.
+    If `style` does not set a score, `default_full_score` computes it from `maps`, the saliency maps of all frames.
     """
     scores = {}
     for name, requested in zip(("policy", "value"), style.full, strict=True):

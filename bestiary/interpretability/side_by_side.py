@@ -49,8 +49,8 @@ def record_side_by_side(
     `same_actions` is True, only the agent of the first run plays; the other agents process the same observations. If
     `options` contain a recorded game, all agents process the observations of this game.
 
-    If `saliency` is True, each panel shows the saliency map of its agent. If there is only one game or one run, an
-    additional first panel shows the game without saliency.
+    If `saliency` is True, each panel shows the saliency map of its agent. If all panels show the same game, or if there
+    is only one run, an additional first panel shows the game without saliency.
 
     Args:
         options: which games are played, and which steps are drawn. The field `checkpoint` is ignored. By default there
