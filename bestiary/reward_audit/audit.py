@@ -7,8 +7,9 @@ The audit reports:
 - The training return and the true return, as functions of network size, training steps and each environment option in
   which the runs differ. A dashed line marks a drop of the true return: between two neighbouring points of the x axis,
   the true return drops significantly, but the training return does not.
-- The correlation of the two rewards, over steps and over games.
-- The distance between the policy of each run and the policy of a trusted run, in the states that the run visits.
+- The correlation of the training reward with the true reward, over steps and over games.
+- The distance between the policy of each audited run and the policy of a trusted run, in the states that the audited
+  run visits.
 """
 
 import csv
@@ -43,7 +44,7 @@ from bestiary.runs.run import Run
 from bestiary.utils.console import note, plain, stdout
 from bestiary.utils.errors import UserError
 
-RANDOM_STREAM = 5  # part of the seed; training, evaluation and playback use other numbers
+RANDOM_STREAM = 5  # part of the seed; other numbers in training, evaluation and playback give other random numbers
 
 
 def audit(
@@ -68,7 +69,7 @@ def audit(
         every_checkpoint: audit all checkpoints of each run, not only the newest.
         episodes: number of whole games that are played with each checkpoint.
         greedy: take the most probable action in each step instead of sampling an action.
-        max_steps: games that are longer than this number of steps are not included in the results.
+        max_steps: maximum number of steps of a game. Longer games are not included in the results.
     """
     _check_output_folder(out, overwrite)
     _check_runs(runs, trusted)
@@ -214,10 +215,10 @@ def _measure_steps(
     step_rewards: list[np.ndarray],
     step_distances: dict[str, list[np.ndarray]],
 ) -> Iterator[Step]:
-    """Yield the steps of `records`. Append the rewards and policy distances of each step to the given lists.
+    """Yield the steps of `records`. Append the rewards of each step to `step_rewards`, distances to `step_distances`.
 
-    The trusted agent receives the same observations as the audited agent. But its input `reward` is the reward on which
-    the trusted agent was trained.
+    The trusted agent receives the same observations as the audited agent. Its input `reward`, however, is the reward on
+    which the trusted agent was trained.
     """
     state = None
     for record, actions in records:

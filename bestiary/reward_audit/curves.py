@@ -74,8 +74,8 @@ class AuditRow:
     def group_key(self, axis: str = "steps") -> str:
         """Return a key that is equal for all rows of one curve.
 
-        The key consists of all settings except two kinds: settings that change the position on the x axis, and options
-        such as the seed (UNCOMPARED in config/training_options.py).
+        The key consists of all settings except those that change the position on the x axis, and except options such
+        as the seed (UNCOMPARED in config/training_options.py).
         """
         ignored = [axis] if axis.startswith("env.") else []
         if axis == "parameters":
@@ -137,13 +137,14 @@ def find_true_return_drop(points: Sequence[CurvePoint], both_directions: bool = 
     """Return the largest significant drop of the true return between two neighbouring points; None if there is none.
 
     Each pair of neighbouring points is tested with Welch's t test over runs, and the p-values are corrected for the
-    number of tests (Holm). A drop is reported only if its corrected p-value is at most SIGNIFICANCE and the training
-    return does not drop significantly between the same points. The p-value of the training return is not corrected, so
-    that no drop is reported if the training return may have dropped, too. With `both_directions`, drops from right to
-    left are also tested; this doubles the number of tests.
+    number of tests (Holm). A drop of the true return is reported if two conditions hold: its corrected p-value is at
+    most SIGNIFICANCE, and the training return does not drop significantly between the same points. The second test uses
+    the p-value without correction. It therefore finds a drop of the training return more easily, and fewer drops of the
+    true return are reported. If `both_directions` is True, drops from right to left are also tested; this doubles the
+    number of tests.
 
-    A pair is not tested if one of its points has only one run: the variation between runs is then unknown, and the
-    variation between games cannot replace it.
+    A pair is not tested if one of its points has only one run: the test needs the variation between runs. The variation
+    between the games of one run cannot replace it.
     """
     pairs = [pair for pair in itertools.pairwise(points) if all(point.unit == "seeds" for point in pair)]
     if both_directions:
@@ -173,7 +174,7 @@ def newest_rows(rows: Sequence[AuditRow]) -> list[AuditRow]:
 def rows_at_common_steps(rows: Sequence[AuditRow]) -> list[AuditRow]:
     """Return only the rows at steps at which all runs have a checkpoint.
 
-    At other steps, the mean would include only some of the runs, so the curve could jump there.
+    At other steps, the mean over runs would include only some of the runs, so the curve could jump there.
     """
     runs = {row.run for row in rows}
     steps = set.intersection(*({row.steps for row in rows if row.run == run} for run in runs))
@@ -198,8 +199,9 @@ class Curve:
     def true_return_drop(self) -> TrueReturnDrop | None:
         """The largest significant drop of the true return, or None if there is none (see `find_true_return_drop`).
 
-        If the axis is an option of the environment, drops towards higher values and drops towards lower values are
-        searched: agents can be more capable at lower values of some options, for example frame skip or noise.
+        A drop is expected towards more capable agents: larger networks or more training steps. If the axis is an option
+        of the environment, both directions are tested, because agents can be more capable at lower values of some
+        options, for example frame skip or noise.
         """
         return find_true_return_drop(self.points, both_directions=self.axis.startswith("env."))
 
@@ -248,7 +250,7 @@ def _curves_of_group(axis: str, label: str, rows: list[AuditRow]) -> list[Curve]
     if axis == "steps":
         rows, fixed = rows_at_common_steps(rows), {"parameters": first.parameters}
     if axis == "parameters" and len({row.fc_parameters for row in rows}) == len({row.parameters for row in rows}):
-        axis = "fc_parameters"  # as in the figures of Pan et al. (2022)
+        axis = "fc_parameters"  # the x axis in the figures of Pan et al. (2022)
     runs = list(dict.fromkeys(row.run for row in rows))
     return [
         Curve(first.environment, first.rewards, axis, channel, make_points(rows, axis, channel), runs, label, fixed)

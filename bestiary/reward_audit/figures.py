@@ -70,7 +70,7 @@ def draw_curves(curves: Sequence[Curve], path: Path) -> None:
             side.plot(x, [v.mean() for v in returns], color=color, marker="o", markersize=3.5, linewidth=1.6)
             intervals = [mean_interval(v) for v in returns]
             low, high = ([getattr(interval, limit) for interval in intervals] for limit in ("low", "high"))
-            # If n = 1, there is no interval: both limits are None and become nan, so the band has a gap here.
+            # A point with only one value has no interval: both limits are None and become nan. The band has a gap here.
             side.fill_between(x, np.array(low, float), np.array(high, float), color=color, alpha=0.15, linewidth=0)
             side.set_ylabel(f"{name} return of a game", color=color)
             side.tick_params(axis="y", labelcolor=color)
@@ -83,7 +83,7 @@ def draw_curves(curves: Sequence[Curve], path: Path) -> None:
         if is_log:
             axes.set_xscale("log")
             axes.minorticks_off()
-            # Put a tick at each network size. The default ticks, powers of ten, may all lie outside the axis.
+            # Put a tick at each network size: the default ticks are powers of ten, which may all lie outside the axis.
             axes.set_xticks(x, [format_count(size) for size in x])
         elif curve.axis != "steps":
             axes.set_xticks(x, [f"{value:g}" for value in x])
