@@ -5,15 +5,16 @@
     network rate    n = learners * bandwidth / b                a learner receives b bytes per step
     throughput      min(N p, l, n) steps/s with N actors
 
-`env_stepping`, `inference` and `learning` are the measured rates of the three phases of training in steps/s, if each
-phase alone uses all cores of one machine.
+`env_stepping`, `inference` and `learning` are the measured rates of the three phases of training, in steps/s. Each
+phase was measured alone, on all cores of one machine. `learners` is the number of learners.
 
 The model makes these assumptions:
 
     - All machines are equal to the measured machine. The cores of a machine do not slow each other down.
     - Actors and learners run on different machines.
     - The work of the driver and the summation of gradients over learners take no time.
-    - The weights are small compared with the rollouts. The size of the weights is printed.
+    - Sending the weights takes no time, because they are small compared with the rollouts. Their size is printed, so
+      that this can be checked.
 
 A real cluster is usually slower than predicted. It can be faster if its machines are faster than the measured machine.
 """
@@ -92,7 +93,7 @@ def measure_message_sizes(config: Config) -> tuple[float, int]:
 
 
 def read_machine(path: Path, name: str) -> Machine:
-    """Read the throughput of a configuration from a result file of `bestiary bench --json`.
+    """Read the throughput of the configuration `name` from a result file of `bestiary bench --json`.
 
     Raises:
         UserError: the file is not a result file, or has no result for the configuration.

@@ -41,7 +41,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 def make_bench_config(name: str, **options: Any) -> "Config":
     """Return the configuration `name` of CONFIGS for a benchmark. `options` replace values of the configuration.
 
-    Training with it saves no checkpoints and does not end before the benchmark, because it has 1e9 steps.
+    The training has 1e9 steps, so that it does not end before the benchmark. It saves no checkpoints.
     """
     from bestiary.config.resolve import resolve  # imported late: it imports torch, which is slow
 

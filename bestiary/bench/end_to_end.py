@@ -61,8 +61,8 @@ class EndToEndRun:
     def measure(self, seconds: float) -> dict[str, float]:
         """Continue training for the given time and at least one update.
 
-        Return the training speed (steps/s), the maximum policy lag during this time and the memory use (MiB). The lag
-        is NaN if no new row was written to the metrics table.
+        Return the training speed (steps/s), the maximum policy lag and the memory use (MiB). The lag is read from the
+        new rows of the metrics table; it is NaN if there is no new row.
         """
         if self.failure is not None:
             raise self.failure
@@ -85,9 +85,9 @@ class EndToEndRun:
         }
 
     def _wait_until_paused(self) -> None:
-        """Wait until the run is paused and the environments have finished their steps.
+        """Wait until the run is paused. Then wait, for at most 2 s, until the environments have finished their steps.
 
-        The steps are finished when the process uses almost no CPU time. Wait at most 2 s for this.
+        They have finished when the process uses almost no CPU time.
         """
         self.paused.wait()
         if self.failure is not None:
@@ -133,7 +133,7 @@ class EndToEndRun:
 
 
 def _make_logging_callbacks() -> list[Callback]:
-    """Return the callbacks that write the CSV tables. Others, such as validation, are not part of a benchmark."""
+    """Return the callbacks that write the CSV tables. A benchmark uses no other callbacks, such as validation."""
     reward_monitor = RewardMonitor()
     return [reward_monitor, MetricsWriter(reward_monitor)]
 
@@ -154,7 +154,7 @@ class UpdateSample(NamedTuple):
     """Time and step count of a training run after an update."""
 
     time: float
-    cpu_seconds: float  # CPU time of this process without that of the sampling thread
+    cpu_seconds: float  # CPU time of this process, without the CPU time of the sampling thread
     steps: int  # step count of the learner
 
 
@@ -193,8 +193,8 @@ def measure_on_local_cluster(config: Config, seconds: float) -> dict[str, float]
 def _sample_updates(session: Session, learner: Learner, seconds: float) -> list[UpdateSample]:
     """Start a thread that appends a sample to a list after each update. Return this list.
 
-    The first update marks the start of a warm-up of `seconds` / 3, so the time to start all processes does not count.
-    A measurement of `seconds` follows. It is extended until it contains at least two updates. Then the thread stops
+    A warm-up of `seconds` / 3 starts at the first update, so the time to start all processes is not measured. The
+    measurement follows. It takes `seconds`, or longer if needed to contain at least two updates. Then the thread stops
     the session.
     """
     samples: list[UpdateSample] = []

@@ -28,7 +28,7 @@ def bench_operations(repeats: int = 7, seconds: float = 0.0) -> list[dict[str, A
     """Measure each operation of the kernels and return one row per operation.
 
     The phases are `forward`, `forward_backward` and `act` (the forward pass of one step of NUM_ENVS environments).
-    Each time is measured by `median_times`, to which `repeats` and `seconds` are passed. A row has these keys:
+    `repeats` and `seconds` are arguments of `median_times`, which measures the times. A row has these keys:
 
         name                    name of the operation
         saved_bytes             bytes that the forward pass saves for the backward pass, per step, batch entry and head
@@ -120,8 +120,8 @@ def _run_forward_backward(operation: Operation, name: str) -> None:
 def median_times(functions: Mapping[str, Callable[[], Any]], repeats: int, seconds: float) -> dict[str, float]:
     """Return the median duration of one call of each function, in milliseconds.
 
-    After one warm-up call of each function, the functions are measured in turn. In each repeat, each
-    function is called again and again until `seconds` have passed, but at least once.
+    After one warm-up call of each function, the functions are measured in turn, `repeats` times. In each measurement,
+    a function is called repeatedly until `seconds` have passed, but at least once.
     """
     times: dict[str, list[float]] = {name: [] for name in functions}
     for run in functions.values():

@@ -1,7 +1,7 @@
 """Measure the speed of the recurrent memory modules (`bestiary bench --config kernels`).
 
-    operations    The time of the delta rule and of the self-referential weight matrix (the recurrences of fast-weight
-                  memories), with the Numba and with the reference implementation, in one thread.
+    operations    The time of the two recurrences of fast-weight memories (the delta rule and the self-referential
+                  weight matrix) in one thread. Each has two implementations: a Numba kernel and a reference in PyTorch.
     memories      The time of each complete memory module in one thread: forward pass, forward and backward pass, and
                   acting (one step). If the module uses a kernel, both implementations are measured. The time of acting
                   is also compared with the inference time of a ResNet torso.

@@ -27,7 +27,7 @@ STEPS_PER_CALL = 10  # number of steps of each environment in one call of `Phase
 
 @dataclass(frozen=True)
 class Phase:
-    """A phase of training (stepping, inference or learning) with a layout, which is a batch size and a thread count."""
+    """A phase of training (stepping, inference or learning) with one layout: a batch size and a number of threads."""
 
     layout: str  # text of the layout; for example "2 x 32 environments": each of 2 threads steps 32 environments
     run: Callable[[], int]  # function that performs some steps of the phase and returns the number of steps
@@ -63,7 +63,7 @@ def make_env_phase(config: Config, num_envs: int, num_pools: int, stack: ExitSta
 
 
 class _FrozenEnv:
-    """Vector environment that ignores actions and does not step, so that an actor spends its time only on inference."""
+    """Vector environment that never steps (`send` does nothing), so that an actor spends its time only on inference."""
 
     def __init__(self, pool: Any):
         self.num_envs = pool.num_envs
@@ -123,7 +123,7 @@ def make_learning_phase(config: Config, micro_batch_size: int, stack: ExitStack)
 def micro_batch_sizes(config: Config) -> list[int]:
     """Return the micro-batch sizes to try: all powers of two up to the batch size divided by the number of cores.
 
-    With these sizes, each core gets at least one micro-batch. If there are more cores than trajectories in a batch,
+    With these sizes, each core gets at least one micro-batch. If a batch has fewer trajectories than there are cores,
     return [1].
     """
     training = config.training

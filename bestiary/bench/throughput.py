@@ -2,8 +2,8 @@
 
 Everything is measured with the same code that training uses, on all cores. Each of the three phases of training
 (environment stepping, inference and learning) is measured alone, with several layouts. A layout is a batch size and a
-number of threads. The bound uses the fastest layout of each phase. If every core were always busy with one of the
-phases, the time per step would be the sum of the times per step of the three phases:
+number of threads. The bound uses the fastest layout of each phase. It assumes that every core is always busy with one
+of the phases. The time per step is then the sum of the times per step of the three phases:
 
     bound = 1 / (1/env_stepping + 1/inference + 1/learning)          ratio = end_to_end / bound
 
@@ -144,9 +144,9 @@ class _TrainingBenchmark:
     def measure(self, seconds: float, cluster: bool, first_rows: list[dict[str, float]]) -> dict[str, float]:
         """Measure the phases of training and then end-to-end training. Return the results as a row.
 
-        The row also contains speeds relative to the first configuration. `first_rows` is the attribute `rows` of the
-        benchmark of this first configuration. Its last row belongs to the current repeat, because each repeat measures
-        the first configuration first.
+        The row also contains speeds relative to the first configuration. `first_rows` has the rows of the first
+        configuration, one per repeat. Its last row is from the current repeat, because each repeat begins with the
+        first configuration.
         """
         row = {key: measure_rate(phase, seconds) for key, phase in self.phases.items()}
         row["bound"] = 1 / (1 / row["env_stepping"] + 1 / row["inference"] + 1 / row["learning"])
@@ -170,7 +170,7 @@ class _TrainingBenchmark:
 def _make_cluster_config(name: str, local_config: Config) -> Config:
     """Return the configuration for a local Ray cluster, with one actor per core.
 
-    All actors together have as many environments as `local_config`, rounded down to a multiple of the cores.
+    All actors together have as many environments as `local_config`, rounded down to a multiple of the number of cores.
     """
     training = local_config.training
     options = {"cluster": "local", "actors": CORES, "num_envs": training.num_envs // CORES}
