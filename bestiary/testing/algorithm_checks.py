@@ -1,4 +1,4 @@
-"""Checks of an algorithm in a learner: parameters, batches, losses, gradients of micro-batches, state, shards."""
+"""Checks of an algorithm in a learner: parameters, batches, losses, gradients of micro-batches, saved state, shards."""
 
 import copy
 import inspect
@@ -29,8 +29,8 @@ from bestiary.training.serial import collect_rollouts
 
 NUM_LEARN_CALLS = 3
 MAX_CHECKED_BATCHES = 2  # number of batches per loss and optimizer whose gradients are checked
-# Largest accepted difference between the gradient of a batch and the sum of the gradients of its parts, as a fraction
-# of the largest entry. Rounding causes about 1e-5.
+# The gradient of a batch must equal the sum of the gradients of its two halves. TOLERANCE is the largest accepted
+# difference, as a fraction of the largest entry. Rounding causes a difference of about 1e-5.
 TOLERANCE = 1e-3
 
 
@@ -44,7 +44,7 @@ class AlgorithmChecks:
         self.has_gradient = False  # True if the gradient of at least one loss was not zero
 
     def run(self) -> None:
-        """Run all checks. Later checks need the results of earlier checks, so most failures stop the later checks."""
+        """Run all checks. After most failures, the later checks are skipped, because they need the earlier results."""
         report = self.report
         self.check_sizes()
         with report.errors_of("construction of agent and learner"):
@@ -133,7 +133,10 @@ class AlgorithmChecks:
             )
 
     def check_batch(self, learner: Learner, batch: Batch) -> None:
-        """Check the loss of a batch. Its gradient must equal the sum of the gradients of its parts."""
+        """Check the loss function of a batch: its results, that it is deterministic, and that it changes no input.
+
+        Also check that the gradient for the batch equals the sum of the gradients for its two halves.
+        """
         name = getattr(batch.loss, "__name__", "loss")
         kind = f"{name} {batch.optimizer}"
         self.num_checked[kind] = self.num_checked.get(kind, 0) + 1
@@ -152,7 +155,7 @@ class AlgorithmChecks:
         self.check_parts(learner, batch, name, loss, gradient)
 
     def check_parts(self, learner: Learner, batch: Batch, name: str, loss: Loss, gradient: Sequence[Tensor]) -> None:
-        """Compute the gradient and `loss.sums` for both halves of a batch. Their sums must equal those of the batch.
+        """Check that the gradient of a batch is the sum of the gradients of its two halves, and `loss.sums` likewise.
 
         `loss` and `gradient` are the loss and the gradient of the whole batch.
         """
@@ -232,7 +235,7 @@ class AlgorithmChecks:
             )
 
     def check_shard(self, learner: Learner, rollouts: Sequence[Rollout]) -> None:
-        """Check the algorithm that `shard(2)` returns: the algorithm of one of two learners with half a batch each."""
+        """Check the algorithm that `shard(2)` returns. It is for one of two learners that get half of each batch."""
         report, num_learners = self.report, 2
         with report.errors_of("shard(2)"):
             part = self.config.make_algorithm().shard(num_learners)
@@ -256,7 +259,7 @@ class AlgorithmChecks:
 
 
 def _difference(expected: Sequence[Tensor], found: Sequence[Tensor]) -> float:
-    """Return the largest difference between two lists of tensors, as a fraction of the largest expected entry."""
+    """Return the largest difference between entries of two lists of tensors, divided by the largest expected entry."""
     pairs = [(x.detach(), y.detach()) for x, y in zip(expected, found, strict=True) if x.numel()]
     scale = max((float(x.abs().max()) for x, _ in pairs), default=0.0)
     return max((float((x - y).abs().max()) for x, y in pairs), default=0.0) / max(scale, 1e-8)

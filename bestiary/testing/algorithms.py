@@ -77,7 +77,7 @@ def registered(component: Any, cls: type) -> Iterator[str]:
 
 
 def make_config(report: Report, given: dict[str, Any]) -> Config:
-    """Return a config with the first number of environments in NUM_ENVS that the algorithm accepts."""
+    """Return a config with the options `given`, and the first number of NUM_ENVS that the algorithm accepts."""
     problems: tuple[str, ...] = ()
     for num_envs in NUM_ENVS:
         try:

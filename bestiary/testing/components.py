@@ -45,7 +45,7 @@ class Report:
     def add_once(self, rule: str, problem: str) -> None:
         """Add a problem, unless `add_once` has already added a problem with the same `rule`.
 
-        So problems that differ only in their numbers are reported once.
+        Problems that differ only in their numbers are thus reported once.
         """
         if rule not in self.rules:
             self.rules.add(rule)
@@ -59,9 +59,10 @@ class Report:
 
     @contextmanager
     def errors_of(self, what: str) -> Iterator[None]:
-        """Context manager: if the component raises an exception, add a problem that begins with `what`.
+        """Context manager for a call of the component, described by `what`, for example "the constructor".
 
-        Then end this part of the check by raising StageFailed.
+        If the call raises an exception, add the problem "WHAT failed: ..." and end this part of the check by raising
+        StageFailed.
         """
         try:
             yield
@@ -87,7 +88,7 @@ class Report:
             except StageFailed:
                 continue
             except Exception as error:
-                # The checks foresee most mistakes, but not all objects that a user's code may return.
+                # A check itself can raise an exception if the user's code returns an object that it does not expect.
                 self.add(f"a check could not be finished: {self.describe(error)}")
 
     def finish(self) -> None:
@@ -134,7 +135,8 @@ def parse(report: Report, schema: type, options: dict[str, Any]) -> Any:
 def load_class(component: Any, lookup: Callable[[Any], Any], required: Iterable[str]) -> Any:
     """Return the class of a component. Raise ComponentError if it does not exist or lacks an attribute.
 
-    If `component` names a user's file, the file is executed without a question: by naming it, the user trusts it.
+    If `component` names a user's file, the file is executed without asking whether the user trusts it: the user has
+    just named it.
     """
     if isinstance(component, str):
         try:
@@ -160,7 +162,7 @@ def component_name(component: Any) -> str:
 
 
 def source_files(cls: Any) -> set[str]:
-    """Return the files of a class and of its base classes (except LIBRARIES), and of all imported plug-ins."""
+    """Return the source files of a class, of its base classes (without those from LIBRARIES) and of all plug-ins."""
     own = (
         [c for c in inspect.getmro(cls) if c.__module__.split(".")[0] not in LIBRARIES] if inspect.isclass(cls) else []
     )
@@ -176,8 +178,8 @@ def source_files(cls: Any) -> set[str]:
 def positional_problems(cls: Any, num_arguments: int) -> list[str]:
     """Return a problem for each constructor argument that has a default but is not keyword-only.
 
-    Such an argument does not become an option. The first `num_arguments` arguments are not checked. A class with an
-    inner class `Options` has no problems.
+    Only keyword-only arguments become options. The first `num_arguments` arguments are not checked, because Bestiary
+    sets them. If the class has an inner class `Options`, return no problems.
     """
     if hasattr(cls, "Options"):
         return []

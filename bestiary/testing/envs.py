@@ -25,13 +25,13 @@ from bestiary.utils.plugin_names import PluginRef, parse_name
 def check_env(component: Any, /, **options: Any) -> None:
     """Check an environment by playing random actions.
 
-    Both kinds of environments: equal seeds must give equal results, and rendered images must have the right form.
+    All environments: equal seeds must give equal results, and rendered images must have the right form.
 
     Gymnasium environments: also check the spaces and the return values of `reset` and `step`. Observations must be in
-    their space, and rewards must be finite.
+    the observation space, and rewards must be finite.
 
-    Vector environments: also check the attributes, the shapes and types of all fields of `Step`, and the ends of
-    episodes. An action must affect only its own row, and `load` must restore the state that `save` returned.
+    Vector environments: also check the attributes, the shapes and types of all fields of `Step`, and the steps at which
+    episodes end. An action must affect only its own environment. `load` must restore the state that `save` returned.
 
     Args:
         component: class, `path/to/file.py:Name`, or name of a built-in environment.

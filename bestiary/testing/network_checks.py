@@ -30,7 +30,7 @@ from bestiary.rollout import Inputs, Tensors
 from bestiary.testing.components import Report
 
 T, B = 5, 3  # length and batch size of the inputs
-# (time step, row) of each `done`. Row 0 has no reset, row 1 has one, and row 2 has two: one of them at time step 0.
+# (time step, row) of each `done`. Row 0 has no reset, row 1 has a reset at time step 2, row 2 has resets at 0 and 3.
 RESETS = ((0, 2), (2, 1), (3, 2))
 
 
@@ -179,8 +179,8 @@ def check_reset(subject: Subject, state: State) -> None:
             f"after a reset (done[0] is set), the outputs depend on the old state: they differ {difference}; if "
             "done is set, replace the state by the initial state before the step"
         )
-    # This check is only for memories. At a reset, an agent also replaces the last reward and the last action by zeros,
-    # which may change its output.
+    # This check is only for memories. The output of an agent may change at a reset even if its state does not: it also
+    # replaces the last reward and the last action by zeros.
     if "output" in runs[0] and (difference := find_difference(runs[0], runs[2])) is not None:
         report.require(
             f"a reset does not equal initial_state({B}): the outputs differ {difference}; a reset must restore the "
@@ -189,7 +189,7 @@ def check_reset(subject: Subject, state: State) -> None:
 
 
 def _floats(tensors: Tensors) -> Tensors:
-    """Return only the floating-point tensors. `check_reset` ignores integers, because counters need not be reset."""
+    """Return only the floating-point tensors: `check_reset` ignores integers, which may be counters without a reset."""
     return {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
 
 
@@ -229,8 +229,8 @@ def check_gradient(subject: Subject) -> None:
         for name, output in outputs.items():
             if not output.requires_grad:
                 report.require(f"{name} has no gradient; do not detach it, and do not use torch.no_grad in forward")
-        # Sum the outputs with random weights. A plain sum can be constant, for example after a softmax, and then its
-        # gradient is zero.
+        # Sum the outputs with random weights. A plain sum can be constant: for example, the outputs of a softmax always
+        # sum to 1. Its gradient is then zero.
         total = torch.stack([(x * torch.randn(x.shape, generator=generator)).sum() for x in outputs.values()]).sum()
         gradients = torch.autograd.grad(total, targets, allow_unused=True)
     names = [f"parameter {name}" for name in parameters] + ["the input"] * len(memory_input)
@@ -242,7 +242,7 @@ def check_gradient(subject: Subject) -> None:
 
 
 def check_metrics(subject: Subject, state: State) -> None:
-    """Check the optional method `forward_with_metrics` of a memory against `forward`."""
+    """If a memory has the method `forward_with_metrics`, check that its results equal those of `forward`."""
     report, module = subject.report, subject.module
     method: Any = getattr(module, "forward_with_metrics", None)
     if method is None:

@@ -93,7 +93,8 @@ def check_agent(component: Any, env: Any = None, /, **options: Any) -> None:
     """Check an agent: outputs, recurrent state, resets and gradients.
 
     Also check that the rows of a batch do not affect each other, and that one call with T steps gives the same result
-    as T calls with one step. If the agent is composed of a torso, memory and critic, its default ones are used.
+    as T calls with one step. If the agent is composed of a torso, a memory and a critic, its default torso, memory and
+    critic are used.
 
     Args:
         component: class, `path/to/file.py:Name`, or name of a built-in agent.
@@ -139,10 +140,10 @@ def derived_options(cls: Any, kind: str, options: Any, interface: EnvInterface) 
 
 
 def build(found: Component, kind: str, interface: EnvInterface, *args: Any, **inner: Any) -> nn.Module:
-    """Construct a network. If this raises an exception, report it as a problem.
+    """Construct a network. If an exception is raised, report it as a problem.
 
-    UserError and KeyError are raised unchanged, because a network raises them to reject observations that it does not
-    support (see `check_interfaces`).
+    A UserError or KeyError is not reported but passed on to the caller: with these, a network rejects observations that
+    it does not support (see `check_interfaces`).
 
     Args:
         found: class and options of the network.
@@ -179,7 +180,7 @@ def check_interfaces(
     make: Callable[[EnvInterface], nn.Module],
     check: Callable[[EnvInterface, nn.Module], None],
 ) -> None:
-    """Check a network with the observations of an environment, or with all standard observations that it accepts.
+    """Check a network with the observations of `env` or, if `env` is None, with all INTERFACES that it accepts.
 
     A network rejects observations by raising UserError, or KeyError if a kind of observation that it uses is missing.
     """

@@ -17,7 +17,7 @@ from bestiary.utils.errors import UserError
 
 NUM_ENVS = 4
 NUM_STEPS = 200
-NUM_SAVED_STEPS = 40  # number of steps after `save` that are compared with the steps after `load`
+NUM_SAVED_STEPS = 40  # number of steps for which a saved and a loaded environment are compared
 NUM_ROW_STEPS = 10  # number of steps for which `check_rows` compares the rows of two vector environments
 SAMPLE_SEEDS = range(10, 18)  # seeds of environments whose first observations are collected
 MIN_EPISODES = 3  # first observations are checked only if at least this many games have ended
@@ -143,7 +143,7 @@ class VectorEnvChecks:
     def check_frame_stacks(self, pool: VectorEnv, last: Step | None, step: Step) -> None:
         """Check the rule of `VectorEnv.frame_stacks`: each image is the previous image, shifted by one frame.
 
-        All frames in the first image of an episode must be equal.
+        In the first image of an episode, all frames must be equal.
         """
         for kind, depth in pool.frame_stacks.items():
             image = step.observation[kind]
@@ -202,8 +202,8 @@ class VectorEnvChecks:
             changed = actions.copy()
             changed[0] = (actions[0] + (1 if t == 0 else 0)) % n
             steps = self.step(first, actions), self.step(second, changed)
-            # All rows may share one random generator. If the episode of row 0 ends in only one of the two
-            # environments, only this environment draws numbers for a new episode. Then other rows may differ, too.
+            # All rows may share one random generator. If the episode of row 0 ends in only one of the two vector
+            # environments, only this one draws random numbers for a new episode. Then other rows may differ, too.
             if steps[0].done[0] != steps[1].done[0]:
                 return
             if (difference := step_difference(*steps, range(1, NUM_ENVS))) is not None:
@@ -222,10 +222,11 @@ class VectorEnvChecks:
 
         1. Reset environments with several seeds. For each element of the observation, this gives a range of values.
         2. Collect the observations with `done` after a terminated game. They should be first observations of a game.
-        3. If at least one of these observations is near the range, report no problem.
-        4. Otherwise estimate how often a correct environment returns a first observation far outside the range: count
-           the observations after `reset` of each seed that are far outside the range of the other seeds. Report a
-           problem if it is very improbable that all observations of a correct environment are outside by chance.
+        3. If at least one of these observations is not far outside the range, report no problem.
+        4. Otherwise estimate the probability p that a first observation of a correct environment is far outside: for
+           each seed, count the observations after `reset` that are far outside the range of the other seeds.
+        5. In a correct environment, all n collected observations are far outside with probability p^n. Report a problem
+           if p^n is less than MAX_FALSE_ALARM.
         """
         after_done = [step.observation for step in self.steps]
         rows = [step.done & step.game_over & ~step.truncated for step in self.steps]
@@ -324,9 +325,9 @@ def _final_rows(step: Step) -> Arrays:
 
 
 def _are_outside(samples: dict[str, list[np.ndarray]], observations: Arrays) -> np.ndarray:
-    """Return for each observation whether one of its elements is far outside the range of the samples (bool [N]).
+    """Return bool [N]: for each of N observations, whether an element is far outside the range of the samples.
 
-    Far outside means that the distance to the range is more than half of the range.
+    "Far outside" means that the distance to the range is more than half of the width of the range.
     """
     result = np.zeros(len(next(iter(observations.values()))), bool)
     for kind, array in observations.items():
