@@ -2,8 +2,8 @@
 
     python examples/compile_speedup.py [shallow|resnet] [wrapper]
 
-Both torsos are measured in turn, three times, on micro-batches like those of the learner. With the argument `wrapper`,
-the compiled kernels are called from C++. Results on two cores are in docs/performance.md.
+The eager and the compiled torso are measured in turn, three times, on micro-batches like those of the learner. With the
+argument `wrapper`, the compiled kernels are called from C++. Results on two cores are in docs/performance.md.
 """
 
 import os

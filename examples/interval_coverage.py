@@ -2,10 +2,13 @@
 
     python examples/interval_coverage.py
 
-All values are drawn from a normal distribution. The first table is about intervals of the mean of n values: Student's
-t, which Bestiary uses for n < 20, and the percentile bootstrap. The second table is about the stratified bootstrap, for
-the mean and the interquartile mean (IQM) over K tasks with R runs each. The third table is about the reward audit: how
-often it finds a significant drop of the true return in random curves without a trend.
+All values are drawn from a normal distribution. There are three tables:
+
+1. Intervals of the mean of n values, computed with Student's t (Bestiary uses it for n < 20) and with the percentile
+   bootstrap.
+2. Intervals of the mean and the interquartile mean (IQM) over K tasks with R runs each, computed with the stratified
+   bootstrap.
+3. How often the reward audit finds a significant drop of the true return in random curves without a trend.
 """
 
 import numpy as np

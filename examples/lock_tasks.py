@@ -16,8 +16,8 @@ NUM_TASKS = 3
 class Lock(VectorEnv):
     """N combination locks. An episode ends after a wrong digit or after the last digit.
 
-    A uniformly random policy opens the lock in one of 3^digits episodes. The observation is the task and the number of
-    digits entered so far, as a one-hot vector.
+    Each digit has 3 values, so a uniformly random policy opens the lock in one of 3^digits episodes. The observation is
+    the task and the number of digits entered so far, as a one-hot vector.
     """
 
     task_index: ClassVar[int]

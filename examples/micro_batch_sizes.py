@@ -3,7 +3,7 @@
     python examples/micro_batch_sizes.py [CONFIG [SIZE ...]]        for example: atari-shallow 4 1 2 8
 
 CONFIG is a configuration of `bestiary bench`. In each round, the same training run is measured with all sizes in turn.
-The speed of a machine varies over time, so each rate is divided by the rate of the first size in the same round.
+The speed of a machine varies over time. Therefore each rate is divided by the rate of the first size in the same round.
 """
 
 import statistics

@@ -2,8 +2,9 @@
 
     python examples/redraw_results.py [FOLDER]
 
-The curves in these files were smoothed with centred windows by version 0.1; the games themselves are not stored. The
-captions of the figures say so. rewards-steps.csv has means and standard errors over three seeds.
+The curves in these files were smoothed with centred windows by version 0.1. They cannot be smoothed in the present way,
+because the games are not stored. The captions of the figures name the old method. rewards-steps.csv has means and
+standard errors over three seeds.
 """
 
 import sys

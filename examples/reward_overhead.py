@@ -2,8 +2,8 @@
 
     python examples/reward_overhead.py
 
-The time is measured inside the steps. It cannot be measured by comparing a run with components and a run without: on a
-noisy machine, even two equal runs differ by more than this time.
+The time is measured inside the steps. Comparing a run with components and a run without components would not work: on
+a noisy machine, even two equal runs differ by more than the time of the components.
 """
 
 import time

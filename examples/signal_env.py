@@ -10,7 +10,7 @@ from bestiary.rollout import ActionSpec, Arrays, ArraySpec, Step
 
 
 class Signal(VectorEnv):
-    """In each step, the left or the right lamp is on. The reward is 1 if the action is the side of this lamp.
+    """In each step, the left or the right lamp is on. The reward is 1 if the action names the lamp that is on.
 
     An episode has `length` steps.
     """
