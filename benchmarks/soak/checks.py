@@ -10,8 +10,8 @@ from bestiary.runs.csv_tables import read_rows
 from bestiary.runs.run import Run
 from bestiary.utils.errors import UserError
 
-WARM_UP_SECONDS = 20.0  # leaks: compare the resources at the end with those at this time
-MIN_SECONDS = 15.0  # leaks are only checked in processes that run at least this long after it
+WARM_UP_SECONDS = 20.0  # a leak is a growth of resources from this time after the start to the end of a process
+MIN_SECONDS = 15.0  # leaks are only checked in processes that run at least this long after the warm-up
 MAX_GROWTH_MB = 24.0
 MAX_NEW_DESCRIPTORS = 4
 MAX_NEW_THREADS = 3
@@ -63,7 +63,7 @@ def check_episodes(rows: list[tuple[int, int]]) -> list[str]:
 
 
 def check_finished(path: Path, variant: Variant, reference: Path | None) -> list[str]:
-    """Check a run that has reached its end. `reference` is an uninterrupted run with the same options, or None."""
+    """Check a run that has reached its end. If `reference` is given, it is an uninterrupted run with equal options."""
     run = Run(path)
     problems = []
     if run.steps < variant.steps:

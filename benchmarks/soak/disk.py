@@ -12,8 +12,8 @@ FILL_BLOCK = b"\0" * 65536
 class SoakDisk:
     """Context manager that mounts a small file system in memory at `folder`, if this is permitted.
 
-    Otherwise `folder` is an ordinary folder. Then `fill` limits the size of the files that a process may write, so that
-    all its writes fail as on a full disk.
+    If it is not permitted, `folder` is an ordinary folder. Then `fill` limits the size of the files that a process may
+    write, so that all writes of the process fail, as on a full disk.
     """
 
     def __init__(self, folder: Path):

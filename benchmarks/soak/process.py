@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 from benchmarks.soak.mixture import PACE_VARIABLE
 
-TAG_VARIABLE = "SOAK_PROCESS"  # environment variable of a training process and its children, with a unique value
+# Environment variable with a unique value for each training process. Child processes inherit it.
+TAG_VARIABLE = "SOAK_PROCESS"
 SLOW_DISK = """
 import os, sys, time
 from bestiary.cli.main import main
@@ -107,7 +108,7 @@ class TrainingProcess:
     def measure(self) -> None:
         """Append the current use of resources to `samples`."""
         folder = Path(f"/proc/{self.pid}")
-        with contextlib.suppress(OSError, ValueError, IndexError):  # the process has just ended
+        with contextlib.suppress(OSError, ValueError, IndexError):  # raised if the process has just ended
             pages = int((folder / "statm").read_text().split()[1])
             status = (folder / "status").read_text()
             threads = int(status.split("Threads:")[1].split()[0])
@@ -120,7 +121,7 @@ class TrainingProcess:
         found = [path.name for path in self.temporary.iterdir()]
         wanted = f"{TAG_VARIABLE}={self.tag}".encode()
         for folder in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):  # the process has ended, or belongs to another user
+            with contextlib.suppress(OSError):  # raised if the process has ended or belongs to another user
                 is_zombie = (folder / "stat").read_text().rpartition(")")[2].split()[0] == "Z"
                 if wanted in (folder / "environ").read_bytes().split(b"\0") and not is_zombie:
                     command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")

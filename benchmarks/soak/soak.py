@@ -31,7 +31,8 @@ class Plan:
 
     variant: Variant
     slow_disk: bool
-    disturbances: tuple[tuple[str, float, float], ...]  # kind (pause or full disk), seconds before it, its duration
+    # (kind, delay, duration) of each disturbance, in seconds. Kind: pause or full disk. Delay: time before its start.
+    disturbances: tuple[tuple[str, float, float], ...]
     seconds: float  # time from the last disturbance (or the first update) to `end`
     end: str  # one of ENDS
 
@@ -70,7 +71,7 @@ class Soak:
     max_growth: dict[str, float] = field(default_factory=lambda: {"rss_mb": 0.0, "descriptors": 0.0, "threads": 0.0})
 
     def run(self, seconds: float) -> None:
-        """Disturb runs for `seconds`. Then train all unfinished runs to their end without faults."""
+        """Train runs with faults for `seconds`. Then train all unfinished runs to their end without faults."""
         rng = random.Random(self.seed)
         for name in ("logs", "references"):
             (self.folder / name).mkdir(parents=True)
