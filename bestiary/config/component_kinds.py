@@ -1,4 +1,4 @@
-"""The kinds of components of a run, with default names and flag descriptions.
+"""The kinds of components of a run, for example "torso", with the default name and the flag description of each kind.
 
 The classes of each kind are in `components.py`. This module does not import torch, so commands that need only the names
 start fast.

@@ -48,7 +48,7 @@ class ComponentConfig:
 
 
 def lookup_component(kind: str, name: str) -> Any:
-    """Return the class of the component with this name. Raise UserError if there is none."""
+    """Return the class of a component. Raise UserError if the name is unknown or a plug-in class is not usable."""
     if isinstance(name, PluginRef):
         component = plugins.load(name, kind, REQUIRED_ATTRIBUTES[kind])
         if kind == "algo" and (problem := algorithm_problem(component)) is not None:
@@ -64,7 +64,10 @@ def lookup_component(kind: str, name: str) -> Any:
 
 
 def construct_component(kind: str, component: ComponentConfig, *args: Any, **inner: Any) -> Any:
-    """Construct a component. Raise UserError if it is a plug-in and its constructor raises an exception."""
+    """Construct a component. `args`, its options and `inner` are the arguments of its constructor.
+
+    Raise UserError if the component is a plug-in and its constructor raises an exception.
+    """
     try:
         return construct(lookup_component(kind, component.name), *args, options=component.options, **inner)
     except UserError:

@@ -35,7 +35,7 @@ class Config:
     env_options: Any  # instance of the options dataclass of the environment; all tasks have the same options
     components: dict[str, ComponentConfig]  # by kind: "algo", "agent", and the kinds that the agent class uses
     training: Training
-    # Path of each plug-in file -> SHA-256 hash of its content (see `PluginSource.sha256`).
+    # Path of a plug-in file -> SHA-256 hash of the file's content (see `PluginSource.sha256`).
     plugin_hashes: dict[str, str] = field(default_factory=dict, compare=False)
 
     # --- construction ---
@@ -46,7 +46,7 @@ class Config:
 
     @cached_property
     def interface(self) -> EnvInterface:
-        """The interface of the environments, with all tasks of this config.
+        """The interface of the environments: their observations, actions, measures and other properties, for all tasks.
 
         It is computed from the options without building an environment. Gymnasium environments and classes in users'
         files are exceptions: one environment is built to read its interface.

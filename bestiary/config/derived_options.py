@@ -1,7 +1,8 @@
 """Training options whose defaults are derived from other options, and checks that training options fit together.
 
 If the user does not set the number of environments or the maximum policy lag, the value depends on the algorithm, the
-number of tasks and the runtime. Each component derives its own options (see `agents/run_context.py`).
+number of tasks and the runtime. The options of components are not derived here: each component has a method for this
+(see `agents/run_context.py`).
 """
 
 import dataclasses
@@ -63,10 +64,10 @@ def _describe_unused(name: str, value: Any, runtime: str) -> str:
 
 
 def derive_max_lag(training: Training, algorithm: Algorithm) -> Training:
-    """Set `max_lag` if the user has not set it: to DEFAULT_MAX_LAG, or to a larger value if a cluster needs it.
+    """Return the training options with `max_lag` set. A value that the user has set is not changed.
 
-    The larger value lets all pools (vector environments) of the cluster collect rollouts at the same time, even if the
-    fastest pool is twice as fast as the slowest.
+    The value is DEFAULT_MAX_LAG, or a larger value on a cluster with many pools (vector environments). The larger value
+    lets all pools collect rollouts at the same time, even if the fastest pool is twice as fast as the slowest.
     """
     n, pools = training.pool_size, training.total_pools
     if training.max_lag is not None or n == 0 or algorithm.validate(n, pools) or size_problems(algorithm, n, pools):
@@ -128,9 +129,10 @@ def check_batches(training: Training, algorithm: Algorithm, num_tasks: int, prob
 def _check_lag(training: Training, algorithm: Algorithm, n: int, pools: int, problems: list[str]) -> None:
     """Check that --lag and --max-lag are not too small.
 
-    With --lag, the actors must be able to collect all rollouts of a batch before the update that uses them. Without
-    --lag: if the algorithm makes several updates with the same rollouts, each update after the first increases the
-    policy lag of these rollouts by 1, and --max-lag must allow this.
+    --lag: for a batch of R rollouts, it must be at least R - 1. Otherwise the actors would wait for an update that
+    itself waits for the rollouts of these actors. On-policy algorithms allow only --lag 0.
+    --max-lag: if the algorithm makes U updates with the same rollouts, their policy lag in the last update is at least
+    U - 1, so --max-lag must be at least U - 1.
     """
     updates = updates_per_learn(algorithm, n, pools)
     rollouts = algorithm.rollouts_per_learn(n, pools)

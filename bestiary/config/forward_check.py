@@ -73,6 +73,6 @@ def check_forward_pass(agent: Agent, interface: EnvInterface, components: Mappin
 
 
 def _raise_state_problems(own: str, problems: list[str]) -> None:
-    """Raise UserError if `problems`, found in a recurrent state, is not empty. `own` names the user's components."""
+    """Raise UserError with the problems of a recurrent state, if there are any. The messages start with `own`."""
     if problems:
         raise UserError(*(f"{own}: {problem} (see docs/extending.md#memory)" for problem in problems))

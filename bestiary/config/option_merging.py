@@ -44,7 +44,7 @@ def expand_env_names(env: Any) -> tuple[str, ...]:
 
 
 def _expand_braces(name: str) -> list[str]:
-    if isinstance(name, PluginRef):  # braces are expanded before a name becomes a PluginRef
+    if isinstance(name, PluginRef):  # the braces in a PluginRef have already been expanded
         return [name]
     braces = re.fullmatch(r"([^{}]*)\{([^{}]*)\}([^{}]*)", name)
     return [f"{braces[1]}{word}{braces[3]}" for word in braces[2].split(",")] if braces else [name]

@@ -1,7 +1,7 @@
-"""Spellings of options: the keys with which a flat dict sets the fields of the options dataclasses.
+"""Spellings of options: the keys under which an option can stand in a flat dict of options.
 
-For example, the keys `algo.lr` and `lr` both set the field `lr` of the algorithm's options. In this module, the kind ""
-stands for the training options.
+For example, the field `lr` of the algorithm's options has two spellings: `algo.lr` and `lr`. In this module, the kind
+"" stands for the training options.
 """
 
 import dataclasses

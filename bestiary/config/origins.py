@@ -1,4 +1,4 @@
-"""The origin of each value of a Config: the source that set it. `bestiary train --dry-run` prints the origins."""
+"""The origin of each value of a Config, for example "preset hello". `bestiary train --dry-run` prints the origins."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -51,7 +51,8 @@ def trace_origins(config: Config, given: Mapping[str, Any], sources: Mapping[str
                 origins[name] = "default" if value == default else "derived"
                 continue
             converted = convert_or_none(given[given_key], types[field.name])
-            # `resolve` makes the paths in rewards absolute. A reward that is changed in this way is not "derived".
+            # The value of --reward can contain a file path, which `resolve` makes absolute. This change does not make
+            # the value "derived".
             is_kept = value == converted or given_key in ("reward", "true_reward")
             origins[name] = sources.get(given_key, "given") if is_kept else "derived"
     return origins

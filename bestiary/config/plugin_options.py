@@ -2,7 +2,8 @@
 
 `map_plugins` is the only place that knows which options can name a user's file: environments, components, rewards and
 callbacks. The options of each source (command line, Python, config file, study file, run folder) pass through this
-function once. It expands braces and removes white space first, so that neither can hide the name of a file.
+function once. `map_plugins` first expands braces and removes white space: otherwise a file name that contains them
+would not be recognised.
 """
 
 from collections.abc import Callable, Mapping
@@ -44,7 +45,10 @@ def _split_callbacks(value: Any) -> list[Any]:
 
 
 def trust_named(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Trust all plug-ins in options that the user gave on the command line or in Python. Return the options."""
+    """Mark all plug-ins in the options as trusted, so that their code may be executed. Return the options.
+
+    Call this function only with options that the user gave on the command line or in Python.
+    """
 
     def trust_ref(ref: PluginRef) -> str:
         trust.trust_named(ref)

@@ -86,7 +86,7 @@ def resolve(given: Mapping[str, Any], origin: Mapping[str, str] | None = None) -
     # 2. Options of the components and the training.
     schemas = choices.schemas
     chosen = values_by_schema(given, schemas)  # values that the user has set
-    # These values also contain the defaults that the environment and the agent declare.
+    # `values` contains `chosen` and also the defaults that the environment and the agent declare.
     values = values_by_schema({**choices.defaults, **given}, schemas)
     problems += unknown_options(given, schemas, {"env", *names} - set(schemas), origin)
     options = {kind: parse_options(schemas[kind], values[kind], kind, problems) for kind in classes}
@@ -129,7 +129,7 @@ def resolve(given: Mapping[str, Any], origin: Mapping[str, str] | None = None) -
 
 
 def look_up(given: dict[str, Any], origin: Mapping[str, str], problems: list[str]) -> Choices:
-    """Look up the environments and components that `given` names, and remove their names from `given`.
+    """Look up the environments and components that `given` names, and remove these names from `given`.
 
     The options of the environments are parsed, because the torso `auto` depends on the observations. Append messages
     about invalid names and options to `problems`. `origin` is explained in `resolve`.
@@ -173,7 +173,10 @@ def _derive_options(
     context: RunContext,
     chosen: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """Let the algorithm, and then all other components, derive the options that the user has not set."""
+    """Let each component derive the options that the user has not set. Return {kind: options}.
+
+    The algorithm is first, because other components may use its sequence length (`RunContext.sequence_length`).
+    """
     derived = dict(options)
     for kind in sorted(classes, key=lambda kind: kind != "algo"):
         component = classes[kind]
@@ -267,8 +270,8 @@ def _find_env_spec(names: tuple[str, ...]) -> envs.EnvSpec:
 def _find_interfaces(names: tuple[str, ...], spec: envs.EnvSpec, options: Any) -> tuple[tuple[EnvInterface, ...], Any]:
     """Return the interface of each task, and the options. Raise UserError if one agent cannot play all tasks.
 
-    If the action sets differ and the environment family has an option for a common action set, this option is set in
-    the returned options.
+    If the tasks have different action sets, and the environment family has an option for a common action set, this
+    option is set in the returned options. Example: `full_actions` of Atari.
     """
     interfaces = task_interfaces(names, options)
     if len({interface.action_spec for interface in interfaces}) > 1:
@@ -306,7 +309,7 @@ def _check_rewards(
 
 
 def _choose_components(given: dict[str, Any], origin: Mapping[str, str], problems: list[str]) -> dict[str, str]:
-    """Remove the component names from `given` and return the name of each kind of component.
+    """Remove the component names from `given`, and return a dict: kind -> name of the chosen component.
 
     If a kind is not given, its default name is used. Besides "algo" and "agent", a run has the kinds in the attribute
     `components` of the agent class (torso, memory and critic if the class was not found).
@@ -323,8 +326,8 @@ def _choose_components(given: dict[str, Any], origin: Mapping[str, str], problem
         if kind in given and kind not in origin:
             del given[kind]
             problems.append(f"unknown option --{kind}: agent {names['agent']} has no {kind}; remove it")
-        # A preset or config file may be written for another agent that has this kind of component. Its options for this
-        # kind are ignored.
+        # A preset or config file may be written for another agent, which has this kind of component. Ignore the options
+        # in the file that belong to this kind.
         for key in [key for key in given if key.split(".")[0] == kind and key in origin]:
             del given[key]
     return names
@@ -337,7 +340,8 @@ def _component_name(value: Any) -> str:
 def _find_component(kind: str, name: str, problems: list[str]) -> Any:
     """Return the class of a component. If there is no such component, append a problem and return None.
 
-    Also return None for the torso `auto`, which `look_up` replaces by a torso's name only if it knows the observations.
+    Also return None for the torso `auto`. `look_up` replaces `auto` by the name of a torso, but this is not possible if
+    the observations are unknown.
     """
     if (kind, name) == ("torso", "auto"):
         return None

@@ -1,12 +1,12 @@
 """Check, before training, whether reward scaling and clipping remove differences between rewards.
 
 A reward component (one term of the reward) declares the typical values that it has in a step, `RewardComponent.values`.
-All combinations of these values are scaled and clipped as in training. If two reward functions are then equal for all
-combinations, training cannot distinguish them.
+All combinations of these values are scaled and clipped as in training. If two different reward functions then give
+equal rewards for all combinations, training cannot distinguish them.
 
 If `RewardComponent.open` is set, the declared values are only examples, because the component has too many values (for
-instance, a score can be any whole number). Examples are enough to warn that two reward functions become equal by
-clipping. They are not enough to compute a scale that avoids clipping, because the largest possible value is unknown.
+instance, a score can be any whole number). Examples are enough to warn that clipping makes two reward functions equal.
+They are not enough to compute a scale that avoids clipping, because the largest possible value is unknown.
 """
 
 import itertools
@@ -79,7 +79,8 @@ def transformed_rewards(reward: Reward, steps: dict[str, np.ndarray], mode: str,
 def _raw_rewards(reward: Reward, steps: dict[str, np.ndarray]) -> np.ndarray:
     """Return the rewards [S] for S combinations of component values, before scaling and clipping.
 
-    The limit of each term (`scope.limit`) is applied. If a term counts only in some steps or lives, this is ignored.
+    Each component is clipped to the limit of its term (`scope.limit`). Other restrictions in the scope of a term, for
+    example to the first life, are ignored.
     """
     assert isinstance(reward, WeightedReward)
     total = np.zeros(len(next(iter(steps.values()))))
