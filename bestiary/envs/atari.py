@@ -54,7 +54,7 @@ def with_full_actions(options: "AtariVectorEnv.Options") -> "AtariVectorEnv.Opti
     return replace(options, full_actions=True)
 
 
-MAX_SAVED_GAMES = 1_000_000  # maximum of `games_started` in a saved state; `load` repeats the start of each game
+MAX_SAVED_GAMES = 1_000_000  # limit of `games_started` in a saved state: `load` starts each of these games again
 
 
 class AtariVectorEnv(VectorEnv):
@@ -127,7 +127,7 @@ class AtariVectorEnv(VectorEnv):
         self.noise = Noise(options.noise, self.seeds)
         self.flicker = Flicker(options.flicker, options.flicker_mode, self.seeds)
 
-        self.sent = np.zeros(num_envs, np.int64)  # actions of the current step
+        self.sent = np.zeros(num_envs, np.int64)  # the agent's actions in the current step
         self.is_fire = np.array(["FIRE" in action for action in self.action_spec.names])  # [A]
         self.lives = np.zeros(num_envs, np.int32)
         self.ram = np.zeros((num_envs, 128), np.uint8)  # RAM after the last step
@@ -150,7 +150,7 @@ class AtariVectorEnv(VectorEnv):
         if options.flicker:
             measures["blank"] = SCALAR
         # If flicker replaces whole stacks by zeros, an image does not always contain the frames of the previous image.
-        # `frame_stacks` must then be empty.
+        # `EnvInterface.frame_stacks` requires this, so it must then be empty.
         keeps_frames = options.flicker == 0 or options.flicker_mode == "frame"
         return EnvInterface(
             tasks=(f"atari/{name}",),

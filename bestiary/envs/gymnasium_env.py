@@ -2,8 +2,8 @@
 
 Observations are converted to the two kinds that agents read: `image` (uint8, channels first) and `vector` (float32). A
 Dict or Tuple observation becomes one array per entry. By default, one process steps the environments one after
-the other. With `--processes` (only for `gymnasium/...`), each environment runs in its own process. The state of these
-environments cannot be saved. Numbers in the `info` of a step become measures (`gymnasium_info.py`).
+the other. With `--processes` (only for `gymnasium/...`), each environment runs in its own process. The state of
+Gymnasium environments cannot be saved. Numbers in the `info` of a step become measures (`gymnasium_info.py`).
 """
 
 import contextlib
@@ -96,8 +96,8 @@ def make_converters(space: Any, name: str) -> dict[str, tuple[str | None, SpaceC
     for key, converter in converters.items():
         kind = converter.kind
         # The built-in torsos read the names `image` and `vector`. An observation that is the only one of its kind is
-        # therefore renamed to its kind, for example "camera" to "image". It keeps its key if this name is the key of
-        # another observation.
+        # therefore renamed to its kind, for example "camera" to "image". If another observation already has the key
+        # "image", "camera" keeps its key.
         keeps_key = kinds.count(kind) > 1 or (kind in converters and kind != key)
         names[key if keeps_key else kind] = (key, converter)
     return names
@@ -219,8 +219,8 @@ class GymnasiumVectorEnv(VectorEnv):
 
     has_lives = False
     # Measured on the classic tasks (docs/results/classic.md). Episodes are short and a step takes little time, so many
-    # small updates learn fastest. Rewards are not clipped but scaled, because returns can be in the hundreds. The loss
-    # of the critic would then dominate the gradient of the torso, which policy and critic share.
+    # small updates learn fastest. Rewards are not clipped. They are scaled, because returns can be in the hundreds:
+    # without scaling, the loss of the critic would dominate the gradient of the torso, which policy and critic share.
     vector_defaults: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "": {"num_envs": 16, "algo.reward_clipping": "none", "algo.reward_scale": 0.1},
         "ppo": {
@@ -258,7 +258,7 @@ class GymnasiumVectorEnv(VectorEnv):
         self.observation_spec = {kind: converter.spec for kind, (_, converter) in self.converters.items()}
         self.action_spec, self.first_action = _make_action_spec(self.env.single_action_space, name)
         self.measures_spec = dict.fromkeys(measures, SCALAR)
-        self.ignored_numbers: set[str] = set()  # numbers in `info` that are not measures
+        self.ignored_numbers: set[str] = set()  # numbers in `info` that are not measures, after a warning
         self.seeds = spawn_seeds(seed, num_envs)
         self.sent: np.ndarray | None = None
 

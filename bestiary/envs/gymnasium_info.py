@@ -2,7 +2,7 @@
 
 Measures are numbers that an environment reports in each step in addition to the reward. The set of measures must be
 known before training starts. `find_measures` therefore makes one step in a separate environment. Each number in the
-`info` of this step becomes a measure, and so does each key that the user names (`--info-measures`, or the attribute
+`info` of this step becomes a measure. So does each further key that the user names (`--info-measures`, or the attribute
 `info_measures` of a class). In a step whose `info` does not contain the key of a measure, the measure is 0.
 """
 

@@ -95,7 +95,7 @@ _built_interfaces: dict[tuple[Any, str], EnvInterface] = {}  # (environment, its
 def _spec_of_built(
     name: str, key: Any, build: Callable[..., VectorEnv], options: type, vector_class: type[VectorEnv]
 ) -> EnvSpec:
-    """Return the EnvSpec of an environment whose interface is known only after it is built.
+    """Return the EnvSpec of an environment that must be built before its interface is known.
 
     `EnvSpec.interface` builds the environment once per `key` and options, and caches the interface. `options` is the
     class of the options. The default values (of the number of steps and other options) are those of `vector_class`.
@@ -134,7 +134,7 @@ def _build_or_explain(build: Callable[..., VectorEnv], options: Any) -> VectorEn
     except (Exception, SystemExit) as error:
         raise UserError(f"the environment could not be created: {type(error).__name__}: {error}") from error
     finally:
-        os.chdir(working_directory)  # if the environment has changed it, relative paths of runs would be wrong
+        os.chdir(working_directory)  # undo a change of directory by the constructor
 
 
 def _atari(name: str) -> EnvSpec:

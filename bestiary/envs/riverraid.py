@@ -19,7 +19,7 @@ BULLET_Y = 50
 LIVES = 64
 WAITING = 70  # 0 while the river scrolls
 FUEL = 55  # fuel level, high byte; the low byte has the next address
-OBJECT_TYPES = slice(32, 38)  # types of the six objects on the screen; the first will leave the screen first
+OBJECT_TYPES = slice(32, 38)  # types of the six objects on the screen, in the order in which they leave it
 SCORE_DIGITS = slice(77, 88, 2)  # digits of the score, highest first; each byte is 8 x digit, or BLANK_DIGIT
 
 # RAM values
@@ -116,7 +116,7 @@ def count_depots_shot(before: np.ndarray, after: np.ndarray, score: np.ndarray) 
 
 @cache
 def _possible_depots(points: int) -> tuple[int, ...]:
-    """Return how many depots may have been shot if one to three shot objects give these points: 160 -> (0, 2)."""
+    """Return all numbers of depots with which one to three shot objects can give these points: 160 -> (0, 2)."""
     objects = [(DEPOT_POINTS, 1), *((value, 0) for value in OTHER_POINTS)]
     sums = {0: {(0, 0)}}  # number of objects -> possible pairs (points, depots)
     for k in range(1, 4):
@@ -128,7 +128,8 @@ def _count_exploded_depots(before: np.ndarray, after: np.ndarray) -> int:
     """Return how many depots turned into explosions, given the types of the six objects before and after a step.
 
     When objects leave the screen, the types of the other objects move towards the start of the list, by 0 to 2 places
-    per step. This function estimates the shift: it is the one for which the most types are equal before and after.
+    per step. The number of places is estimated: of 0, 1 and 2, use the number with which the most types are equal
+    before and after the step.
     """
 
     def count_unchanged(shift: int) -> int:

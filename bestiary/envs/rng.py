@@ -12,8 +12,8 @@ class RandomStreams:
     def uniform(self, rows: np.ndarray) -> np.ndarray:
         """Return one random number in [0,1) per stream, float64 [N].
 
-        Only the streams with True in `rows`, bool [N], advance. The other streams return their previous number again,
-        so do not use their numbers.
+        Only the streams with True in `rows`, bool [N], advance. The result also has entries for the other streams.
+        Ignore these entries: they repeat the previous number of the stream.
         """
         self.state[rows] += np.uint64(0x9E3779B97F4A7C15)
         z = self.state.copy()

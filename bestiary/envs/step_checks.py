@@ -58,13 +58,13 @@ def check_first_steps(name: str, build: Callable[[np.random.SeedSequence], Vecto
         cause = plugins.describe_error(error) or plugins.error_line(error)
         raise UserError(f"the environment failed in {stage}: {cause}") from error
     finally:
-        os.chdir(working_directory)  # if the environment has changed it, relative paths of runs would be wrong
+        os.chdir(working_directory)  # undo a change of directory by the environment
     if problems:
         raise UserError(*(f"{name}: {problem}" for problem in problems))
 
 
 def interface_problems(pool: Any, num_envs: int) -> list[str]:
-    """Return a message for each invalid attribute of a vector environment. `num_envs` is its expected size."""
+    """Return a message for each invalid attribute of a vector environment. `num_envs` is the expected number."""
     missing = [name for name in REQUIRED_ATTRIBUTES if not hasattr(pool, name)]
     if missing:
         return [f"attribute {name} is missing; the constructor must set self.{name}" for name in missing]

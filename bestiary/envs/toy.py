@@ -125,7 +125,8 @@ class Recall:
 
     The reward of the last action is 1 if it is correct, else 0. The optimal return is 1 with a memory and 1/size
     without a memory. An agent whose inputs contain its previous action needs no memory: it can choose the action of the
-    sign in the first step and then repeat its previous action. `--agent.extra-inputs reward` prevents this.
+    sign in the first step and then repeat its previous action. To prevent this, remove the previous action from the
+    inputs with `--agent.extra-inputs reward`.
     """
 
     kind = "vector"

@@ -49,7 +49,8 @@ class EnvInterface:
     # `FrameStack`).
     frame_stacks: Mapping[str, int] = field(default_factory=dict)
     observes_whole_screen: bool = False  # True if the rendered image and the observation show the same area
-    # int64 [D,2]: for each of the D entries of the observation, row and column of the cell that the entry describes.
+    # Only for observations that describe the cells of a grid, int64 [D,2]: for each of the D entries of the
+    # observation, row and column of the cell that the entry describes.
     input_cells: np.ndarray | None = None
 
 
@@ -145,7 +146,7 @@ class VectorEnv:
 class VectorEnvWrapper(VectorEnv):
     """Base class of wrappers. It forwards all methods and attributes to the wrapped vector environment `pool`.
 
-    This includes attributes that only the class of `pool` defines, and not `VectorEnv`.
+    Additional attributes of `pool`, which the class `VectorEnv` does not have, are also forwarded.
     """
 
     def __init__(self, pool: VectorEnv):
@@ -224,7 +225,8 @@ def check_saved_arrays(found: Arrays, expected: Arrays, ranges: Mapping[str, tup
     """Raise ValueError if `found` does not have the names, shapes and types of `expected`, or a value is out of range.
 
     `ranges` maps the name of an array to the smallest and the largest allowed value. Compiled code uses some of these
-    values as indices: with the values of a damaged checkpoint, it would write outside of its arrays.
+    values as indices without a check. With an index from a damaged checkpoint, this code would write outside of its
+    arrays.
     """
     for name, array in expected.items():
         if name not in found:

@@ -12,11 +12,11 @@ from bestiary.envs.rewards.components import RewardComponent
 
 @dataclass(frozen=True)
 class NamedReward:
-    """A predefined reward. The function `weights` maps its strength and base to the weights of reward components."""
+    """A predefined reward. `weights(strength, base)` returns a dict: reward component -> its weight in the sum."""
 
     description: str
     weights: Callable[[float, float], dict[str, float]]
-    base: float | None = None  # default value of the base; None: the reward has no base
+    base: float | None = None  # default of the base, a constant reward per step; None: this reward has no base
     is_limit: bool = False  # True if the strength is a limit: the components are clipped to [-strength, strength]
     penalises: str = ""  # name of the penalised component, or empty; if set, the strength must not be negative
 

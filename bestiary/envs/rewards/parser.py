@@ -106,9 +106,10 @@ def _check_conflict(first: _Item, second: _Item, available: Mapping[str, RewardC
 
 
 def _without_shared(item: _Item, other: Mapping[str, Term], shared: set[str]) -> str:
-    """Return the text of `item`, followed by the terms of `other` whose components are not in `shared`.
+    """Return a specification that an error message suggests: `item`, and the terms of another item that it can keep.
 
-    The result is a specification that an error message suggests. Return an empty text if `other` has no such terms.
+    `other` maps each component of the other item to its term. A term can be kept if its component is not in `shared`.
+    Return an empty text if no term can be kept.
     """
     rest = [str(term) for name, term in other.items() if name not in shared]
     return ",".join([item.text, *rest]) if rest else ""

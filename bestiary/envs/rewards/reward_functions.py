@@ -128,7 +128,7 @@ Reward = WeightedReward | CustomReward
 def canonical_reward(reward: Reward, available: Mapping[str, RewardComponent]) -> str:
     """Return a text that identifies a reward. Equal rewards have equal texts, even if the user wrote them differently.
 
-    The text of a custom reward consists of the hash of its content and the name of the function.
+    The text of a custom reward consists of the hash of the user's file and the name of the function.
     """
     if isinstance(reward, CustomReward):
         return f"{plugins.content_hash(reward.name)}:{reward.name.attribute}"

@@ -39,7 +39,10 @@ class RewardConfig:
 
     @property
     def channels(self) -> tuple[str, ...]:
-        """The names of the true rewards in `Step.measures`: `true`, `true_2`, ...; empty if `is_default` is True."""
+        """The names of the true rewards in `Step.measures`: `true`, `true_2`, ...
+
+        Empty if the user gave neither --reward nor --true-reward.
+        """
         if self.is_default:
             return ()
         return tuple("true" if k == 0 else f"true_{k + 1}" for k in range(len(self.true_rewards)))
@@ -92,9 +95,9 @@ def parse_rewards(rewards: RewardConfig, interface: EnvInterface) -> ParsedRewar
 
 
 def find_inactive_terms(reward: Reward, interface: EnvInterface) -> list[str]:
-    """Return a message for each term of a reward that never counts, because no game reaches the term's scope.
+    """Return a message for each term of a reward whose scope contains no step of any game.
 
-    An example is the scope `@life=2` in a game with one life.
+    An example is the scope `@life=2` in a game with one life: the term would have no effect.
     """
     max_steps = interface.max_game_steps or math.inf
     messages = []

@@ -1,7 +1,7 @@
 """Compiled dynamics of N warehouses: `restart`, `advance` and `observe`. `state.py` explains how cells are numbered.
 
 The items of a warehouse are stored as a list of shelf cells, oldest item first, as in the code of the IAM paper (Suau
-et al. 2022). The option `legacy` reproduces a bug of this code; its effect depends on the order of the list.
+et al. 2022). The option `legacy` reproduces a bug of this code. The effect of the bug depends on the list order.
 
 In each step, the environment decides at random for each shelf cell whether a new item appears. Each decision consumes
 one number of the splitmix64 random stream of the warehouse, even if the cell cannot receive an item.
@@ -98,8 +98,8 @@ def uniform(stream: np.uint64) -> float:
 def observe(state: WarehouseState, item_entries: np.ndarray, value: int, observation: np.ndarray) -> None:
     """Mark the robot and the items of N warehouses in `observation` [N,D], which must be zero before the call.
 
-    In the row of each warehouse, set the entry of the robot's cell to `value` and, for each item in a shelf cell, the
-    entry item_entries[shelf cell]. `item_entries` is int64 [S].
+    To mark means to set an entry to `value`. The robot in cell c is marked in entry c. An item in shelf cell s is
+    marked in entry item_entries[s]. `item_entries` is int64 [S].
     """
     for env in range(len(observation)):
         observation[env, state.robots[env]] = value

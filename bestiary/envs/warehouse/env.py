@@ -262,7 +262,7 @@ class WarehouseVectorEnv(VectorEnv):
         self.stack.frames = state["stack"].copy() if "stack" in state else None
 
     def _check_saved(self, state: Arrays) -> None:
-        """Raise ValueError if a saved state is invalid. Compiled code uses the indices in it without a check."""
+        """Raise ValueError if a saved state is invalid. Compiled code uses its values as indices without a check."""
         expected = self.state._asdict()
         if self.options.frame_stack > 1 or "stack" in state:
             spec = self.observation_spec["image" if self.options.observation == "image" else "vector"]

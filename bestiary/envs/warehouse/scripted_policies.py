@@ -10,7 +10,8 @@ A scripted policy reads the state of the environment, not observations. `random`
 information that agents can observe. `oldest` and `aware` also use the ages of the items, which agents cannot observe.
 
 Letters of shapes: R rows and C columns of cells, which are numbered 0 to R*C-1; S shelf cells. Each shelf cell also has
-a second number, 0 to S-1. Targets and variables named `shelf` contain this second number.
+a second number, 0 to S-1. Targets (the shelf cells to which the robots move) and variables named `shelf` contain this
+second number.
 """
 
 from collections.abc import Callable, Iterator
