@@ -1,4 +1,4 @@
-"""The data classes that actors and learners exchange: Inputs and Rollout. `step.py` has those of environments.
+"""The data classes that actors and learners exchange: Inputs and Rollout. For `Step` and `Episode` see `step.py`.
 
 Alignment: the action at time t is chosen from the observation of entry t and leads to entry t+1.
 
@@ -92,10 +92,10 @@ class Rollout:
     observation: Tensors  # [T+1,N,...]
     reward: Tensor  # [T+1,N] float32, before reward scaling and clipping
     done: Tensor  # [T+1,N] bool
-    truncated: Tensor  # [T+1,N] bool
+    truncated: Tensor  # [T+1,N] bool: whether a time limit ended an episode
     task: Tensor  # [T+1,N] int64
     last_action: Tensor  # [T+1,N] int64
-    measures: Tensors  # [T+1,N,...]
+    measures: Tensors  # [T+1,N,...] by name: numbers that the environment reports besides the reward
     log_prob: Tensor  # [T,N] log-probability of the chosen action under the policy that chose it
     value: Tensor  # [T,N] value that the actor's agent estimated
     bootstrap: Tensor  # [T,N] if the action led to a time limit, value of the final observation; else 0

@@ -53,8 +53,8 @@ class Step:
     task: np.ndarray  # [N] int64: index of the task
     # [N] or [N,...] by name: numbers that the environment reports in addition to the reward, for example the score.
     measures: Arrays = field(default_factory=dict)
-    # By name of the observation: the final observation of each truncated episode. It has one row for each True in
-    # `truncated`, in the same order.
+    # The final observations of the truncated episodes, by name as in `observation`. Each array has one row for each
+    # True in `truncated`, in the same order. If no episode was truncated, the dict may be empty.
     final: Arrays = field(default_factory=dict)
 
 
