@@ -52,8 +52,8 @@ def train(
         run_dir: path of the run folder. It replaces runs/NAME.
         if_exists: what to do if the run folder already exists and is not empty. "error": raise UserError. "resume":
             resume the run in this folder. "new": append a number to the name.
-        trust_code: whether plug-ins that a config file or the run of `init_from` names may be executed, although you
-            have never used them. Plug-ins that you name in `options` are always executed.
+        trust_code: if True, also execute plug-ins that you have never used, if a config file or the run of `init_from`
+            names them. Plug-ins that you name in `envs` or `options` are always executed.
         options: options of `bestiary train` with underscores instead of hyphens, for example `sticky=0.25`,
             `preset="hello"` or `config="runs/a/config.toml"`. Options of components are given as a dict
             (`memory={"name": "lstm", "hidden": 512}`) or with a dot (`**{"memory.hidden": 512}`).
@@ -84,8 +84,8 @@ def start(config: Config, location: RunLocation = RunLocation()) -> Run:
     """Train a new run to its end and return it. If the run exists and `location.if_exists` is "resume", resume it.
 
     Raises:
-        UserError: the config is invalid, or the run folder already exists and `location.if_exists` does not allow its
-            use, or the run in it has another config or seed.
+        UserError: the config is invalid, the run folder cannot be used (see RunLocation), or the run to resume has
+            another config or seed.
         RunError: the training cannot continue.
         Interrupted: a signal stopped the run before its end.
     """
@@ -136,7 +136,8 @@ def resume(
         accept_changes: resume although config.toml has other options or another seed than the checkpoint, or although
             another run saved the checkpoint.
         machine: choices about this machine, for example `device="cpu"` or `tensorboard=True` (see MACHINE_OPTIONS).
-            By default, the values in config.toml are used if you have trained the run with them on this machine.
+            Other such options have the values in config.toml if you have already trained the run with these values on
+            this machine; otherwise they have their defaults.
 
     Raises:
         UserError: the run cannot be resumed as requested.
@@ -153,7 +154,7 @@ def resume(
 
 
 def _set_machine_options(run: Run, chosen: dict[str, Any]) -> None:
-    """Set the options that are choices about this machine (MACHINE_OPTIONS) to the values in `chosen`."""
+    """Set options in `run.config` to the values in `chosen`. They are choices about this machine (MACHINE_OPTIONS)."""
     saved = machine_values(run.config.training)
     changed = {name: value for name, value in chosen.items() if value != saved[name]}
     if changed:
@@ -201,8 +202,8 @@ def _resume(run: Run, steps: int | None, checkpoint_steps: int | None, ray: Any,
 def _check_identity(run: Run, checkpoint: Checkpoint, accept_changes: bool) -> list[ConfigChange]:
     """Compare a checkpoint with its run. Return the options that differ between the checkpoint and config.toml.
 
-    Unless `accept_changes` is true, raise UserError if another run saved the checkpoint, or if an option that affects
-    the experiment (or the seed) differs.
+    Unless `accept_changes` is True, raise UserError if another run saved the checkpoint, or if the seed or another
+    option that affects the experiment differs.
     """
     state = checkpoint.load_state()
     check_saved_state(state)
@@ -250,7 +251,7 @@ def _train(run: Run, config: Config, checkpoint: Checkpoint | None, ray: Any) ->
                 train_run(run, config, checkpoint)
             else:
                 train_on_cluster(run, config, checkpoint, ray)
-    except SystemExit as error:  # otherwise an unfinished training could end the command with status 0
+    except SystemExit as error:  # a plug-in called sys.exit; status 0 would mean that the training is finished
         cause = plugins.describe_error(error) or plugins.error_line(error)
         raise RunError(f"code of the run ended the training: {cause}") from error
 
