@@ -1,1 +1,1 @@
-"""Command lines of the original projects: their flags, and the Bestiary commands that do the same."""
+"""Translation of command lines of other projects, such as TorchBeast, and import of their checkpoints."""

@@ -1,4 +1,8 @@
-"""Find a number of environments that fits the batches, for a given number of actors of an original program."""
+"""Find a number of environments that fits the batches, if a translated command line states a number of actors.
+
+The original programs, such as PolyBeast of TorchBeast, allow any number of actors. Bestiary needs a number of
+environments with which batches of the given size can be assembled.
+"""
 
 from typing import NamedTuple
 
@@ -8,7 +12,7 @@ from bestiary.config.training_options import Training
 from bestiary.utils.errors import UserError
 
 POOLS = (2, 1, 3)  # numbers of pools to try, in this order
-MAX_FACTOR = 50  # largest number of environments to try, as a multiple of the wanted number
+MAX_FACTOR = 50  # at most this multiple of the wanted number of environments is tried
 
 
 class Fit(NamedTuple):
@@ -32,10 +36,10 @@ def fit_num_envs(wanted: int, algorithm: Algorithm, num_tasks: int) -> Fit:
 
 
 def fit_actors(wanted: int, algorithm: Algorithm, num_tasks: int, cluster: str, max_actors: int) -> Fit:
-    """Return the numbers of actors and environments on a cluster for `wanted` environment servers of the original.
+    """Return the numbers of actors and environments on a cluster, if the original has `wanted` environment servers.
 
-    There is one actor per server, but there are at most `max_actors` actors. Each actor has the smallest valid number
-    of environments with which all actors together have at least `wanted` environments.
+    There is one actor per server, but at most `max_actors` actors. All actors have the same number of environments: the
+    smallest valid number with which all actors together have at least `wanted` environments.
     """
     actors = min(wanted, max_actors)
     first = -(-wanted // actors)

@@ -1,4 +1,4 @@
-"""Reading of checkpoints of the original programs (`model.tar`), in a child process (`checkpoint_reader.py`)."""
+"""Reading of checkpoints of TorchBeast and its forks (`model.tar`), in a child process (`checkpoint_reader.py`)."""
 
 import json
 import os
@@ -24,16 +24,16 @@ MAX_SECONDS = 300.0
 
 @dataclass(frozen=True)
 class OriginalCheckpoint:
-    """A checkpoint of an original program."""
+    """A checkpoint of TorchBeast or of one of its forks."""
 
     path: Path
     contents: Contents
     weights: dict[str, Tensor]  # weights and buffers by their original names, in the order of the original network
-    optimizer: dict[str, Tensor]  # state by INDEX.NAME; INDEX: position of the parameter in the optimizer
+    optimizer: dict[str, Tensor]  # state by name, for example "3.square_avg" for parameter 3
 
 
 def read_checkpoint(path: Path, max_seconds: float = MAX_SECONDS) -> OriginalCheckpoint:
-    """Read a checkpoint of an original program. PyTorch reads it with its restricted unpickler, which runs no code.
+    """Read a checkpoint of TorchBeast or of a fork. PyTorch reads it with its restricted unpickler, which runs no code.
 
     Raises:
         UserError: the file cannot be read, is damaged, contains anything but tensors, numbers and text, or needs more

@@ -30,7 +30,7 @@ from torch import Tensor
 MAX_TENSORS = 10_000
 MAX_NAME_LENGTH = 200
 MAX_TEXT_LENGTH = 1_000
-MEMORY_FACTOR = 6  # in file sizes; the file, its tensors and two copies of the tensors need about 4
+MEMORY_FACTOR = 6  # multiple of the file size; the file, its tensors and two copies of them need about 4
 MEMORY_RESERVE = 512 * 2**20  # further memory that the process may use after the start, in bytes
 GIT_LFS_START = b"version https://git-lfs"
 OUTPUT_RESERVE = 64 * 2**20  # size of the results in addition to the size of the file, in bytes
@@ -162,9 +162,9 @@ def checked_tensor(name: str, value: Any) -> Tensor:
 def optimizer_state(saved: Any) -> tuple[dict[str, Tensor], int]:
     """Return the state of the optimizer as tensors, and the number of its parameters.
 
-    The names have the form optimizer/INDEX.NAME. INDEX is the position of the parameter in the optimizer, also if an
-    older version of PyTorch saved the file and identified parameters by memory addresses. If the file has no usable
-    state, return ({}, 0).
+    The names have the form optimizer/INDEX.NAME, and INDEX is the position of the parameter in the optimizer. Older
+    versions of PyTorch identify parameters by memory addresses, which are replaced by positions. If the file has no
+    usable state, return ({}, 0).
     """
     if not isinstance(saved, Mapping):
         return {}, 0

@@ -92,5 +92,5 @@ def _read_updates(path: Path) -> Iterator[dict[str, float]]:
 def _number(word: str) -> float:
     try:
         return float(word)
-    except ValueError:  # the text of a tuple of returns or of a tensor
+    except ValueError:  # not a number, but for example a tuple of returns
         return math.nan

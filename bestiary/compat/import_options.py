@@ -24,7 +24,7 @@ UNUSED_OPTIONS = (*LOCATION_OPTIONS, "seed")
 
 
 def find_original(flags: Mapping[str, Any], network: Network) -> Program:
-    """Return the program that wrote a checkpoint, which follows from its flags and from its network."""
+    """Return the original program that wrote a checkpoint. The flags and the network show which program it was."""
     if network.channels == PROCGEN_CHANNELS:
         return find_program("torchbeast_procgen.polybeast")
     is_poly = "pipes_basename" in flags if flags else network.options["torso"] == "resnet"
@@ -59,7 +59,8 @@ def make_config(path: Any, flags: Mapping[str, Any], network: Network, envs: Seq
     options = override_options(_translated(program, flags), network.options)
     options |= {"env": names} if names else {}
     options["agent.reset_inputs"] = False
-    # The last reward is an input of all networks. Only the ResNet of the PopArt fork does not clamp it.
+    # The last reward is an input of all networks and is clamped. Exception: the ResNet of the PopArt fork does not
+    # clamp it if rewards are not clipped.
     is_popart_fork = "use_popart" in flags and options["torso"] == "resnet"
     options["agent.clamp_reward"] = not (is_popart_fork and flags.get("reward_clipping") == "none")
     config = resolve(options)
@@ -71,9 +72,9 @@ def make_config(path: Any, flags: Mapping[str, Any], network: Network, envs: Seq
 
 
 def _env_flags(program: Program, names: Sequence[str]) -> dict[str, Any]:
-    """Return flags of the original program for the environments `names`, which the user has given.
+    """Return flags of the original program that stand for the environments `names`, which the user has given.
 
-    `translate` needs them, because the number of tasks affects the number of parallel environments.
+    `translate` needs these flags, because the number of tasks affects the number of parallel environments.
     """
     if not names:
         return {}

@@ -1,4 +1,4 @@
-"""Generate docs/migration.md from the tables of the original programs and from the template `migration_template.md`.
+"""Generate docs/migration.md from the flags in PROGRAMS and from the template `migration_template.md`.
 
 python -m bestiary.compat.migration_page > docs/migration.md
 """
@@ -38,7 +38,7 @@ class Section:
     """A section of the page."""
 
     title: str
-    programs: tuple[str, ...]  # names to show; the table lists the flags of the first one
+    programs: tuple[str, ...]  # names to show; the flags of the first program are listed
     examples: tuple[Example, ...]
     fork: str | None = None  # only flags of this fork; empty: flags that belong to no fork; None: all flags
     modes: tuple[str, ...] = ()  # modes to list; empty: all
@@ -189,7 +189,7 @@ def _render_example(example: Example) -> str:
 
 
 def _render_modes(modes: dict[str, Mode]) -> Iterator[str]:
-    """Yield the lines of the table of modes. The column of fixed options comes from `Mode.fixed`."""
+    """Yield the lines of the table of modes."""
     yield "| mode | command | options that are always set | differences |\n|---|---|---|---|"
     for name, mode in modes.items():
         command = f"`bestiary {' '.join(mode.command)}`" if mode.command else "none"

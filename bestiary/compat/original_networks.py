@@ -1,7 +1,7 @@
 """The networks of the original programs: tables that map the names of their tensors to names of Bestiary.
 
-A network consists of a torso, a memory and two heads, and each has a table. The layouts are equal except for the
-differences below, so an imported network computes the same outputs as the original.
+A network consists of a torso, a memory and two heads. For each of these parts there is a table, a tuple of `Row`. The
+layouts are equal except for the differences below, so an imported network computes the same outputs as the original.
 
     layer               original                                 Bestiary
     images              uint8, divided by 255                    the same (option `subtract_mean` off)
@@ -47,7 +47,7 @@ class Row:
     own: str | None  # None: the original has this tensor, but does not use it
     factor: int = 1
     first: int = 0
-    convert: Callable[[Tensor], Tensor] = lambda tensor: tensor
+    convert: Callable[[Tensor], Tensor] = lambda tensor: tensor  # original tensor -> tensor with the shape in Bestiary
 
     def match(self, name: str) -> str | None:
         """Return the name in Bestiary of the original tensor `name`.
@@ -130,7 +130,7 @@ class Network:
         return str(self.options["critic"])
 
     def translate(self, name: str) -> Row | None:
-        """Return the row of an original tensor, or None if no row matches."""
+        """Return the row that describes the original tensor `name`, or None if there is no such row."""
         return next((row for row in self.rows if row.match(name) is not None), None)
 
 
@@ -139,8 +139,8 @@ def identify(weights: Weights, uses_popart: bool, resets_every_step: bool) -> Ne
 
     Args:
         weights: the tensors by their original names.
-        uses_popart: whether the flags say that the value heads are normalised. If they do not, PopArt is also assumed
-            if the stored statistics differ from the initial ones (mu 0, sigma 1).
+        uses_popart: whether the flags say that PopArt normalises the value heads. If this is False, PopArt is assumed
+            nevertheless if the stored statistics differ from the initial ones (mu 0, sigma 1).
         resets_every_step: whether the SRWM is reset in each step (flag use_no_carry_sr).
 
     Raises:
@@ -178,7 +178,7 @@ def identify(weights: Weights, uses_popart: bool, resets_every_step: bool) -> Ne
 
 
 def _find_torso(weights: Weights) -> tuple[tuple[Row, ...], dict[str, Any], str]:
-    """Return the table, the options and a description of the torso."""
+    """Return for the torso: the rows that map its tensor names to Bestiary, its options, and a description."""
     if "conv1.weight" in weights:
         layers = [name for name in weights if re.fullmatch(r"fc\.(\d+\.)?weight", name)]
         width = _axis(weights, layers[0] if layers else "fc.weight", 0)
@@ -196,7 +196,7 @@ def _find_torso(weights: Weights) -> tuple[tuple[Row, ...], dict[str, Any], str]
 
 
 def _find_memory(weights: Weights, resets_every_step: bool) -> tuple[tuple[Row, ...], dict[str, Any], str]:
-    """Return the table, the options and a description of the memory."""
+    """Return for the memory: the rows that map its tensor names to Bestiary, its options, and a description."""
     if not any(name.startswith("core.") for name in weights):
         return (), {"memory": "none"}, "no memory"
     if layers := _count(weights, r"core\.weight_ih_l(\d+)"):
@@ -224,11 +224,11 @@ def _find_memory(weights: Weights, resets_every_step: bool) -> tuple[tuple[Row, 
 
 
 def _find_mixer(weights: Weights) -> tuple[str, tuple[Row, ...], int, int]:
-    """Return name, table, number of heads and features per head of a memory with fast weights."""
+    """Return for a memory with fast weights: (name in Bestiary, rows of tensor names, heads, features per head)."""
     find = partial(_find, weights)
     if (slow := find(r"core\.\w+\.0\.slow_net\.weight")) is not None:
-        # slow_net has 3 E + 1 rows per head: E each for queries, keys and values, and 1 for the learning rate.
-        # out_linear has H E columns.
+        # The weight of slow_net has H (3 E + 1) rows. Each head has E rows for queries, E for keys, E for values, and 1
+        # for the learning rate. The weight of out_linear has H E columns.
         width = _axis(weights, _find(weights, r"core\.\w+\.0\.out_linear\.weight") or "out_linear", 1)
         heads = _axis(weights, slow, 0) - 3 * width
         if heads <= 0 or width % heads or find(r"core\.\w+\.0\.R_\w") is not None:

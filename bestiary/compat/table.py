@@ -1,6 +1,7 @@
 """Data classes of the tables that describe the original programs, flag by flag.
 
-The translator (`translate.py`) and the migration page (`migration_page.py`) read the same tables.
+An original program is a program of another project, such as PolyBeast of TorchBeast, whose command lines Bestiary
+translates. The translator (`translate.py`) and the migration page (`migration_page.py`) read the same tables.
 """
 
 from collections.abc import Callable, Mapping
@@ -33,7 +34,7 @@ class Flag:
     name: str  # as in the original, without the leading hyphens
     default: Any  # default value of the original
     option: str = ""  # Bestiary option; for a switch also its value, for example "--device cpu"
-    difference: str = ""  # how the option differs, or why there is none; one line
+    difference: str = ""  # how the option differs from the flag, or why there is no option; one line
     status: str = OPTION
     kind: type = str  # type of the value; bool: a switch without a value
     several: bool = False  # whether the flag accepts several words, which are joined by spaces
@@ -65,7 +66,7 @@ class Values:
 
 @dataclass(frozen=True)
 class Words:
-    """Words of a Bestiary command, and the differences from the original that the user should know."""
+    """Words of a Bestiary command, and messages about how Bestiary differs from the original."""
 
     words: tuple[str, ...] = ()
     differences: tuple[str, ...] = ()
@@ -80,7 +81,8 @@ class Mode:
 
     command: tuple[str, ...]  # for example ("look", "saliency"); empty: the mode is only explained
     rules: tuple[Callable[[Values], Words], ...] = ()  # each rule returns words that depend on several flags
-    # each(values) returns the additional words of each command, if one original command needs several commands here.
+    # If one original command corresponds to several Bestiary commands, each(values) returns one entry per command: the
+    # words that only this command has.
     each: Callable[[Values], tuple[Words, ...]] | None = None
     # Behaviour of the original that no flag controls: (words of the Bestiary command, description).
     fixed: tuple[tuple[str, str], ...] = ()
@@ -92,7 +94,7 @@ class Mode:
 
 @dataclass(frozen=True)
 class Program:
-    """An original program."""
+    """A program, such as PolyBeast of TorchBeast, whose command lines Bestiary translates."""
 
     name: str
     flags: tuple[Flag, ...]

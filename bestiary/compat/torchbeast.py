@@ -1,6 +1,7 @@
-"""Translation of MonoBeast and PolyBeast, the programs of TorchBeast, of its PopArt and reward-misspecification forks.
+"""Translation of MonoBeast and PolyBeast, the programs of TorchBeast and its forks (PopArt, reward misspecification).
 
-Each public function whose only argument is `values` is a rule of a `Mode`: it returns words of the Bestiary command.
+Each public function whose only argument is `values`, the values of the original flags, is a rule (`Mode.rules`): it
+returns words of the Bestiary command.
 """
 
 import shlex
@@ -33,7 +34,7 @@ FORK_TITLES = {"popart": "PopArt fork", "reward": "reward-misspecification fork"
 
 
 def task_names(text: str) -> tuple[str, ...]:
-    """Return the Bestiary names of the games in `text`, a value of --env. It may also be a group, for example "six"."""
+    """Return the Bestiary names of the games in `text`, a value of --env. `text` may be a group such as "six"."""
     if text in GROUPS:
         return tuple(f"atari/{game}" for game in GROUPS[text])
     if text == "Mock":

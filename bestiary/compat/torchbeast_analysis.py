@@ -24,7 +24,10 @@ def drawn_environment(values: Values) -> Words:
 
 
 def saliency_output(values: Values) -> Words:
-    """Return the option for the output file if --saliencydir is given. This path may be relative to the run folder."""
+    """Return the option for the output file if --saliencydir is given.
+
+    A relative path in --saliencydir starts in the run folder.
+    """
     if values["saliencydir"] is None:
         return Words()
     folder = expand_path(f"{values['savedir']}/{values['xpid']}/{values['saliencydir']}")
@@ -129,7 +132,11 @@ LAYERS_PER_SECTION = 5  # a section of the ResNet: one convolution, then two res
 
 
 def _runs_of(comparison: str, reference: str) -> tuple[str, ...]:
-    """Return the names of the compared runs. The reference is the first one, except for "time_steps"."""
+    """Return the names of the runs that are compared.
+
+    The first run is the reference, with which the other runs are compared. "time_steps" has no reference: it compares
+    the checkpoints of each run. The argument `reference` is the reference run of "single_single".
+    """
     if comparison == "single_single":
         return (reference, *(game for game in SIX_GAMES if game != reference))
     if comparison == "time_steps":
@@ -173,7 +180,10 @@ def _comparison(values: Values, comparison: str, matching: str, plots: bool) -> 
 
 
 def filter_images(values: Values) -> tuple[Words, ...]:
-    """Return the run and the layer whose filters are drawn. The layer is a path inside the torso's convolutions."""
+    """Return the run and the layer whose filters are drawn.
+
+    The layer is the path of a module inside the torso's convolutions, for example 2.first.
+    """
     section, position = divmod(values["layer_index"], LAYERS_PER_SECTION)
     first = 4 * section
     layers = (

@@ -1,6 +1,7 @@
-"""Translation of PolyBeast of the fork of TorchBeast for self-referential weight matrices (SRWM) on ProcGen.
+"""Translation of PolyBeast in a fork of TorchBeast, which trains self-referential weight matrices (SRWM) on ProcGen.
 
-Most functions with the argument `values` are rules of a `Mode`: they return words of the equivalent Bestiary command.
+Most functions with the argument `values`, the values of the original flags, are rules (`Mode.rules`): they return words
+of the equivalent Bestiary command.
 """
 
 from dataclasses import replace
@@ -12,7 +13,7 @@ from bestiary.envs.original_names import bestiary_names
 from bestiary.utils.errors import UserError
 
 MODES = ("easy", "hard", "extreme", "memory", "exploration")
-# The first N games of a list are the tasks of --multi_env N.
+# --multi_env N: the tasks are the first N games of GAMES, or of MEMORY_GAMES in mode memory.
 GAMES = (
     "bigfish fruitbot maze leaper plunder starpilot miner bossfight caveflyer chaser climber coinrun dodgeball heist "
     "jumper ninja"

@@ -18,7 +18,7 @@ class Translation:
     """The result of a translation."""
 
     commands: tuple[tuple[str, ...], ...]  # words of each Bestiary command, without the word "bestiary"
-    differences: tuple[str, ...]  # differences from the original, one line each
+    differences: tuple[str, ...]  # messages about how Bestiary differs from the original
     starts: bool  # False: the commands are only printed
 
 
@@ -171,9 +171,9 @@ def _default(flag: Flag, variants: Sequence[str]) -> Any:
 
 
 def _translate_flag(flag: Flag, values: Values, command: str) -> Words:
-    """Return the words for one flag, and a message about its difference if the user gave the flag.
+    """Return the words for one flag and, if the user gave the flag, a message about how Bestiary differs.
 
-    There are words only if the status of the flag is OPTION. Rules of the mode translate other flags.
+    There are words only if `flag.status` is OPTION. Flags of status JOINT are translated by the rules of the mode.
     """
     value, is_given = values[flag.name], flag.name in values.given
     if flag.status == REFUSED and is_given and value != flag.default:
