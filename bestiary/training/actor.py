@@ -35,7 +35,7 @@ class EnvCall(NamedTuple):
 
 
 class Actor:
-    """Owns a vector environment, its recurrent state, the random generator for actions, and the unfinished rollout.
+    """Owns a vector environment, the agent's recurrent state, a random generator for actions, and the current rollout.
 
     Args:
         agent: agent that chooses the actions. In the serial runtime, actor and learner use the same agent object.
@@ -99,7 +99,7 @@ class Actor:
         output, self.state = self._infer(Inputs.from_step(self.last_step, self.last_actions), self.state)
         if not (output.distribution.is_finite() and bool(torch.isfinite(output.value).all())):
             raise RunError(f"the agent's output is not finite after step {self.steps} of the actor; try a smaller --lr")
-        action = output.distribution.sample(self.generator)  # [1,N]
+        action = output.distribution.sample(self.generator)  # [1,N]: one time step of N environments
         self.rollout.log_prob[self.t] = output.distribution.log_prob(action)[0]
         self.rollout.value[self.t] = output.value[0]
         self.rollout.version[self.t] = self.version
@@ -132,10 +132,10 @@ class Actor:
 
     @contextmanager
     def _env_call(self) -> Iterator[None]:
-        """Context for a call of the environments. It sets `env_call` and turns exceptions into RunError.
+        """Context for a call of the vector environment. It sets `env_call` and turns exceptions into RunError.
 
-        SystemExit is also turned into RunError. Otherwise `sys.exit(0)` in an environment would end the run without a
-        message and with the exit status 0.
+        UserError is raised unchanged. SystemExit is turned into RunError, because otherwise `sys.exit(0)` in an
+        environment would end the run without a message and with the exit status 0.
         """
         self.env_call = EnvCall(time.monotonic(), threading.get_ident())
         try:
@@ -152,7 +152,7 @@ class Actor:
 
     @torch.no_grad()
     def _store_bootstrap_values(self, step: Step) -> None:
-        """Compute and store the value of each truncated episode's final observation. The learner bootstraps from it.
+        """Compute and store the value of each truncated episode's final observation, from which the learner bootstraps.
 
         Raises:
             RunError: the environment did not return the final observations.
@@ -242,8 +242,8 @@ class Actor:
     def _check_arrays(self, arrays: Arrays) -> None:
         """Raise UserError unless the arrays have the names, types and shapes that `save` returns, and valid values.
 
-        The arrays of the environments (names that begin with "pool.") are checked by the method `load` of the vector
-        environment, because their shapes may depend on its state.
+        The arrays of the environments (names that begin with "pool.") are not checked here. Their shapes may depend on
+        the state of the vector environment, so its method `load` checks them.
         """
         n = self.pool.num_envs
         expected: dict[str, tuple[str, tuple[int, ...]]] = {

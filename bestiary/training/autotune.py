@@ -30,7 +30,7 @@ from bestiary.utils.console import note
 from bestiary.utils.cpu import num_cores
 
 MEASURE_SECONDS = 0.1  # duration of one measurement of one size, in seconds
-NUM_PASSES = 3  # each size is measured this many times, because other programs may slow down one measurement
+NUM_PASSES = 3  # measurements per size; only the fastest one counts, because other programs may slow down the others
 MAX_BATCH_SECONDS = 1.0  # if the gradient of a batch takes longer than this, larger sizes are not measured
 # A size is clearly slower than the fastest size if its speed is below this fraction of the highest speed.
 CLEARLY_SLOWER = 0.9
@@ -75,8 +75,8 @@ def choose_micro_batch_size(config: Config) -> int:
 def _select_size(rates: dict[int, float], default: int) -> int:
     """Return the fastest size if it is clearly faster than the default size, otherwise the default size.
 
-    If the default size was not measured, its place is taken by the largest smaller size that was measured. If there is
-    no smaller size, its place is taken by the smallest measured size.
+    If the speed of the default size was not measured, the largest measured size below the default size is used as the
+    default. If there is none, the smallest measured size is used.
     """
     default = max((size for size in rates if size <= default), default=min(rates))
     fastest = max(rates, key=rates.__getitem__)
@@ -86,8 +86,9 @@ def _select_size(rates: dict[int, float], default: int) -> int:
 def measure_rates(config: Config) -> dict[int, float]:
     """Return the learning speed for each micro-batch size, in steps per second. All learner threads are used.
 
-    The sizes 1, 2, 4, 8, ... are measured. The measurement ends at a size at which a batch takes longer than
-    `MAX_BATCH_SECONDS`, or at a size that is clearly slower than the fastest size and at least four times as large.
+    The sizes 1, 2, 4, 8, ... are measured in this order. The first size for which (1) or (2) is true is the last one:
+    (1) the gradient of a batch takes longer than `MAX_BATCH_SECONDS`; (2) the size is at least four times the fastest
+    size, and clearly slower (see CLEARLY_SLOWER).
     """
     algorithm = config.make_algorithm()
     num_threads = config.training.learner_threads or num_cores()
@@ -119,7 +120,7 @@ def measure_rates(config: Config) -> dict[int, float]:
 
 
 def _measure_rate(learner: Learner, batch: Batch) -> tuple[float, float]:
-    """Compute the gradient of a batch repeatedly. Return the highest speed (steps/s) and the shortest duration (s)."""
+    """Compute the gradient of a batch several times. Return the highest speed (steps/s) and the shortest time (s)."""
     learner.batch_gradient(batch)
     best, elapsed = float("inf"), 0.0
     while elapsed < MEASURE_SECONDS:

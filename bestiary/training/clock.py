@@ -5,7 +5,7 @@ from collections import deque
 
 SPEED_WINDOW = 60.0  # the training speed is the mean over this time, in seconds
 SAMPLE_INTERVAL = 0.5  # minimum time between two samples, in seconds
-MIN_ESTIMATE_SECONDS = 5.0  # minimum duration of the speed measurement for an estimate of the remaining time
+MIN_ESTIMATE_SECONDS = 5.0  # the remaining time is estimated only after the speed was measured for this time
 
 
 class TrainingClock:

@@ -47,7 +47,7 @@ def describe(config: Config) -> str:
 
 
 def check_user_envs(config: Config) -> None:
-    """Reset and step the environments from users' files, to find most of their errors before training starts.
+    """Reset and step the environments from users' files, so that most errors in them are found before training starts.
 
     Raises:
         UserError: an environment fails or returns invalid values.

@@ -133,8 +133,9 @@ def make_untrained_agent(config: Config) -> Agent:
 def make_initial_agent(config: Config, new: bool = True) -> Agent:
     """Return an agent with initial weights.
 
-    If `new` is true, these are the weights of the run that `--init-from` names. Without this option, they are random,
-    and the agent is calibrated. If `new` is false, the caller must load the weights of a checkpoint into the agent.
+    If `new` is true, these are the weights of the run that `--init-from` names. Without this option, the weights are
+    random, and the agent is calibrated (see `calibrate_agent`). If `new` is false, the caller must load the weights of
+    a checkpoint into the agent.
     """
     agent = make_untrained_agent(config)
     if new and config.training.init_from is not None:
@@ -213,10 +214,10 @@ def max_rollouts_in_flight(algorithm: Algorithm, training: Training) -> int:
     One call of `Learner.learn` uses `num_rollouts` rollouts and performs `num_updates` updates. For an on-policy
     algorithm, the result is `num_rollouts`. Otherwise it is the smaller of two limits:
 
-    (1) The largest number with which the policy lag is at most --max-lag. The lag of a rollout's first step is the
-    number of updates since the collection of the rollout began. If M rollouts may be in flight, the rollout is used at
-    the latest in learn call M / `num_rollouts` after that time. In the last update of this call, the lag is
-    M / `num_rollouts` * `num_updates` - 1.
+    (1) The largest number M for which the policy lag is at most --max-lag. The policy lag of a rollout's first step is
+    the number of updates since the collection of the rollout began. If M rollouts may be in flight, the rollout is used
+    at the latest in the learn call number M / `num_rollouts` after that time. In the last update of this call, the
+    policy lag is M / `num_rollouts` * `num_updates` - 1.
 
     (2) `pools` + max(2, `num_rollouts`). More rollouts in flight would increase the lag but not the speed.
     """

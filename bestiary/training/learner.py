@@ -39,7 +39,7 @@ CPU = torch.device("cpu")
 class Gradient:
     """The gradient of the summed loss of some trajectories, and other sums over the same trajectories."""
 
-    tensors: tuple[Tensor, ...]  # gradient of each parameter of the optimizer
+    tensors: tuple[Tensor, ...]  # gradient of each parameter that the optimizer of this batch updates
     sums: dict[str, Tensor]  # loss terms and metrics, summed over steps
     target_moments: Tensor | None  # sums over the value targets, for the statistics of PopArt; None without PopArt
     num_steps: int  # number of steps in these trajectories
@@ -191,7 +191,7 @@ class Learner:
         self.precision = precision
         self.seed = seed
         critic = find_child(agent, "critic")
-        # The critic, if it keeps running statistics of the value targets as PopArt does; otherwise None.
+        # The critic if it keeps running statistics of the value targets, for example PopArt. None for any other critic.
         self.popart: Any = critic if isinstance(critic, CriticDefaults) and critic.keeps_statistics else None
         algorithm.setup(agent)
         own_parameters = algorithm.parameters()
@@ -206,8 +206,8 @@ class Learner:
             found = type(optimizers).__name__
             raise RunError(f"{self._name}.make_optimizers returned a {found}; expected a dict of optimizers by name")
         self.groups = {name: ParameterGroup(optimizer, named_parameters) for name, optimizer in optimizers.items()}
-        # A runtime with threads replaces this function by the `map` of a thread pool, so that the gradients of several
-        # micro-batches are computed in parallel.
+        # Function that computes the gradients of all micro-batches. A runtime with threads replaces the built-in `map`
+        # by the `map` of a thread pool, which computes several gradients in parallel.
         self.parallel_map: Callable[[Callable[[Rollout], Gradient], Iterable[Rollout]], Iterable[Gradient]] = map
         # On a cluster, each batch may be split among several learners. The two functions below are then replaced by
         # functions that return the sum over all learners.
@@ -344,8 +344,9 @@ class Learner:
     def save(self) -> dict[str, dict[str, Tensor]]:
         """Return the tensors of the checkpoint files `model`, `optimizer` and `algorithm`.
 
-        In `optimizer`, the tensor names of each optimizer except the main optimizer start with the name of the
-        optimizer and a slash. The method `counters` returns the rest of the state.
+        The file `optimizer` contains the tensors of all optimizers. The name of a tensor starts with the name of its
+        optimizer and a slash; tensors of the main optimizer have no such prefix. `counters` returns the rest of the
+        state.
         """
         optimizer = {
             _optimizer_prefix(name) + key: value

@@ -1,10 +1,10 @@
 """The queue between actors and the learner. It orders rollouts and bounds the policy lag.
 
-Each rollout gets an ID (0, 1, 2, ...) when an actor starts to collect it, and the learner consumes rollouts in the
-order of their IDs. Actors start rollouts in turn. A rollout is in flight while it is being collected or waits for the
-learner. An actor may start a rollout only if fewer than `max_in_flight` rollouts are in flight. Therefore the learner
-consumes at most `max_in_flight` - 1 other rollouts between the start of a rollout and the update that uses it. This
-bounds the memory use and the policy lag, and no rollout is dropped.
+Each rollout gets an ID (0, 1, 2, ...) when an actor starts to collect it. Unless `in_order` is False (see below), the
+actors take turns to start rollouts, and the learner consumes rollouts in the order of their IDs. A rollout is in flight
+while it is being collected or waits for the learner. An actor may start a rollout only if fewer than `max_in_flight`
+rollouts are in flight. Therefore the learner consumes at most `max_in_flight` - 1 other rollouts between the start of a
+rollout and the update that uses it. This bounds the memory use and the policy lag, and no rollout is dropped.
 
 With a fixed lag L, rollout k is collected entirely with the weights that were trained on exactly the rollouts
 0 .. k-L-1. The result does not depend on the speed of the threads, so the run is asynchronous and reproducible. An
@@ -15,9 +15,9 @@ On a cluster, an actor may be slow or may crash, and its rollout is then discard
 
     in_order=False    Any idle actor may start the next rollout, and the learner consumes rollouts in the order in which
                       they arrive. A discarded rollout is replaced by a new rollout of any idle actor.
-    in_order=True     The actor that should have collected a discarded rollout collects it again. Its environments were
-                      created again, so this rollout cannot continue the actor's earlier rollouts of the same block.
-                      The actor therefore repeats these earlier rollouts, too.
+    in_order=True     The actor that should have collected a discarded rollout collects it again. The actor has new
+                      environments, so this rollout cannot continue its earlier rollouts of the same block. The actor
+                      therefore collects these earlier rollouts again, too.
 """
 
 import threading
@@ -87,7 +87,7 @@ class RolloutQueue(Generic[WeightsT, RolloutT]):
                 weights = self._weights_for(rollout_id)
                 assert weights is not None
                 return rollout_id, weights
-            # Actors start rollouts in turn, so that their speed does not affect which actor collects which rollout.
+            # The actors take turns, so that their speed does not affect which actor collects which rollout.
             if self.in_order and self.num_started % self.num_actors != actor:
                 return None
             if (weights := self._weights_for(self.num_started)) is None:
@@ -122,7 +122,8 @@ class RolloutQueue(Generic[WeightsT, RolloutT]):
     def discard(self, rollout_id: int) -> list[int]:
         """Discard a started rollout and return the IDs of all rollouts that are discarded with it.
 
-        These are the rollout itself and, if `in_order`, the earlier rollouts of the same actor and block.
+        These are the rollout itself and, if `in_order`, the earlier rollouts of the same actor and block (see the start
+        of this file).
         """
         with self.changed:
             if not self.in_order:

@@ -11,7 +11,7 @@ MISSING = object()  # value of a key that state.json does not have
 
 
 def check_saved_state(state: Mapping[str, Any]) -> None:
-    """Raise UserError if a value of state.json does not have the type and range of the values of `Session.save`.
+    """Raise UserError if a value of state.json has a type or range that `Session.save` never writes.
 
     The states of users' callbacks are not checked.
     """
@@ -20,8 +20,8 @@ def check_saved_state(state: Mapping[str, Any]) -> None:
         value: Any = state
         for part in name.split("/"):
             value = value.get(part, MISSING) if isinstance(value, Mapping) else MISSING
-        # A nested value may be missing: a run without validation has no state of this callback, and older versions did
-        # not save the state of some callbacks.
+        # A nested value (its name contains a slash) may be missing. For example, a run without validation has no state
+        # of the validation callback, and older versions of Bestiary did not save the state of some callbacks.
         is_optional = name.count("/") > 0 and value is MISSING
         if not is_optional and not is_valid(value):
             problems.append(f"{name} is {str(value)[:60]!r}")

@@ -103,8 +103,8 @@ class Session:
 
         Args:
             metrics: metrics of each update since the last call.
-            episodes: episodes that ended since the last call. `Episode.step` is counted from the last call; this method
-                changes it to the step of the run.
+            episodes: episodes that ended since the last call. In this argument, `Episode.step` counts steps since the
+                last call; this method changes it to the step of the run.
             runtime_metrics: metrics of the runtime, for example the fraction of time that the learner waited. The
                 serial runtime passes None.
         """
@@ -177,8 +177,9 @@ class Session:
                 callback.on_start(self)
             # Changed options are written to config.toml only now: an error before this line must not change the run.
             write_config(self.run)
-            # Record the changes now, not at the end of training, which the process may not reach. A later session
-            # cannot find these changes, because the next checkpoint contains the new values.
+            # Record the changes now, because the process may be killed before the end of training. A later session
+            # could not find the changes: it compares config.toml with a checkpoint that already contains the new
+            # values.
             try:
                 record_changes(self.run.path, self.learner.steps, self.config_changes)
             except OSError as error:

@@ -1,4 +1,4 @@
-"""Validation during training: a copy of the agent plays whole games, for example in levels without training.
+"""Validation during training: a copy of the agent plays whole games, for example in other levels than in training.
 
 A validation uses its own environments, so it does not affect training. All validations of a run use the same seeds. The
 results are written to validation.csv, and the link `best` points to the checkpoint with the best score.
@@ -45,8 +45,8 @@ class Validator:
     ) -> tuple[list[dict[str, Any]], float | None]:
         """Play the validation games. Return one row of validation.csv per task, and the score.
 
-        The score is the mean return over the tasks, normalised if possible. If the returns of the tasks are not
-        comparable, the score is None.
+        The score is the mean return over the tasks. Normalised returns are used for tasks whose score range is known.
+        If the returns of the tasks are not comparable (see `are_comparable`), the score is None.
 
         Raises:
             bestiary.evaluation.game_runner.EvaluationInterrupted: `should_stop()` became true.
@@ -142,7 +142,7 @@ def are_comparable(names: Sequence[str]) -> bool:
 
 
 def _compute_score(results: list[TaskResult]) -> float | None:
-    """Return the mean return over the tasks, normalised if possible. Return None if the returns are not comparable."""
+    """Return the score (see `Validator.validate`), or None if the returns of the tasks are not comparable."""
     if not are_comparable([result.task for result in results]):
         return None
     means = [result.statistics.get("normalised_return", result.statistics["game_return"])["mean"] for result in results]

@@ -96,7 +96,8 @@ def _shape_mismatch(name: str, saved: Tensor, own: Tensor) -> str:
 def load_pretrained_state(config: Config, algorithm: Algorithm) -> None:
     """Load the algorithm's state, for example a replay buffer, from the run that --init-from names.
 
-    Do nothing if --init-from is not given, if that run has another algorithm, or if the algorithm inherits no state.
+    Do nothing if --init-from is not given, if that run was trained with another algorithm, or if
+    `algorithm.inherits_state` is false.
     """
     source = _find_source_of_state(config, algorithm)
     if source is None:
@@ -116,7 +117,7 @@ def check_pretrained_state(config: Config) -> None:
     If the algorithm loads no state from that run, nothing is checked.
 
     Raises:
-        UserError: the observations, actions or tasks of the two runs do not fit.
+        UserError: the observations, actions or tasks of the two runs differ, so that the state cannot be used.
     """
     source = _find_source_of_state(config, config.make_algorithm())
     if source is None:

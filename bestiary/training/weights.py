@@ -44,8 +44,8 @@ def match_memory_layout(parameter: nn.Parameter, tensor: Tensor) -> Tensor:
     """Return the tensor if it has the same strides as the parameter, otherwise a copy with the parameter's strides.
 
     Equal strides are needed for two reasons. (1) The speed of convolutions depends on the strides. (2) Fused optimizers
-    combine the elements at the same position in the memory of parameter and gradient. With different strides, these
-    elements have different indices.
+    update the parameter element at a memory position with the gradient element at the same memory position. If the
+    strides differ, this is the gradient of another parameter element.
     """
     if tensor.stride() == parameter.stride():
         return tensor

@@ -18,7 +18,8 @@ MIN_GAMES_FOR_BEST = 20  # a mean return over fewer games is not compared with t
 FIRST_RETRY_SECONDS = 15.0  # time between a failed save and the next attempt; it doubles with each failure
 MAX_RETRY_SECONDS = 600.0  # maximum time between two attempts
 FINAL_SAVE_SECONDS = 1800.0  # at the end of the training, saving is tried again for at most this time
-# The same limit if a signal has ended the training. Schedulers often kill a process 30 s after SIGTERM.
+# Used instead of FINAL_SAVE_SECONDS if a signal has ended the training, because schedulers often kill a process 30 s
+# after they send SIGTERM.
 SIGNAL_SAVE_SECONDS = 20.0
 FULL_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT)  # the disk is full, or the quota of the user is used up
 BEST_CHECKS_PER_RUN = 50  # number of times per run that the mean return of recent games is compared with the best one
@@ -35,7 +36,7 @@ class CheckpointManager(Callback):
         self.failed_saves = 0  # number of consecutive saves that failed
         self.save_error = ""  # message of the last failed save
         self.best_returns: dict[str, float] = {}  # highest mean return so far; keys: "training", "true"
-        self.last_best_check = 0  # result of `_best_check_index` at the last check
+        self.last_best_check = 0  # result of `_best_check_index` when `_keep_best` was last called
 
     def on_start(self, session: "Session") -> None:
         self.saved_steps = session.learner.steps
@@ -44,9 +45,9 @@ class CheckpointManager(Callback):
             session.save_checkpoint()  # the initial weights
 
     def is_due(self, session: "Session") -> bool:
-        """Return whether a checkpoint is due, or a comparison of the recent returns with the best returns.
+        """Return whether a checkpoint must be written, or recent returns must be compared with the best returns.
 
-        After a skipped update, nothing is due until an update is not skipped.
+        Return False if the most recent update was skipped.
         """
         if session.learner.consecutive_skips:
             return False

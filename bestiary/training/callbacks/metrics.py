@@ -74,7 +74,7 @@ class MetricsWriter(Callback):
         """Write a row of metrics.csv.
 
         The row summarises the updates since the last row: metrics whose names start with max_ by their maximum, other
-        metrics by their mean. Updates that do not have a metric are left out of its mean.
+        metrics by their mean. If some updates do not report a metric, its mean is computed over the other updates.
         """
         names = list(dict.fromkeys(name for update in self.pending for name in update))
         # If tasks have rewards of different scales, a mean over the tasks has no meaning.

@@ -1,4 +1,4 @@
-"""Callback that passes each finished game to the reward-hacking monitors, and prints a warning at their alerts."""
+"""Callback that passes each finished game to the reward-hacking monitors, and warns the user about alerts."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from bestiary.utils.console import warn
 
 
 class RewardMonitor(Callback):
-    """Owns one reward-hacking monitor for each pair of a task and a true reward. With --monitor-games 0 it has none."""
+    """Owns one reward-hacking monitor per pair (task, true reward), or no monitors with --monitor-games 0."""
 
     name = "reward_monitor"
 

@@ -19,8 +19,8 @@ class UserCallback(Callback):
     """Wrapper that calls a user's callback. If a method of this callback fails, the wrapper raises a one-line RunError.
 
     Args:
-        plugin: reference to the user's class, `path/to/file.py:Name`. The key of the callback's
-            state in state.json is `user:Name`.
+        plugin: reference to the user's class, `path/to/file.py:Name`. The callback's state has the key `user:Name` in
+            state.json.
         callback: the user's callback.
     """
 
