@@ -26,7 +26,7 @@ from bestiary.training.stall_monitor import STALL_WARNING_SECONDS
 from bestiary.training.utilisation import PhaseTimer
 from bestiary.utils.console import warn
 
-MAX_CHECK_INTERVAL = 1.0  # see `check_health`: if the driver pauses, at most this many seconds count
+MAX_CHECK_INTERVAL = 1.0  # if the driver pauses, at most this many seconds count as time without progress
 MAX_POLL_DELAY = 10.0  # an actor without known progress for this time (in seconds) is asked for its step counts
 
 
@@ -130,7 +130,7 @@ class ActorManager:
     def idle_slots(self) -> Iterator[tuple[ActorHandle, EnvSlot]]:
         """Yield (actor, slot) for each idle slot (vector environment) of all actors that are ready.
 
-        Each call starts with the slot after the last slot that the previous call examined.
+        The slots are examined in a circle: each call continues after the last slot that the previous call examined.
         """
         for _ in range(len(self.slot_order)):
             actor, slot = self.slot_order[0]

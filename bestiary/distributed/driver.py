@@ -227,14 +227,15 @@ class Driver:
             self.calls.on_done(transfer, on_fetched)
 
     def _handle_actor_error(self, call: RolloutCall, error: Any) -> None:
-        """Handle the error of a failed call of `RolloutWorker.collect`.
+        """Handle the `error` of a failed call of `RolloutWorker.collect`.
 
         If the actor or the inference server was lost, replace it. If an environment or the agent raised an exception,
         only count a restart, because the actor has already built the vector environment again.
         """
         errors = self.ray.exceptions
         actor = call.actor
-        # Test for RayTaskError first. If its cause is an ObjectLostError, it may also be an instance of that class.
+        # Test for RayTaskError first: a RayTaskError whose cause is an ObjectLostError may be an instance of both
+        # classes.
         if isinstance(error, errors.RayTaskError):
             if isinstance(error.cause, errors.ObjectLostError):
                 return  # the weights were lost together with a learner; `LearnerGroup.get` handles the lost learner
@@ -269,7 +270,8 @@ class Driver:
     def _is_too_old(self, report: RolloutReport) -> bool:
         """Return whether the policy lag of a rollout would exceed --max-lag.
 
-        The largest lag counts. It is the lag of the rollout's first step in the last update that uses the rollout.
+        The policy lag differs between the steps of a rollout and between the updates that use it. The largest lag is
+        compared with --max-lag: the lag of the first step in the last of these updates.
         """
         if self.queue.in_order:
             return False
@@ -279,7 +281,7 @@ class Driver:
         return last_version - report.first_version > self.training.max_lag
 
     def _discard(self, rollout_id: int, attempt: int) -> None:
-        """Discard the result of an attempt to collect a rollout, so that a replacement is scheduled.
+        """Discard the result of an attempt to collect a rollout. The rollout is then collected again or replaced.
 
         Do nothing if a newer attempt has already started, or if the rollout was already discarded.
         """

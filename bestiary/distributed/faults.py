@@ -29,8 +29,8 @@ class RestartCounter:
     """Counts the restarts of remote processes and stops the run if there are too many.
 
     All losses of processes on one node within `NODE_LOSS_WINDOW` count as one restart, because they often have the same
-    cause: the node was lost. Ray reports the loss of its processes one by one. Until Ray notices that the node is lost,
-    it may also place replacements on this node, and these replacements are lost, too.
+    cause: the node was lost. In this case, Ray reports the lost processes one by one. Until Ray notices that the node
+    was lost, it may also place new processes on this node, and these are lost, too.
     """
 
     def __init__(self, max_restarts: int, previous_total: int = 0):
@@ -70,7 +70,7 @@ class RestartCounter:
 
 
 def error_summary(error: BaseException) -> str:
-    """Return the first line of an error message. Put its type in front, except for RunError and UserError."""
+    """Return the first line of an error message, after the type of the error (no type for RunError and UserError)."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if not lines:
         return type(error).__name__

@@ -10,7 +10,7 @@ MAX_CHECK_INTERVAL = 1.0  # if the driver pauses between two checks, at most thi
 class HealthCheck:
     """Regularly calls the method `answer` of a remote process.
 
-    The process must run this method in a thread of its own, so that it also answers while it computes.
+    The process must run `answer` in a separate thread, so that it also answers while another thread computes.
 
     Args:
         ray: the connected Ray module.

@@ -25,7 +25,7 @@ INPUT_FIELDS = ("reward", "done", "last_action", "task")  # fields of `Inputs`, 
 class InferenceRequest:
     """A request of a rollout worker to run the agent on one time step of a vector environment."""
 
-    min_version: int  # minimum version of the weights with which the result may be computed
+    min_version: int  # the result must be computed with this version of the weights or a newer one
     inputs: dict[str, Any]  # fields of Inputs as arrays [1,N,...]
     state: list[np.ndarray]  # tensors of the recurrent state as arrays [N,...]
     done: threading.Event = field(default_factory=threading.Event)
@@ -126,7 +126,7 @@ class RemotePolicy:
     def __init__(self, agent: Agent, server: Any):
         self.agent = agent  # local agent, used only for the initial recurrent state
         self.server = server  # handle of the InferenceServer
-        self.min_version = 0  # minimum version of the weights with which the server may choose actions
+        self.min_version = 0  # the server must use this version of the weights or a newer one
         self.actor: Actor | None = None  # each call sets `actor.version` to the version of the weights used
 
     def initial_state(self, batch_size: int) -> State:

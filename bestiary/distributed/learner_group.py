@@ -47,7 +47,8 @@ class LearnerGroup:
         ray = self.ray
         count = self.training.learners
         options: dict[str, Any] = {
-            # With 0, Ray reserves no CPU, and the learner shares the cores of its node with the actors.
+            # If --learner-threads is 0, Ray reserves no CPU for a learner, so the learner shares the cores of its node
+            # with actors.
             "num_cpus": self.training.learner_threads,
             "num_gpus": self.gpus,
             "scheduling_strategy": "SPREAD" if count > 1 else prefer_driver_node(ray),

@@ -54,7 +54,7 @@ class LearnerWorker:
     """Ray process that owns a `Learner`. In a group, each learner computes the gradient of its part of each batch."""
 
     def setup(self, shipped_config: ShippedConfig, rank: int, use_gpu: bool, learners_on_node: int) -> None:
-        """Build the learner.
+        """Build the `Learner` of this process.
 
         Args:
             shipped_config: configuration of the run.
@@ -91,7 +91,7 @@ class LearnerWorker:
         return str(ray.util.get_node_ip_address())
 
     def choose_rendezvous(self, same_node: bool) -> str:
-        """Return the URL at which the learners meet to form a group (see `join_group`).
+        """Return the URL that all learners pass to `join_group` to find each other.
 
         If all learners are on this node, the URL names a file of the node. Otherwise it names a free port of the node.
         """

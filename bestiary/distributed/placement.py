@@ -11,7 +11,7 @@ from bestiary.training.factory import max_rollouts_in_flight
 from bestiary.utils.console import note, warn
 from bestiary.utils.errors import RunError, UserError
 
-PLACEMENT_TIMEOUT = 120.0  # maximum time until Ray has placed a process on a node and its setup is complete, in seconds
+PLACEMENT_TIMEOUT = 120.0  # maximum time to place a process on a node and complete its setup, in seconds
 LARGE_LAG = 100  # a note is printed if --max-lag is larger than this number of updates
 
 
@@ -51,7 +51,7 @@ def _check_cpus(ray: Any, training: Training) -> None:
 
 
 def _check_learner_size(ray: Any, training: Training) -> None:
-    """Check that the nodes have enough CPUs for all learners. All CPUs of a learner must be on one node."""
+    """Check that the nodes have enough CPUs for all learners. A learner cannot use the CPUs of several nodes."""
     sizes = [node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"]]
     threads = training.learner_threads
     if threads and sum(size // threads for size in sizes) < training.learners:

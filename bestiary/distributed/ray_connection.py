@@ -29,7 +29,7 @@ from bestiary.utils.errors import UserError
 from bestiary.utils.temp_dirs import make_temp_dir
 
 CONNECT_TIMEOUT = 10.0  # maximum time to connect to a cluster, in seconds
-MIN_OBJECT_STORE_BYTES = 80 * 2**20  # minimum and (below) maximum size of a private Ray instance's object store
+MIN_OBJECT_STORE_BYTES = 80 * 2**20  # smallest object store of a private Ray instance; next line: the largest
 MAX_OBJECT_STORE_BYTES = 2**30
 TEMP_DIR_PREFIX = "bestiary-ray-"
 MIN_RAY_VERSION = (2, 60)  # oldest version with which `private_ray_settings` was tested
@@ -114,8 +114,9 @@ def _start_private_ray() -> Iterator[Any]:
 def private_ray_settings() -> Iterator[None]:
     """Set environment variables so that a new Ray instance requires a new token and uses only the loopback interface.
 
-    The processes of Ray inherit these variables. This process has already imported Ray, which then read the variables.
-    Therefore this function also changes the loaded modules of Ray. At the end, all old values are restored.
+    The processes of Ray inherit these variables. In this process, Ray has already read the old values when it was
+    imported. Therefore this function also changes the settings in the loaded modules of Ray. At the end, all old values
+    are restored.
     """
     from ray._private import ray_constants
 

@@ -1,8 +1,8 @@
 """The watchdog of a private Ray instance: a process that cleans up after the driver has ended.
 
-The watchdog kills the processes of the Ray instance and removes its folder. If the driver is killed with SIGKILL, it
-cannot do this itself. Without the watchdog, some processes of Ray would then wait for about a minute, and the folder
-would remain.
+The watchdog kills the processes of the Ray instance and removes its folder. The driver cannot do this if it is killed
+with SIGKILL. Without the watchdog, some processes of Ray would then run for about another minute, and the folder would
+remain.
 
 The driver holds the write end of a pipe, which is the standard input of the watchdog. The operating system closes the
 pipe when the driver ends, for whatever reason. The watchdog runs this file as a script. The file imports only the
@@ -31,7 +31,8 @@ def watch(folder: Path) -> Iterator[None]:
     When the context ends or the current process ends, the watchdog kills all processes of the Ray instance that uses
     `folder`, and removes the folder.
     """
-    # In a session of its own, the watchdog does not receive the signals of the terminal, for example of Ctrl-C.
+    # Start the watchdog in a new session, so that it does not receive signals of the terminal, for example after
+    # Ctrl-C.
     watchdog = subprocess.Popen(
         [sys.executable, "-I", __file__, str(folder)],
         stdin=subprocess.PIPE,
@@ -50,13 +51,14 @@ def watch(folder: Path) -> Iterator[None]:
         except subprocess.TimeoutExpired:
             watchdog.kill()
             watchdog.wait()
-        shutil.rmtree(folder, ignore_errors=True)  # has an effect only if the watchdog was killed
+        shutil.rmtree(folder, ignore_errors=True)  # necessary only if the watchdog was killed
 
 
 def find_processes(folder: Path) -> list[int]:
     """Return the IDs of the processes that have an open file in a folder, or the folder in their command line.
 
-    All processes of Ray have log files in its folder. On systems without /proc, the list is empty.
+    Each process of a Ray instance has an open log file in the folder of the instance. On systems without /proc, the
+    list is empty.
     """
     found = []
     own = (os.getpid(), os.getppid())

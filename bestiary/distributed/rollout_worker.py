@@ -100,7 +100,7 @@ class RolloutWorker:
 
         Args:
             slot: index of the vector environment in this worker.
-            version: version of the weights. An inference server uses these or newer weights.
+            version: version of `weights`. An inference server uses weights of this version or a newer one.
             weights: tensors of the agent as arrays; not used if there is an inference server.
             batch_size: number of trajectories per update. The split of the rollout among the learners depends on it.
 

@@ -112,7 +112,7 @@ def _unpack_observation(packed: Any, done: np.ndarray) -> Tensor:
 
 
 def iterate_arrays(payload: Any) -> Iterator[np.ndarray]:
-    """Yield all arrays in a payload, also those in nested dicts, lists and tuples."""
+    """Yield all arrays in a payload, including arrays in nested dicts, lists and tuples."""
     if isinstance(payload, np.ndarray):
         yield payload
     elif isinstance(payload, dict):

@@ -60,5 +60,5 @@ def train_on_cluster(run: Run, config: Config, checkpoint: Checkpoint | None, ra
 
 
 def _count_restarts(checkpoint: Checkpoint | None) -> int:
-    """Return the number of restarts that is stored in a checkpoint, or 0 if there is no checkpoint."""
+    """Return how many restarts of remote processes a checkpoint has recorded, or 0 if there is no checkpoint."""
     return checkpoint.load_state().get("runtime_counters", {}).get("restarts", 0) if checkpoint else 0
