@@ -59,7 +59,7 @@ class Checkpoint:
 
     @property
     def root(self) -> Path:
-        """The folder `checkpoints` of the run. When the checkpoint is read, links below this folder are refused."""
+        """The folder `checkpoints` of the run. Symbolic links below it are refused when the checkpoint is read."""
         return self.path.parent
 
     @property
@@ -136,7 +136,7 @@ def list_checkpoints(folder: Path) -> list[Checkpoint]:
 
 
 def is_checkpoint_name(name: str) -> bool:
-    """Return whether a name has the form of the name of a checkpoint folder: 12 digits."""
+    """Return whether a name could be the name of a checkpoint folder, that is, whether it consists of 12 digits."""
     return re.fullmatch(r"[0-9]{12}", name) is not None
 
 

@@ -1,7 +1,7 @@
 """Changes of a run's configuration between its sessions: detection, and the table config_changes.csv.
 
-Each checkpoint contains the configuration that it was trained with. When a run is resumed, this configuration is
-compared with config.toml, so that changes by `resume --steps` and changes by hand are both found.
+Each checkpoint contains the configuration of the training that wrote it. When a run is resumed, the configuration in
+the checkpoint is compared with config.toml. So both kinds of changes are found: by `resume --steps`, and by hand.
 """
 
 import itertools

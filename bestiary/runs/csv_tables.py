@@ -79,7 +79,7 @@ class CsvTable:
 
 @contextmanager
 def describe_damage(path: Path) -> Iterator[None]:
-    """Context for reading a file. It turns the errors of a damaged or unsafe file into UserError."""
+    """Context for reading a CSV file. If the file is damaged or cannot be read, raise UserError."""
     try:
         yield
     except OSError as error:

@@ -77,7 +77,7 @@ class WandbLogger:
 def _persistent_id(path: Path) -> str:
     """Return the W&B ID that is stored in a file. If the file does not exist, create it with a random ID.
 
-    The file lets a resumed run keep its ID. The name of the run folder cannot be the ID, because several run folders
+    A resumed run reads its ID from the file. The name of the run folder is not used as ID, because several run folders
     may have the same name.
     """
     if not os.path.lexists(path):

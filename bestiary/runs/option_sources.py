@@ -25,8 +25,10 @@ def merge_sources(
     `options`, for error messages, for example {"memory.hidden": "preset hello"}.
 
     Args:
-        options: options given directly. Without `study`, their plug-ins are trusted, because the user has named them.
-        trust_code: whether an unknown plug-in may be executed if a file or a run, and not the user, names it.
+        options: options given directly. If `study` is empty, their plug-ins are trusted, because the user has named
+            them.
+        trust_code: whether to execute unknown plug-ins that the user has not named, but that a config file, study file
+            or run names.
         study: "", or a description of the study file that contains `options`. Plug-ins in `options` are then treated
             as named by a file.
 

@@ -3,7 +3,7 @@
     plugins/HASH/NAME.py           content of the user's file NAME.py; HASH is the start of its hash
     plugins/HASH/...               modules of the same folder that the file imports
 
-The copy keeps the name of the file, because the names of tasks and run folders contain it.
+The copy has the same file name as the original, because names of tasks and run folders contain the file name.
 
 The table [plugins] of `config.toml` contains the hash of each plug-in. This hash only says with which content the run
 was trained. `utils/trust.py` decides whether this content may be executed, without using files of the run folder.
@@ -57,8 +57,8 @@ def read_hashes(run_path: Path) -> dict[str, str]:
 def trust_options(options: Mapping[str, Any], run_path: Path, trust_code: bool) -> dict[str, Any]:
     """Return the options of a run, in which each plug-in refers to a file that may be executed.
 
-    If the user has trusted the content of a plug-in before, this file is the original file or, if the original file has
-    changed, the copy in the run folder. Otherwise it is the copy, but only if `trust_code` is true.
+    If the user has trusted the content of a plug-in before, the original file is used or, if this file has changed, the
+    copy in the run folder. If the user has not trusted the content, the copy is used, but only if `trust_code` is true.
 
     Raises:
         UserError: a plug-in is not trusted, or its copy is missing or was changed.

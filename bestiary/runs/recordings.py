@@ -44,7 +44,7 @@ INTERFACE_OPTIONS = (
     "full_actions",
 )
 
-BUFFER_BYTES = 2**16  # buffered actions are written to the file at this size, and at the end of each game
+BUFFER_BYTES = 2**16  # buffered actions are written when they have this size, and after each game
 
 
 class RecordingWrapper(VectorEnvWrapper):
@@ -138,9 +138,10 @@ class RecordingWrapper(VectorEnvWrapper):
 
 
 class _ChildSeed(np.random.SeedSequence):
-    """A seed sequence whose only child is child number `index` of the recorded seed sequence.
+    """Seed sequence for a replay: the replayed environment gets the seed that environment `index` had in the recording.
 
-    So the environment in a vector environment of size 1 gets the seed that environment `index` had in the recording.
+    A vector environment spawns one child seed per environment, and a replay has only one environment. The only child of
+    this sequence is child number `index` of the recorded sequence.
     """
 
     def __init__(self, entropy: Any, spawn_key: tuple[int, ...], index: int):
@@ -222,10 +223,10 @@ class Recording:
         """Create the environment of a game with its recorded seed, as a vector environment of size 1.
 
         `interface_options` are values that replace recorded options (see INTERFACE_OPTIONS). `rewards`, if given,
-        replaces the recorded rewards.
+        replaces the rewards in the recording.
 
         A recording may come from another person. Therefore a plug-in (an environment or reward in a user's file) is
-        executed only if this process has already accepted it, for example because it has opened the run.
+        executed only if this process has already trusted it, for example when the process opened the run.
         """
         names = self.metadata["environments"]
         name = self.env_name(game)

@@ -111,7 +111,7 @@ class Run:
 
     @cached_property
     def config(self) -> "Config":
-        """The checked configuration. Plug-ins (users' files) are executed only if they are trusted."""
+        """The configuration, with all values checked. Plug-ins (users' files) are executed only if they are trusted."""
         from bestiary.config.resolve import resolve
 
         options = plugin_copies.trust_options(self._read_options(), self.path, self.trust_code)
@@ -191,9 +191,9 @@ class Run:
     def new_output_path(self, folder: str, stem: str, suffix: str) -> Path:
         """Return the path of a new file in a subfolder of the run folder, and create the subfolder.
 
-        The name of the file is the first unused name of STEM, STEM-2, STEM-3, ..., plus the suffix. Files that belong
-        together differ only in their suffix, so a name is used if there is a file with this name and any suffix. The
-        folder of a zoo agent is read-only. For a zoo agent, the subfolder is therefore created in runs/zoo-NAME.
+        The name of the file is the first free name of STEM, STEM-2, STEM-3, ..., plus the suffix. A name is free if no
+        file has this name, with any suffix, because files that belong together differ only in their suffix. The folder
+        of a zoo agent is read-only. For a zoo agent, the subfolder is therefore created in runs/zoo-NAME.
         """
         root = Path("runs") / f"zoo-{self.name}" if self.in_zoo else self.path
         parent = root / folder
@@ -291,8 +291,8 @@ def create_run(config: "Config", location: RunLocation) -> tuple[Run, bool]:
 def _make_folder(path: Path, rename_if_exists: bool) -> Path:
     """Create a folder and return its path.
 
-    If `rename_if_exists` is true and the folder exists, create a folder with another name. This is used for default
-    names, which are equal for runs that start in the same second.
+    If `rename_if_exists` is true and the folder exists, create a folder with another name. This is necessary for
+    default names: two runs that start in the same second have the same default name.
     """
     safe_files.make_new_folder(path.parent, parents=True)
     while rename_if_exists:

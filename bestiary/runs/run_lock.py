@@ -44,8 +44,8 @@ def locked(path: Path) -> Iterator[None]:
     """Context in which no other process writes to the run folder. Raise UserError if another process has locked it.
 
     If an error ends the context, the file lock_owner.json is kept, so that `was_killed` returns True. There are two
-    exceptions. After KeyboardInterrupt, the file is removed. A UserError means that nothing was done, so the result of
-    `was_killed` is the same as before the context.
+    exceptions. After KeyboardInterrupt, the file is removed. After UserError, the result of `was_killed` is the same as
+    before the context, because nothing was done.
     """
     folder = path.absolute()  # an environment may change the working directory before the lock is released
     _check_links(path)
@@ -90,7 +90,7 @@ def locked(path: Path) -> Iterator[None]:
 def _check_links(path: Path) -> None:
     """Raise UserError if the run folder contains a symbolic link except the checkpoint links `latest` and `best*`.
 
-    Through other links, training could write to other folders.
+    If training wrote through another link, it could change files outside the run folder.
     """
     allowed = ("latest", *BEST_LINKS)
     for folder in (path, path / "checkpoints"):
