@@ -24,13 +24,13 @@ class MessageConsole(Console):
     def _check_buffer(self) -> None:
         try:
             super()._check_buffer()
-        # ValueError: the stream is closed, or a character cannot be encoded. RuntimeError: a signal handler has
-        # interrupted the main program while it was printing, and also prints.
+        # ValueError: the stream is closed, or a character cannot be encoded. RuntimeError: a signal handler prints, but
+        # it has interrupted the main program while that was printing.
         except (OSError, ValueError, RuntimeError):
             del self._buffer[:]
 
     def on_broken_pipe(self) -> None:
-        """Drop the text that cannot be written. The method of the base class would end the process."""
+        """Drop the text that cannot be written. The overridden method would end the process."""
         del self._buffer[:]
 
 

@@ -47,7 +47,7 @@ def render_table(header: Sequence[str], body: Iterable[Iterable[str]], anchors: 
     """Return an HTML table.
 
     If `anchors` is given, the first cell of row k is a link to the element of the page whose ID is `anchors[k]`. If a
-    column has a cell with a comma-separated list, long cells of this column are wrapped.
+    cell of a column contains a comma-separated list, long cells of this column are broken into several lines.
     """
     rows = [[html.escape(cell) for cell in cells] for cells in body]
     for row, anchor in zip(rows, anchors, strict=False):

@@ -29,8 +29,8 @@ def cached_njit(function: Callable[..., Any], depends_on: Sequence[str] = ()) ->
     cache_file = compiled._cache._cache_file
     if depends_on:
         # Numba stores a stamp (modification time and size) of the source file with the cached code, and uses the code
-        # only if the stamp has not changed. The stamps of the other files are added to this private attribute, because
-        # Numba has no public option for several source files.
+        # only if the stamp has not changed. Add the stamps of the files in `depends_on` to the private attribute that
+        # contains the stamp, because Numba has no public option for several source files.
         cache_file._source_stamp = (cache_file._source_stamp, *(_file_stamp(path) for path in depends_on))
     cache_file._load_index = partial(_load_index, cache_file._load_index)
     return compiled
@@ -40,8 +40,8 @@ def _load_index(load: Callable[[], dict[Any, Any]]) -> dict[Any, Any]:
     """Call `load` and return its result, the index of the cache. Return an empty index if reading it fails.
 
     The index lists the compiled versions of a function by argument types. Numba reads the index before it checks
-    whether the index is outdated. Reading fails if the class of an argument was renamed. With an empty index, Numba
-    compiles the function again and replaces the index.
+    whether the index is outdated. Reading fails if the index names a class (the type of an argument) that was renamed
+    later. With an empty index, Numba compiles the function again and replaces the index on disk.
     """
     try:
         return load()

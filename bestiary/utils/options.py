@@ -1,8 +1,9 @@
 """Declaration of the options of components, and conversion of user input to valid option values.
 
 A component (environment, torso, memory, algorithm, ...) declares its options in a frozen dataclass `Options` inside its
-class. Each field is created by `option(default, help)`. The constructor of a plug-in may
-instead have keyword-only arguments with defaults. In both cases, `options_class` returns a dataclass of the options.
+class. Each field is created by `option(default, help)`. A plug-in can do without the class `Options`: the keyword-only
+arguments of its constructor that have a default are then its options. In both cases, `options_class` returns a
+dataclass of the options.
 """
 
 import dataclasses
@@ -47,10 +48,10 @@ def option(
         low: smallest allowed value.
         high: largest allowed value.
         above: exclusive lower limit: the value must be larger than this number.
-        choices: allowed values.
+        choices: allowed values; empty: no restriction.
         unprefixed: whether the flag has no component prefix (`--lr` instead of `--algo.lr`).
         const: value of the option if its flag is given without a value (`--wandb`).
-        metavar: name of the value in the help text.
+        metavar: placeholder for the value in the help text, for example N.
         group: title of the group in the help text (training options only).
         runtimes: runtimes in which the option has an effect; empty: all (training options only).
         compared: whether two runs that differ only in this option count as different experiments (training options
@@ -113,8 +114,8 @@ def options_class(component: Any) -> type:
 def positional_hint(options: type | None, name: str) -> str:
     """Return a hint for the error message about an unknown option `name`.
 
-    The hint says that the constructor has an argument `name`, which is not keyword-only. If the constructor has no such
-    argument, the hint is empty.
+    If the constructor has an argument `name` that is not keyword-only, the hint says why this argument is not an
+    option. Otherwise the hint is empty.
     """
     if name not in getattr(options, "positional_arguments", ()):
         return ""
@@ -149,9 +150,9 @@ def _infer_type(default: Any) -> Any:
 def construct(component: Any, *args: Any, options: Any, **extra: Any) -> Any:
     """Call the constructor of a component and return the new object.
 
-    If the component has a class `Options`, pass the options as one object. This object is the argument `options` of the
-    constructor or, if there is no such argument, the argument after `args`. If the component has no class `Options`,
-    pass each option as a keyword argument.
+    If the component has a class `Options`, pass the options as one object. If the constructor has an argument named
+    `options`, this argument gets the object. Otherwise the object is the positional argument after `args`. If the
+    component has no class `Options`, pass each option as a keyword argument.
 
     Raises:
         TypeError: the constructor does not accept these arguments. The message explains how options are declared.

@@ -83,7 +83,7 @@ def read_source(path: Path) -> PluginSource:
 
 
 def read_listed(path: Path, folder: Path, names: Iterable[str], read: Read) -> PluginSource:
-    """Read a file and the modules `names` of a folder. Raise OSError if one of them cannot be read."""
+    """Read a plug-in's file and the modules `names` in `folder`. Raise OSError if one of them cannot be read."""
     return PluginSource(read(path), {name: read(folder / name) for name in sorted(names)})
 
 
@@ -103,7 +103,8 @@ def is_installed(name: str, folder: Path) -> bool:
     entries = [entry for entry in sys.path if Path(entry).resolve() not in skipped]
     for finder in sys.meta_path:
         spec = finder.find_spec(name, entries)
-        # A spec without origin is a folder without __init__.py. It does not count: the plug-in's module is preferred.
+        # A spec without origin belongs to a folder without __init__.py. Such a folder does not count as installed, so
+        # that a module of the plug-in with the same name is imported instead.
         if spec is not None and spec.origin is not None and Path(spec.origin).parent not in skipped:
             return True
     return False
@@ -126,11 +127,11 @@ def compile_module(content: bytes, file: str, package: str, source: PluginSource
 
 
 class _LocalImports(ast.NodeTransformer):
-    """Turns absolute imports of the modules in `local` into relative imports."""
+    """Turns absolute imports of a plug-in's own modules (top-level names: `local`) into relative imports."""
 
     def __init__(self, local: frozenset[str], level: int):
         self.local = local
-        self.level = level  # number of dots that lead from the module to the folder of the plug-in
+        self.level = level  # number of leading dots of a relative import that leads to the plug-in's folder
 
     def visit_Import(self, node: ast.Import) -> list[ast.stmt]:
         statements: list[ast.stmt] = []
@@ -140,7 +141,7 @@ class _LocalImports(ast.NodeTransformer):
                 statements.append(ast.Import([alias]))
                 continue
             parent, _, last = alias.name.rpartition(".")
-            if rest:  # `import a.b` imports a.b, but defines the name a
+            if rest:  # `import a.b` imports the module a.b, but defines only the name `a`
                 statements.append(self._relative(parent, last, alias.asname or "_bestiary_import"))
             if not rest or alias.asname is None:
                 statements.append(self._relative(None, top, None if rest else alias.asname))
@@ -156,10 +157,10 @@ class _LocalImports(ast.NodeTransformer):
 
 
 def _candidates(content: bytes, package: str, folder: Path) -> Iterator[str]:
-    """Yield the paths, relative to `folder`, at which the modules that `content` imports could be."""
+    """Yield the possible paths, relative to `folder`, of the modules that the file `content` imports."""
     try:
         tree = ast.parse(content)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the import of the file reports the error
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # reported when the file is imported
         return
     names: set[str] = set()
     for node in ast.walk(tree):

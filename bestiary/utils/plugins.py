@@ -5,8 +5,8 @@ names, and `trust.py` decides which files may be executed. `load` executes exact
 accepted, and does not read the file again.
 
 If the file imports modules of its own folder, these modules are part of the plug-in (`plugin_sources.py`). They are
-imported under the name of a private package, so they cannot replace other modules of the same name. The folder itself
-is not added to `sys.path`.
+imported as parts of a private package, so that they cannot replace installed modules of the same name. The folder
+itself is not added to `sys.path`.
 """
 
 import importlib.util
@@ -73,7 +73,7 @@ def _import(path: Path, source: PluginSource) -> ModuleType:
     if name in sys.modules:
         return sys.modules[name]
     finder = _PluginFinder(name, path.resolve(), source)
-    # At the end of the list, the finder is asked last. No other finder knows the modules of the private package.
+    # Append the finder. Python then asks it last, but no other finder can find modules of the private package.
     sys.meta_path.append(finder)
     spec = finder.find_spec(name)
     assert spec is not None
@@ -118,7 +118,8 @@ class _PluginFinder(MetaPathFinder):
 
     def _spec(self, name: str, file: Path, content: bytes, package: str, is_package: bool) -> ModuleSpec:
         loader = _PluginLoader((content, str(file), package, self.source, self.path.parent))
-        # `is_package` gives a package an empty `__path__`. So no other finder searches a folder for its modules.
+        # For a package, `is_package` sets an empty `__path__`, so that no other finder searches a folder for modules of
+        # the package.
         spec = ModuleSpec(name, loader, origin=str(file), is_package=is_package)
         spec.has_location = True  # sets __file__
         return spec

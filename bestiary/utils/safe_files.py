@@ -100,11 +100,12 @@ def make_folder(path: Path, root: Path) -> None:
 def make_new_folder(path: Path, parents: bool = False, exist_ok: bool = True) -> None:
     """Create a folder that is not inside a run folder, for example the run folder itself.
 
-    If the umask lets other users write to new folders, the new folder gets the mode 0700: other users cannot reach the
-    files in it, whatever their modes are.
+    If the umask lets other users write to new folders, the new folder gets the mode 0700. Other users then cannot
+    access the files in the folder, even if the modes of the files allow it.
     """
     missing = [folder for folder in (path, *path.parents) if not folder.exists()] if parents else [path]
-    # The umask can be read only by setting a new one. Until the old umask is restored, new files are private.
+    # The umask can be read only by setting a new one. The new one (0o077) is safe: until the old one is restored, other
+    # users cannot access new files.
     umask = os.umask(0o077)
     os.umask(umask)
     mode = 0o777 if umask & 0o002 else 0o700

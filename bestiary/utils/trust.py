@@ -29,7 +29,7 @@ _registered: dict[Path, PluginSource] = {}  # content that may be executed, by a
 
 
 def registered(path: Path) -> PluginSource | None:
-    """Return the content of a file that may be executed, or None if no content of this file is trusted."""
+    """Return the content with which a file may be executed, or None if no content of the file is trusted."""
     return _registered.get(Path.cwd() / path)
 
 

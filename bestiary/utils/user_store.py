@@ -25,7 +25,7 @@ MAX_BYTES = 64 * 2**20
 
 
 class UnsafeFile(Exception):
-    """A file with the user's records must not be used. The message says why."""
+    """Raised if a file of the store must not be used, for example because other users can write to it."""
 
 
 @functools.cache  # each warning is printed once
