@@ -99,7 +99,7 @@ def capture_parser(command: Callable[[list[str]], None], argv: list[str]) -> Par
     """Return the parser that a command builds for these arguments, without running the command.
 
     The command is called with --help. It adds all arguments to its parser, calls `Parser.print_help` and exits.
-    Inside `capture_parser`, this method stores the parser instead of printing the help.
+    During this call, `Parser.print_help` stores the parser instead of printing the help.
     """
     captured: list[Parser] = []
     token = _captured_parsers.set(captured)
@@ -162,7 +162,7 @@ def add_component_options(
         const = True if is_boolean else field.metadata.get("const")
         nargs: dict[str, Any] = {} if const is None else {"nargs": "?", "const": const}
         if "tuple[str" in str(types[field.name]):
-            nargs = {"action": "append"}  # a flag with a list of names may be repeated
+            nargs = {"action": "append"}  # each use of the flag adds a name to the list
         default = defaults.get(dest, None if field.default is dataclasses.MISSING else field.default)
         group.add_argument(
             *spellings,
@@ -200,7 +200,7 @@ def _help_with_default(metadata: Mapping[str, Any], default: Any) -> str:
     if choices := metadata.get("choices"):
         text += f" [{', '.join(choices)}]"
     runtimes = metadata.get("runtimes")
-    if runtimes and runtimes != ("cluster",):  # for cluster options, the title of their group says this
+    if runtimes and runtimes != ("cluster",):  # cluster options: the title of their group in the help says this
         text += f"; only with --runtime {' or '.join(runtimes)}"
     if "(default:" not in text:
         text += f" (default: {_format_value(default)})"

@@ -1,4 +1,7 @@
-"""Command `compat`: run the command line of an original program."""
+"""Command `compat`: translate the command line of an original program and run the result.
+
+An original program is a program, such as PolyBeast of TorchBeast, whose command lines Bestiary can translate.
+"""
 
 import argparse
 

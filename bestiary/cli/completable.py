@@ -1,8 +1,8 @@
 """What a shell can complete: the options of each command, and the values to suggest for them.
 
-Both are read from the parsers of the commands. The options of `train` depend on the chosen environment and components.
-Therefore parsers for all built-in environments and components are built, and their options are combined. This imports
-all component classes.
+Options and values are read from the parsers of the commands. The options of `train` depend on the chosen environment
+and components. Therefore this module builds parsers for one environment of each family and for all built-in components,
+and combines their options. For this, it imports all component classes.
 """
 
 import argparse

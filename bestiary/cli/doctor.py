@@ -1,6 +1,6 @@
 """Command `doctor`: check this machine and the installed packages.
 
-Each check imports the package that it tests. A broken package then causes a failed check instead of a crash.
+Packages are imported inside the checks, so that a broken package causes a failed check and not a crash.
 """
 
 import platform

@@ -99,7 +99,7 @@ def eval_command(argv: list[str]) -> None:
 
 
 def _check_scripted_arguments(a: Any) -> None:
-    """Raise UserError if an argument of `eval` needs a trained agent, or if there are several environments."""
+    """Raise UserError if `eval` gets several environments, or options that a scripted policy does not support."""
     given = {
         "--greedy": a.greedy,
         "--sample": a.sample,

@@ -1,4 +1,4 @@
-"""Command `import`: convert a checkpoint of an original program to a run folder."""
+"""Command `import`: convert a checkpoint of TorchBeast or of one of its forks."""
 
 from pathlib import Path
 

@@ -158,7 +158,7 @@ def _list_presets() -> dict[str, str]:
 
 
 def _list_rewards(env: str) -> dict[str, str]:
-    """Return {name: description} for the reward components and the named rewards that an environment supports."""
+    """Return {name: description} of the reward components and named rewards that an environment supports."""
     if not env:
         raise UserError("list rewards: no environment given; for example: bestiary list rewards atari/Riverraid")
     spec = lookup_env(canonical_name(trust.named_by_user(env)))

@@ -258,7 +258,7 @@ def _figure_path(a: Any, runs: list[Run], name: str) -> str | None:
 
 
 def _add_game_arguments(parser: Parser, files: str) -> None:
-    """Add the arguments of tools that draw on the frames of a game. `files` is the first part of the help of --out."""
+    """Add the arguments of tools that draw on the frames of a game. `files` is the start of the help text of --out."""
     parser.add_argument(
         "--out", metavar="FILE", help=f"{files} (default: a new file in interpretability/ of the run folder)"
     )

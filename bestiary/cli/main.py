@@ -2,7 +2,8 @@
 
 Commands must start fast, so modules are imported late. Only the module of the called command is imported. Its function
 first parses the arguments and then imports the code that it runs. So `--help` and errors in the arguments do not wait
-for the import of torch. Exceptions are `train` and some tools of `look`: their parsers need the classes of components.
+for the import of torch. `train` and some tools of `look` import torch earlier, because their parsers need the classes
+of components.
 """
 
 import contextlib
@@ -65,7 +66,7 @@ COMMANDS = {
     "compat": ("compat", "compat_command"),
     "import": ("import_command", "import_command"),
 }
-# Name of a command in other programs -> Bestiary command. Used for the hint about an unknown command.
+# Command name that other programs use -> Bestiary command to suggest if a user enters this name.
 FOREIGN_COMMANDS = {
     "test": "eval",
     "evaluate": "eval",
@@ -116,8 +117,8 @@ def run_command(argv: list[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except SystemExit as error:
-        # The argument parser raises SystemExit, for example after --help: raise it again. If code in a user's file
-        # raised it, the command would end without a message: print one.
+        # If the argument parser raised SystemExit, for example after --help, raise it again. If code in a user's file
+        # raised it, print a message: otherwise the command would end without one.
         cause = plugins.describe_error(error)
         if cause is None:
             raise
@@ -148,7 +149,7 @@ def _open_closed_streams() -> None:
 def _drop_unwritable_messages() -> None:
     """Drop the buffered messages if they cannot be written to standard error.
 
-    Otherwise Python would try to write them again when it exits, and its exit status would be 120.
+    Otherwise Python would try to write the messages again at exit, fail, and change the exit status to 120.
     """
     try:
         sys.stderr.flush()
@@ -178,7 +179,7 @@ def call_command(argv: Sequence[str]) -> None:
     """Call the function of the command `argv[0]` with the remaining words of `argv`."""
     module, function = COMMANDS[argv[0]]
     run = getattr(importlib.import_module(f"bestiary.cli.{module}"), function)
-    # `compat` passes flags to original programs, whose flags contain underscores.
+    # Keep the underscores in the arguments of `compat`: they are flags of another program, for example --num_actors.
     run(list(argv[1:]) if argv[0] == "compat" else [_with_hyphens(word) for word in argv[1:]])
 
 

@@ -93,8 +93,9 @@ def _find_run(argv: list[str]) -> tuple[Any, list[str]]:
     """Find the argument that names a run or a scripted policy.
 
     Return the opened run or the name of the scripted policy, and the arguments in a new order: the name of the run and
-    the words after it, up to the next flag, are moved to the front. There, argparse cannot take them for values of a
-    preceding flag. If --help is given without a run, return None and the unchanged arguments.
+    the words after it, up to the next flag, are moved to the front. At the front, argparse cannot mistake them for
+    values of a flag, because no flag precedes them. If --help is given without a run, return None and the unchanged
+    arguments.
     """
     trust_code = "--trust-code" in argv
     for k, word in enumerate(argv):
@@ -125,7 +126,7 @@ def _env_of_words(argv: list[str]) -> str:
 def _with_explicit_booleans(argv: list[str], parser: Parser) -> list[str]:
     """Add the value "on" to boolean flags without a value: `--legacy RUN` becomes `--legacy=on RUN`.
 
-    Otherwise argparse would take RUN for the value of the flag.
+    Without the value "on", argparse would use RUN as the value of the flag.
     """
     words = []
     for word, following in zip(argv, [*argv[1:], ""], strict=True):

@@ -70,7 +70,7 @@ def study(argv: list[str]) -> None:
 
 
 def _cluster_of(a: Any) -> "ClusterOptions | None":
-    """Return the options of the cluster, or None if --cluster is not given. Check that the arguments fit together."""
+    """Return the cluster options (None without --cluster). Raise UserError for arguments that cannot be combined."""
     from bestiary.studies.runner import ClusterOptions
 
     if a.cluster:
