@@ -14,9 +14,14 @@ import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
+from bestiary.utils.local_config import ignore_numba_file
+
 # Bestiary runs PyTorch operations in several threads of its own, and each of them uses one core. If each operation also
 # started OpenMP threads, there would be more threads than cores. The variable must be set before torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# All processes of Bestiary import this module before Numba: commands, trials of studies, and workers of a cluster.
+ignore_numba_file()
 
 __version__ = "0.2.0"
 

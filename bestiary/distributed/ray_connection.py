@@ -20,6 +20,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from bestiary.distributed import ray_watchdog
@@ -70,13 +71,36 @@ def connect_to_ray(cluster: str, trust_open: bool = False) -> Iterator[Any]:
     address = _resolve_address(cluster)
     _check_authentication(cluster, address, trust_open)
     try:
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
+        ray.init(
+            address=address,
+            job_config=_job_config(),
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            configure_logging=False,
+        )
     except Exception as error:
         raise UserError(f"--cluster {cluster}: {_first_lines(error)}") from error
     try:
         yield ray
     finally:
         ray.shutdown()
+
+
+def _job_config() -> Any:
+    """Return the settings of a Ray job whose workers import modules only from folders that this process searches.
+
+    By default, the workers search the working directory first, which may come from another person.
+    """
+    from ray.job_config import JobConfig
+
+    class OwnPathOnly(JobConfig):  # type: ignore[misc, no-any-unimported]
+        def _serialize(self) -> Any:
+            # Ray adds the folders immediately before this call.
+            searched = {Path(entry).resolve() for entry in sys.path}
+            self._py_driver_sys_path = [path for path in self._py_driver_sys_path if Path(path).resolve() in searched]
+            return super()._serialize()
+
+    return OwnPathOnly()
 
 
 # --- private instance ---
@@ -93,6 +117,7 @@ def _start_private_ray() -> Iterator[Any]:
         try:
             ray.init(
                 address="local",
+                job_config=_job_config(),
                 _node_ip_address="127.0.0.1",
                 _temp_dir=str(folder / "r"),
                 num_cpus=num_cores(),
@@ -222,7 +247,8 @@ def _probe(address: str, environment: dict[str, str]) -> str:
     Return "open" if the cluster accepts the connection, and "closed" if it refuses it. Return an empty string if there
     is no valid answer, for example because the server has another version of Ray.
     """
-    command = [sys.executable, "-c", PROBE_SCRIPT, address]
+    # -P: modules are not imported from the working directory, which may come from another person.
+    command = [sys.executable, "-P", "-c", PROBE_SCRIPT, address]
     try:
         return subprocess.run(command, env=environment, capture_output=True, timeout=30).stdout.decode().strip()
     except subprocess.TimeoutExpired:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from bestiary.evaluation.media import FIGURE_SUFFIXES, check_output
+from bestiary.utils import local_config
 
 
 def check_figure_path(out: str | Path, overwrite: bool) -> Path:
@@ -19,7 +20,8 @@ def check_figure_path(out: str | Path, overwrite: bool) -> Path:
 
 def import_pyplot() -> Any:
     """Import and return matplotlib.pyplot, with a backend that draws into files and opens no window."""
-    import matplotlib
+    with local_config.hidden(local_config.MATPLOTLIB_FILE):
+        import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt

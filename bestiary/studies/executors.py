@@ -55,7 +55,8 @@ def start_command(log: Path, command: list[str], **options: Any) -> "subprocess.
 
     The process has its own session, so that it receives no signals from the terminal.
     """
-    arguments = [sys.executable, "-m", "bestiary.studies.worker", *command]
+    # -P: modules are not imported from the working directory, which may come from another person.
+    arguments = [sys.executable, "-P", "-m", "bestiary.studies.worker", *command]
     with open_log(log, command) as output:
         return subprocess.Popen(
             arguments,

@@ -1,0 +1,40 @@
+"""Configuration files of other packages in the working directory.
+
+Numba and Matplotlib read such a file from the working directory, which may come from another person. With
+`.numba_config.yaml`, this person can choose the folder in which Numba searches for compiled functions, and Numba
+unpickles the files in it. So Bestiary imports both packages in such a way that they do not read these files. The
+configuration of the user in environment variables and in the home folder is used as usual.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+NUMBA_FILE = ".numba_config.yaml"
+MATPLOTLIB_FILE = "matplotlibrc"
+
+
+@contextmanager
+def hidden(file: str) -> Iterator[None]:
+    """Context in which imported packages do not find `file` in the working directory.
+
+    If the file exists, the working directory is / during this context.
+    """
+    if not os.path.lexists(file):
+        yield
+        return
+    working_directory = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.chdir("/")
+        yield
+    finally:
+        os.fchdir(working_directory)
+        os.close(working_directory)
+
+
+def ignore_numba_file() -> None:
+    """Prevent that Numba reads NUMBA_FILE when it is imported, and again whenever it compiles a function."""
+    if os.path.lexists(NUMBA_FILE):
+        with hidden(NUMBA_FILE):
+            import numba.core.config
+        numba.core.config._config_fname = os.devnull  # Numba has no public option; it ignores files that are no files
