@@ -113,7 +113,8 @@ def _read_copy(copy: Path, run_path: Path) -> PluginSource | None:
             folder = pending.pop()
             files = [path for path in safe_files.list_files(folder, run_path) if path != copy]
             names += [path.relative_to(copy.parent).as_posix() for path in files]
-            pending += safe_files.list_folders(folder, run_path)
+            # Compiled code that older versions have left in the copy is never executed.
+            pending += [path for path in safe_files.list_folders(folder, run_path) if path.name != "__pycache__"]
             if len(names) > MAX_MODULES or len(pending) > MAX_MODULES:
                 return None
         return read_listed(

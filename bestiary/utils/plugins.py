@@ -19,7 +19,7 @@ from pathlib import Path, PurePosixPath
 from types import ModuleType
 from typing import Any
 
-from bestiary.utils import trust
+from bestiary.utils import numba_cache, trust
 from bestiary.utils.errors import UserError
 from bestiary.utils.options import suggest
 from bestiary.utils.plugin_names import PluginRef
@@ -72,6 +72,8 @@ def _import(path: Path, source: PluginSource) -> ModuleType:
     name = f"{MODULE_PREFIX}{source.sha256[:32]}"
     if name in sys.modules:
         return sys.modules[name]
+    if any(b"numba" in content for content in (source.content, *source.modules.values())):
+        numba_cache.use_private_folder()
     finder = _PluginFinder(name, path.resolve(), source)
     # Append the finder. Python then asks it last, but no other finder can find modules of the private package.
     sys.meta_path.append(finder)

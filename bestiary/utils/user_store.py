@@ -65,7 +65,7 @@ class UserStore:
         """
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _check_folder(self.path.parent)
+            check_private_folder(self.path.parent)
             lock = filelock.FileLock(self.path.with_suffix(".lock"), timeout=LOCK_SECONDS, mode=0o600)
             with lock:
                 records = self._read()
@@ -79,7 +79,7 @@ class UserStore:
     def _read(self) -> dict[str, dict[str, Any]]:
         if not os.path.lexists(self.path):
             return {}
-        _check_folder(self.path.parent)
+        check_private_folder(self.path.parent)
         try:
             descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         except FileNotFoundError:
@@ -120,7 +120,8 @@ class UserStore:
             raise
 
 
-def _check_folder(folder: Path) -> None:
+def check_private_folder(folder: Path) -> None:
+    """Raise UnsafeFile if another user owns a folder, or may write to it."""
     status = folder.stat()
     if not stat.S_ISDIR(status.st_mode):
         raise UnsafeFile(f"{folder} is not a folder")

@@ -348,3 +348,50 @@ def test_run_folder_is_private_if_the_umask_lets_everybody_write(umask: int, mod
         os.umask(before)
     assert Path("runs/r").stat().st_mode & 0o777 == mode
     assert Path("runs").stat().st_mode & 0o002 == 0
+
+
+NUMBA_TORSO = """
+import numba
+from bestiary.agents.torsos import MLP
+
+@numba.njit(cache=True)
+def increase(x):
+    return x + 1
+
+class Net(MLP):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        increase(1)
+"""
+
+EVIL_CACHE = """
+import os, pathlib, pickle, sys
+
+class Evil:
+    def __reduce__(self):
+        return os.mkdir, (sys.argv[2],)
+
+for file in pathlib.Path(sys.argv[1]).rglob("*.nbi"):
+    file.write_bytes(pickle.dumps(Evil()))
+"""
+
+
+def test_cache_of_numba_in_the_copy_of_a_trusted_plugin_is_not_executed(another_user: Callable[[], None]) -> None:
+    """Numba unpickles the files in its cache. The link hides the cache from the list of modules of the copy."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("NUMBA_")}
+    Path("own").mkdir()
+    Path("own/net.py").write_text(NUMBA_TORSO)
+    bestiary.train("toy/catch", torso="own/net.py:Net", run_dir="r", **SMALL)
+    (copy,) = Path("r/plugins").glob("*/net.py")
+    code = f"exec(compile(open({str(copy.absolute())!r}).read(), {str(copy.absolute())!r}, 'exec')); increase(1)"
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment)  # writes a cache beside the copy
+    (copy.parent / "__pycache__").rename("r/cache")
+    (copy.parent / "__pycache__").symlink_to("../../cache")
+    subprocess.run([sys.executable, "-c", EVIL_CACHE, "r/cache", str(Path("executed").absolute())], check=True)
+    Path("own/net.py").unlink()
+    command = [sys.executable, "-P", "-m", "bestiary", "eval", "r", "--episodes", "1"]
+    for _ in range(2):  # the first command must not change the copy
+        result = subprocess.run(command, capture_output=True, text=True, env=environment)
+        assert not Path("executed").exists()
+        assert result.returncode == 0, result.stderr
+    assert list(Path("r/plugins").rglob("*.nb*")) == []
