@@ -31,11 +31,29 @@ def read_tables(path: Path, in_run_folder: bool = False) -> dict[str, Any]:
     it may also be a link or a pipe.
     """
     try:
-        return tomllib.loads(safe_files.read_text(path) if in_run_folder else path.read_text())
+        return parse_toml(safe_files.read_text(path) if in_run_folder else path.read_text())
     except FileNotFoundError as error:
         raise UserError(f"{path}: no such file") from error
     except (ValueError, OSError, RecursionError) as error:
         raise UserError(f"{path}: not a valid TOML file: {error}") from error
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """Parse a TOML text. Raise ValueError if it is not valid, or if an integer has more than 64 bits."""
+    tables = tomllib.loads(text)
+    _check_integers(tables)
+    return tables
+
+
+def _check_integers(value: Any) -> None:
+    """Raise ValueError for larger integers than the TOML standard allows. Python cannot even convert some to text."""
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise ValueError(f"an integer has {value.bit_length()} bits; at most 64 bits are allowed")
+    if isinstance(value, Mapping):
+        _check_integers(list(value.values()))
+    elif isinstance(value, list):
+        for item in value:
+            _check_integers(item)
 
 
 def flatten(tables: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bestiary.config.option_merging import override_options
-from bestiary.config.toml import flatten
+from bestiary.config.toml import flatten, parse_toml
 from bestiary.utils.errors import UserError
 from bestiary.utils.plugin_names import PluginRef, parse_name
 
@@ -46,10 +46,10 @@ def read_study_file(path: Path) -> StudyFile:
     """Read and parse a study file. Raise UserError if it cannot be read or is not a valid TOML file."""
     try:
         text = path.read_text()
-        return StudyFile(path, text, tomllib.loads(text))
+        return StudyFile(path, text, parse_toml(text))
     except FileNotFoundError as error:
         raise UserError(f"{path}: no such file") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # also TOMLDecodeError and UnicodeDecodeError
         raise UserError(f"{path}: not a valid TOML file: {error}") from error
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}") from error

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -254,3 +255,19 @@ def test_missing_value_in_the_state_of_a_callback_is_rejected(
     status, text = run_and_read(capsys, "resume", "r", "--steps", "640")
     assert status == 2
     assert f"callbacks/metrics/{name} is 'None'" in text
+
+
+@pytest.mark.parametrize("option", ["seed", "steps", "num_envs"])
+@pytest.mark.parametrize(
+    "command", ["eval r --episodes 1", "resume r --steps 640", "compare r --out c.png", "study s.toml"]
+)
+def test_integer_that_python_cannot_convert_to_text_is_rejected(
+    toy_run: Path, option: str, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(toy_run, "r", symlinks=True)
+    huge = f"{option} = 0x{'f' * 6000}\n"
+    text = Path("r/config.toml").read_text()
+    Path("r/config.toml").write_text(re.sub(rf"^{option} = .*\n", huge, text, flags=re.MULTILINE))
+    Path("s.toml").write_text(f'seeds = [1]\n[base]\nenv = "toy/catch"\n{huge}')
+    assert run_command(command.split()) == 2
+    assert "24000 bits" in capsys.readouterr().err
