@@ -93,7 +93,9 @@ def _job_config() -> Any:
     """
     from ray.job_config import JobConfig
 
-    class OwnPathOnly(JobConfig):  # type: ignore[misc, no-any-unimported]
+    class OwnPathOnly(JobConfig):
+        _py_driver_sys_path: list[str]
+
         def _serialize(self) -> Any:
             # Ray adds the folders immediately before this call.
             searched = {Path(entry).resolve() for entry in sys.path}

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from bestiary.config.config import Config
-from bestiary.utils import safe_files
+from bestiary.utils import local_config, safe_files
 from bestiary.utils.console import warn
 from bestiary.utils.errors import UserError
 
@@ -54,6 +54,8 @@ class WandbLogger:
     def __init__(self, folder: Path, project: str, name: str, config: Config):
         import wandb
 
+        with local_config.hidden(local_config.WANDB_FILE):
+            wandb.setup()  # reads the settings files; `init` does not read them again
         settings = wandb.Settings(console="off", x_disable_stats=True, x_disable_meta=True, silent=True)
         self.run = wandb.init(
             project=project,
@@ -61,7 +63,7 @@ class WandbLogger:
             id=_persistent_id(folder / "wandb_id.txt"),
             group=f"{config.label()}-{hashlib.sha256(config.group_key().encode()).hexdigest()[:8]}",
             config=config.tables(),
-            dir=str(folder),
+            dir=str(folder.absolute()),
             resume="allow",
             settings=settings,
         )

@@ -1,8 +1,9 @@
 """Configuration files of other packages in the working directory.
 
-Numba and Matplotlib read such a file from the working directory, which may come from another person. With
+Numba, Matplotlib and W&B read such a file from the working directory, which may come from another person. With
 `.numba_config.yaml`, this person can choose the folder in which Numba searches for compiled functions, and Numba
-unpickles the files in it. So Bestiary imports both packages in such a way that they do not read these files. The
+unpickles the files in it. With `wandb/settings`, this person can choose the server to which W&B sends the API key.
+So Bestiary imports these packages in such a way that they do not read these files. The
 configuration of the user in environment variables and in the home folder is used as usual.
 """
 
@@ -12,6 +13,7 @@ from contextlib import contextmanager
 
 NUMBA_FILE = ".numba_config.yaml"
 MATPLOTLIB_FILE = "matplotlibrc"
+WANDB_FILE = "wandb/settings"
 
 
 @contextmanager

@@ -55,6 +55,22 @@ def test_matplotlib_config_file_is_ignored(kind: str) -> None:
     assert result.stdout == "False True\n", result.stderr
 
 
+def test_wandb_settings_file_is_ignored() -> None:
+    """The file names the server to which W&B sends the API key."""
+    Path("wandb").mkdir()
+    Path("wandb/settings").write_text("[default]\nbase_url = http://127.0.0.1:9\n")
+    script = (
+        "import os; os.environ['WANDB_MODE'] = 'offline'; from pathlib import Path; import wandb\n"
+        "from bestiary.config.resolve import resolve; from bestiary.runs.loggers import WandbLogger\n"
+        "logger = WandbLogger(Path('r'), 'p', 'n', resolve({'env': ['toy/catch']}))\n"
+        "print(logger.run.settings.base_url); logger.close()"
+    )
+    Path("r").mkdir()
+    result = run_python("-c", script)
+    assert "127.0.0.1" not in result.stdout, result.stdout
+    assert result.stdout.startswith("https://"), result.stderr
+
+
 @pytest.mark.parametrize("module", ["threading", "bestiary"])
 def test_trials_do_not_import_modules_of_the_working_directory(module: str) -> None:
     Path("s.toml").write_text(STUDY)
