@@ -6,7 +6,7 @@ from bestiary.config.config import Config
 from bestiary.config.resolve import resolve
 from bestiary.config.toml import flatten
 from bestiary.config.training_options import group_key
-from bestiary.distributed.trainer import connect_cluster, train_on_cluster
+from bestiary.distributed.cluster_training import connect_cluster, train_on_cluster
 from bestiary.envs.registry import make_env
 from bestiary.evaluation.evaluate import evaluate
 from bestiary.evaluation.result_tables import print_evaluation
@@ -26,8 +26,8 @@ from bestiary.training.config_summary import (
     warn_about_clipping,
 )
 from bestiary.training.devices import check_devices
+from bestiary.training.run_training import auto_tune, train_run
 from bestiary.training.saved_state import check_saved_state
-from bestiary.training.trainer import auto_tune, train_run
 from bestiary.training.validation import check_validation
 from bestiary.utils import plugins
 from bestiary.utils.console import note

@@ -7,8 +7,8 @@ import argparse
 
 from bestiary.cli.arguments import Parser
 from bestiary.cli.main import call_command
+from bestiary.compat.flag_types import EXPLAINED, REFUSED, Flag, Program
 from bestiary.compat.programs import PROGRAMS
-from bestiary.compat.table import EXPLAINED, REFUSED, Flag, Program
 from bestiary.compat.translate import find_program, format_command, translate
 from bestiary.utils.console import note
 

@@ -6,7 +6,7 @@ words of the Bestiary command.
 
 from bestiary.algorithms.ppo import PPO
 from bestiary.compat.batch_fit import fit_num_envs
-from bestiary.compat.table import EXPLAINED, JOINT, REFUSED, Flag, Mode, Program, Values, Words, format_value
+from bestiary.compat.flag_types import EXPLAINED, JOINT, REFUSED, Flag, Mode, Program, Values, Words, format_value
 from bestiary.compat.torchbeast_flags import expand_path
 from bestiary.envs.original_names import bestiary_names
 from bestiary.utils.errors import UserError

@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from bestiary.compat.flag_types import Program
 from bestiary.compat.original_networks import Network
-from bestiary.compat.table import Program
 from bestiary.compat.torchbeast import GROUPS
 from bestiary.compat.translate import find_program, translate
 from bestiary.config.config import Config

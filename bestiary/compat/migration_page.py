@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from bestiary.compat.flag_types import EXPLAINED, REFUSED, Flag, Mode
 from bestiary.compat.programs import PROGRAMS
-from bestiary.compat.table import EXPLAINED, REFUSED, Flag, Mode
 from bestiary.compat.translate import format_command, translate
 
 TEMPLATE = Path(__file__).with_name("migration_template.md")

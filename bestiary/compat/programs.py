@@ -1,7 +1,7 @@
 """PROGRAMS: the original programs whose command lines `bestiary compat` accepts, by name."""
 
 from bestiary.compat import iam, torchbeast, torchbeast_analysis, torchbeast_procgen
-from bestiary.compat.table import Program
+from bestiary.compat.flag_types import Program
 
 PROGRAMS: dict[str, Program] = {
     program.name: program

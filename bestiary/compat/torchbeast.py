@@ -14,7 +14,7 @@ from typing import Any
 
 from bestiary.algorithms.impala import Impala
 from bestiary.compat.batch_fit import fit_actors, fit_num_envs
-from bestiary.compat.table import Mode, Program, Values, Words, format_value
+from bestiary.compat.flag_types import Mode, Program, Values, Words, format_value
 from bestiary.compat.torchbeast_flags import FLAGS, expand_path
 from bestiary.envs.atari_games import action_names
 from bestiary.envs.original_names import bestiary_names

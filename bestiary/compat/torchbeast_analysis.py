@@ -5,7 +5,7 @@ Each public function returns words of the equivalent Bestiary command (see `Mode
 
 from dataclasses import replace
 
-from bestiary.compat.table import EXPLAINED, JOINT, REFUSED, Flag, Mode, Program, Values, Words
+from bestiary.compat.flag_types import EXPLAINED, JOINT, REFUSED, Flag, Mode, Program, Values, Words
 from bestiary.compat.torchbeast import SIX_GAMES, existing_run, task_names
 from bestiary.compat.torchbeast_flags import expand_path
 from bestiary.utils.errors import UserError

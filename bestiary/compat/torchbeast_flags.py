@@ -6,7 +6,7 @@ the part of `FLAGS` that the fork for ProcGen also has.
 
 import os
 
-from bestiary.compat.table import EXPLAINED, JOINT, REFUSED, Flag
+from bestiary.compat.flag_types import EXPLAINED, JOINT, REFUSED, Flag
 
 PLAY = ("eval", "video")
 RUN = ("train", "eval", "video", "audit")

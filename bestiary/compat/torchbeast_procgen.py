@@ -6,7 +6,7 @@ of the equivalent Bestiary command.
 
 from dataclasses import replace
 
-from bestiary.compat.table import EXPLAINED, JOINT, REFUSED, Flag, Mode, Program, Values, Words, format_value
+from bestiary.compat.flag_types import EXPLAINED, JOINT, REFUSED, Flag, Mode, Program, Values, Words, format_value
 from bestiary.compat.torchbeast import actors, existing_run, new_run
 from bestiary.compat.torchbeast_flags import LEARNER_FLAGS, PLAY
 from bestiary.envs.original_names import bestiary_names

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from bestiary.compat.flag_types import EXPLAINED, OPTION, REFUSED, Flag, Mode, Program, Values, Words
 from bestiary.compat.programs import PROGRAMS
-from bestiary.compat.table import EXPLAINED, OPTION, REFUSED, Flag, Mode, Program, Values, Words
 from bestiary.utils.errors import UserError
 from bestiary.utils.options import check_limits, convert, suggest
 

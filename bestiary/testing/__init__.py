@@ -11,10 +11,10 @@ docs/extending.md.
 """
 
 from bestiary.testing.algorithms import check_algorithm
-from bestiary.testing.components import ComponentError
 from bestiary.testing.critics import check_critic
 from bestiary.testing.envs import check_env
 from bestiary.testing.networks import check_agent, check_memory, check_torso
+from bestiary.testing.problem_report import ComponentError
 
 __all__ = [
     "ComponentError",

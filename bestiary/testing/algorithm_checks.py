@@ -22,7 +22,7 @@ from bestiary.algorithms.replay_buffer import pack_trajectories
 from bestiary.config.config import Config
 from bestiary.distributed.serialisation import shard
 from bestiary.rollout import Rollout
-from bestiary.testing.components import Report, StageFailed
+from bestiary.testing.problem_report import Report, StageFailed
 from bestiary.training.factory import make_actors_and_learner, make_learner
 from bestiary.training.learner import CPU, Learner
 from bestiary.training.serial import collect_rollouts

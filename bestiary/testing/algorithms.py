@@ -13,7 +13,7 @@ from bestiary.config.components import REGISTRIES
 from bestiary.config.config import Config
 from bestiary.config.resolve import resolve
 from bestiary.testing.algorithm_checks import AlgorithmChecks
-from bestiary.testing.components import ComponentError, Report, component_name, find_component
+from bestiary.testing.problem_report import ComponentError, Report, component_name, find_component
 from bestiary.utils import trust
 from bestiary.utils.errors import RunError, UserError
 from bestiary.utils.options import construct

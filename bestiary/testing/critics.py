@@ -12,9 +12,9 @@ from bestiary.agents.memories.base import State
 from bestiary.agents.sequence_checks import unchanged
 from bestiary.envs.vector_env import EnvInterface
 from bestiary.rollout import ArraySpec, Inputs, Tensors
-from bestiary.testing.components import Report, find_component
 from bestiary.testing.network_checks import B, Subject, T, check_recurrent
 from bestiary.testing.networks import ACTIONS, TASKS, build
+from bestiary.testing.problem_report import Report, find_component
 
 STATISTICS_METHODS = ("target_moments", "update_statistics")
 

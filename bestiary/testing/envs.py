@@ -5,7 +5,8 @@ from typing import Any
 
 from bestiary import envs
 from bestiary.envs.registry import class_spec
-from bestiary.testing.components import (
+from bestiary.testing.gymnasium_checks import check_gymnasium
+from bestiary.testing.problem_report import (
     Component,
     ComponentError,
     Report,
@@ -15,7 +16,6 @@ from bestiary.testing.components import (
     positional_problems,
     source_files,
 )
-from bestiary.testing.gymnasium_checks import check_gymnasium
 from bestiary.testing.vector_env_checks import check_vector_env
 from bestiary.utils import plugins
 from bestiary.utils.errors import UserError

@@ -12,7 +12,7 @@ from bestiary.envs.gymnasium_env import (
     reset_problem,
     step_problem,
 )
-from bestiary.testing.components import Component, Report
+from bestiary.testing.problem_report import Component, Report
 from bestiary.utils.errors import UserError
 from bestiary.utils.options import construct
 

@@ -27,7 +27,7 @@ from bestiary.agents.sequence_checks import (
 )
 from bestiary.envs.vector_env import EnvInterface
 from bestiary.rollout import Inputs, Tensors
-from bestiary.testing.components import Report
+from bestiary.testing.problem_report import Report
 
 T, B = 5, 3  # length and batch size of the inputs
 # (time step, row) of each `done`. Row 0 has no reset, row 1 has a reset at time step 2, row 2 has resets at 0 and 3.

@@ -18,9 +18,9 @@ from bestiary.config.component_kinds import DEFAULT_COMPONENTS
 from bestiary.config.components import ComponentConfig, build_module, lookup_component
 from bestiary.envs.vector_env import EnvInterface
 from bestiary.rollout import ActionSpec, ArraySpec, Inputs, Tensors
-from bestiary.testing.components import Component, ComponentError, Report, StageFailed, find_component
 from bestiary.testing.envs import find_env
 from bestiary.testing.network_checks import B, Subject, T, check_masked_inputs, check_recurrent, output_problems
+from bestiary.testing.problem_report import Component, ComponentError, Report, StageFailed, find_component
 from bestiary.utils.errors import UserError
 from bestiary.utils.options import construct, options_class
 

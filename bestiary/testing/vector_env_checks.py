@@ -12,7 +12,7 @@ from bestiary.envs.registry import EnvSpec
 from bestiary.envs.step_checks import interface_problems, state_problems, step_problems
 from bestiary.envs.vector_env import VectorEnv
 from bestiary.rollout import Arrays, Step
-from bestiary.testing.components import Report
+from bestiary.testing.problem_report import Report
 from bestiary.utils.errors import UserError
 
 NUM_ENVS = 4

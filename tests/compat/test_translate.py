@@ -4,8 +4,8 @@ import shlex
 
 import pytest
 
+from bestiary.compat.flag_types import format_value
 from bestiary.compat.programs import PROGRAMS
-from bestiary.compat.table import format_value
 from bestiary.compat.translate import Translation, format_command, translate
 from bestiary.utils.errors import UserError
 from tests.compat.test_documents import resolve_words

@@ -5,8 +5,8 @@ import re
 import pytest
 
 from bestiary.cli.main import run_command
+from bestiary.compat.flag_types import OPTION, Flag
 from bestiary.compat.programs import PROGRAMS
-from bestiary.compat.table import OPTION, Flag
 from bestiary.config.foreign_flags import FOREIGN_FLAGS, foreign_flag_hint
 
 TRANSLATED = {

@@ -141,7 +141,7 @@ def test_config_is_not_changed_before_the_checkpoint_is_loaded(monkeypatch: pyte
     def fail(*_: Any) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("bestiary.training.trainer.load_checkpoint", fail)
+    monkeypatch.setattr("bestiary.training.run_training.load_checkpoint", fail)
     with pytest.raises(ZeroDivisionError):
         bestiary.api.resume(bestiary.load("r"), steps=1280)
     assert (run.path / "config.toml").read_text() == before

@@ -17,8 +17,8 @@ from bestiary.runs.checkpoints import Checkpoint
 from bestiary.runs.run import Run
 from bestiary.training.callbacks.factory import make_callbacks
 from bestiary.training.factory import make_initial_agent, make_learner
+from bestiary.training.run_training import load_checkpoint, raise_if_interrupted
 from bestiary.training.session import Session
-from bestiary.training.trainer import load_checkpoint, raise_if_interrupted
 from bestiary.training.warm_start import load_pretrained_state
 
 
