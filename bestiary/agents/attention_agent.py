@@ -48,7 +48,9 @@ from bestiary.agents.torsos import SUBTRACT_MEAN_HELP, ImageEncoder, require_ima
 from bestiary.rollout import ActionSpec, Inputs, ObservationSpec
 from bestiary.utils.options import option
 
-DEFAULT_FREQUENCIES = {"fourier": 4, "cosine": 8}  # value of `basis` -> frequencies per axis; both give 64 channels
+# Value of the option `basis` (the kind of positional encoding) -> default number of frequencies per image axis. Both
+# defaults give 64 channels.
+DEFAULT_FREQUENCIES = {"fourier": 4, "cosine": 8}
 
 
 class AttentionAgent(nn.Module, AgentDefaults):

@@ -249,7 +249,8 @@ class Algorithm:
     def rollouts_per_learn(self, num_envs: int, pools: int) -> int:
         """Return the number of rollouts that one call of `batches` receives.
 
-        Rollout i comes from the vector environment i % pools.
+        `pools` is the number of vector environments, each with `num_envs` environments. Rollout i comes from the vector
+        environment i % pools.
         """
         return max(1, self.options.batch_size // num_envs)
 

@@ -133,9 +133,9 @@ class PPG(PPO):
         return problems + super().validate(num_envs, pools)
 
     def shard(self, learners: int) -> None:
-        """Return None, because PPG supports only one learner.
+        """Return None: PPG cannot be split among several learners.
 
-        Each learner would store different rollouts, but a checkpoint contains the rollouts of only one learner.
+        Each learner would store its own rollouts, but a checkpoint can contain those of only one learner.
         """
 
     # --- batches ---

@@ -37,7 +37,7 @@ def read_checkpoint(path: Path, max_seconds: float = MAX_SECONDS) -> OriginalChe
 
     Raises:
         UserError: the file cannot be read, is damaged, contains anything but tensors, numbers and text, or needs more
-            memory or time than a checkpoint of its size.
+            memory or time than is allowed for a file of its size.
     """
     if path.is_symlink():
         raise UserError(f"{path} is a symbolic link; name the file itself")

@@ -10,7 +10,7 @@ from typing import Any
 
 # How a flag is translated.
 OPTION = "option"  # it becomes `Flag.option` with the converted value
-JOINT = "joint"  # a rule of the mode translates it with other flags; `Flag.option` only describes the result
+JOINT = "joint"  # translated together with other flags, by a rule of the `Mode` (train, test, ...)
 EXPLAINED = "explained"  # it is ignored, because it has no meaning in Bestiary
 REFUSED = "refused"  # the translation fails, unless the flag has its default value
 

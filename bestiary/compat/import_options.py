@@ -94,7 +94,7 @@ def _env_flags(program: Program, names: Sequence[str]) -> dict[str, Any]:
 
 
 def _translated(program: Program, flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Translate flags of an original program to options of `resolve`."""
+    """Translate flags of an original program, for example TorchBeast, to arguments of `config.resolve.resolve`."""
     words = translate(program.name, list(_command_line(program, flags))).commands[0][1:]
     first_flag = next(index for index, word in enumerate(words) if word.startswith("--"))
     pairs = zip(words[first_flag::2], words[first_flag + 1 :: 2], strict=True)

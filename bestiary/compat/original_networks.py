@@ -178,7 +178,7 @@ def identify(weights: Weights, uses_popart: bool, resets_every_step: bool) -> Ne
 
 
 def _find_torso(weights: Weights) -> tuple[tuple[Row, ...], dict[str, Any], str]:
-    """Return for the torso: the rows that map its tensor names to Bestiary, its options, and a description."""
+    """Return for the torso: the table that maps its tensor names to those of Bestiary, options, and a description."""
     if "conv1.weight" in weights:
         layers = [name for name in weights if re.fullmatch(r"fc\.(\d+\.)?weight", name)]
         width = _axis(weights, layers[0] if layers else "fc.weight", 0)
@@ -196,7 +196,7 @@ def _find_torso(weights: Weights) -> tuple[tuple[Row, ...], dict[str, Any], str]
 
 
 def _find_memory(weights: Weights, resets_every_step: bool) -> tuple[tuple[Row, ...], dict[str, Any], str]:
-    """Return for the memory: the rows that map its tensor names to Bestiary, its options, and a description."""
+    """Return for the memory: the table that maps its tensor names to those of Bestiary, options, and a description."""
     if not any(name.startswith("core.") for name in weights):
         return (), {"memory": "none"}, "no memory"
     if layers := _count(weights, r"core\.weight_ih_l(\d+)"):
@@ -224,7 +224,11 @@ def _find_memory(weights: Weights, resets_every_step: bool) -> tuple[tuple[Row, 
 
 
 def _find_mixer(weights: Weights) -> tuple[str, tuple[Row, ...], int, int]:
-    """Return for a memory with fast weights: (name in Bestiary, rows of tensor names, heads, features per head)."""
+    """Recognise a memory with fast weights by the names and shapes of its tensors.
+
+    Return its name in Bestiary, the table that maps its tensor names to those of Bestiary, the number of heads and the
+    features per head.
+    """
     find = partial(_find, weights)
     if (slow := find(r"core\.\w+\.0\.slow_net\.weight")) is not None:
         # The weight of slow_net has H (3 E + 1) rows. Each head has E rows for queries, E for keys, E for values, and 1

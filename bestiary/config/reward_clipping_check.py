@@ -59,10 +59,11 @@ def _has_open_values(steps: Mapping[str, np.ndarray], components: Mapping[str, R
 
 
 def unclipped_scale(reward: Reward, components: Mapping[str, RewardComponent]) -> float:
-    """Return the scale that maps the largest absolute typical reward of a step to 1.
+    """Return the scale that maps the largest reward of a step, in absolute value, to 1.
 
-    The scale is at most 1: smaller rewards are not enlarged. The scale is also 1 if the largest reward is unknown. This
-    is the case if the typical values of a component are unknown or only examples (`RewardComponent.open`).
+    The largest reward is computed from the typical values that each reward component declares. The scale is at most 1:
+    smaller rewards are not enlarged. The scale is also 1 if the largest reward is unknown, because a component declares
+    no typical values, or declares them only as examples (`RewardComponent.open`).
     """
     steps = typical_steps(reward, components)
     if steps is None or _has_open_values(steps, components):

@@ -54,7 +54,7 @@ class EnvPoolBackend:
         return observation, info
 
     def recv(self) -> Batch:
-        """Wait for the last `send` or `reset` and return (observation, reward, done, info) of these environments.
+        """Wait for the environments of the last `send` or `reset`; return their (observation, reward, done, info).
 
         `done` is also set if EnvPool reports a truncated episode. The caller may keep the arrays: EnvPool does not
         overwrite them later.

@@ -209,7 +209,9 @@ class ProcgenVectorEnv(VectorEnv):
         self.level_counts.clear()
 
     def _use_quota(self, levels: np.ndarray) -> np.ndarray:
-        """For each of the drawn `levels`, count one episode if the quota still allows it.
+        """Decide for each drawn level whether its episode counts, and count it.
+
+        An episode counts if episodes are still needed in total and for this level.
 
         Return a bool for each entry of `levels`: True if the episode was counted.
         """

@@ -61,7 +61,8 @@ class SaliencyOptions:
     """Options that say how an image is perturbed and how the change of the policy is measured."""
 
     density: int | None = None  # distance of patch centres in pixels; None: `default_density`, scaled to the image size
-    # Standard deviation of the blur that makes the mask, in pixels; None: the value of the preset, scaled to the image.
+    # Standard deviation, in pixels, of the Gaussian mask that selects the patch; None: the value of the preset, scaled
+    # to the size of the image. This is not the strength of the blur.
     radius: float | None = None
     mode: str = "occlude"  # occlude: blur the patch; searchlight: blur all except the patch
     distance: str = "logits"  # logits: half the squared distance of the logits; kl: KL divergence of the policies

@@ -88,7 +88,7 @@ def render_missing(run: Run) -> None:
 def _print_errors(subject: str) -> Iterator[None]:
     """Return a context that prints an error raised in it, instead of passing it on.
 
-    `subject` is the name, in the message, of what was drawn in the context.
+    `subject` names the figure in the message, for example "learning curve of r1".
     """
     try:
         yield

@@ -177,8 +177,8 @@ def compare_variants(study: Study, summaries: list[VariantResult]) -> ScoreCompa
     """Return the comparison of variants by their final returns in all environments.
 
     Return None if the variants are trained on different rewards, because their returns are then not comparable. Also
-    return None if there is nothing to compare: only one variant, and fewer than two environments with normalised
-    returns.
+    return None if there is only one variant, unless its returns are normalised in at least two environments: then its
+    scores can be averaged over the environments.
     """
     if len({variant.config.rewards.training for variant in study.variants}) > 1:
         return None

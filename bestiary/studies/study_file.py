@@ -65,8 +65,9 @@ def key_lines(text: str) -> dict[tuple[str, str], int]:
     underscores instead of hyphens, for example `frame_stack`.
 
     The TOML parser of the standard library reports no line numbers. Therefore the first line of the text is parsed,
-    then the first two lines, and so on. Each time, the keys that the previous valid text did not contain start in the
-    first line after that text. This method is slow, so it is used only for error messages.
+    then the first two lines, and so on. Each time the lines so far are valid TOML, some keys are new since the previous
+    valid part. The line number of the new keys is that of the first line after the previous valid part. This method is
+    slow, so it is used only for error messages.
     """
     lines: dict[tuple[str, str], int] = {}
     rows, first = text.split("\n"), 1

@@ -271,7 +271,10 @@ def _same(first: Tensor, second: Tensor) -> bool:
 
 
 def _advice(gradient: Sequence[Tensor], total: Sequence[Tensor], num_parts: int) -> str:
-    """Return advice to the user if `gradient` (of a batch) differs from `total` (sum of the gradients of its parts)."""
+    """Return advice about an algorithm whose gradient of a batch differs from the sum of the gradients of its parts.
+
+    `gradient` is the gradient of the batch, and `total` is the sum.
+    """
     products = sum(float((x * y).sum()) for x, y in zip(gradient, total, strict=True))
     squares = sum(float(x.square().sum()) for x in gradient)
     if abs(products / max(squares, 1e-12) - num_parts) < 0.1:

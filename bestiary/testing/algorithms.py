@@ -24,7 +24,7 @@ NUM_ENVS = (8, 32)
 
 
 def check_algorithm(component: Any, env: str = "toy/catch", agent: str = "basic", /, **options: Any) -> None:
-    """Check an algorithm: losses, gradients of micro-batches, batches, parameters and saved state.
+    """Check the losses, batches, parameters and saved state of an algorithm, and its gradients in micro-batches.
 
     Then perform two short training runs, one with the serial runtime and one with the local runtime. Their run folders
     are deleted afterwards.

@@ -46,7 +46,9 @@ class VectorEnvChecks:
         self.spec = spec
         self.options = options
         self.rng = np.random.default_rng(0)
-        self.steps: list[Step] = []  # the steps of the first vector environment in `check_play`, without its reset
+        # Steps that `check_play` recorded from the first of its two vector environments. The step that `reset` returned
+        # is not included.
+        self.steps: list[Step] = []
 
     def build(self, num_envs: int, seed: Any, render: bool = False) -> VectorEnv:
         """Build a vector environment. Report a problem if the constructor fails."""
@@ -218,15 +220,18 @@ class VectorEnvChecks:
         self.check_final()
 
     def check_first_observations(self) -> None:
-        """Check that observations after `done` look like those after `reset`.
+        """Check that observations that are returned with `done` look like those after `reset`.
 
-        1. Reset environments with several seeds. For each element of the observation, this gives a range of values.
-        2. Collect the observations with `done` after a terminated game. They should be first observations of a game.
-        3. If at least one of these observations is not far outside the range, report no problem.
-        4. Otherwise estimate the probability p that a first observation of a correct environment is far outside: for
-           each seed, count the observations after `reset` that are far outside the range of the other seeds.
-        5. In a correct environment, all n collected observations are far outside with probability p^n. Report a problem
-           if p^n is less than MAX_FALSE_ALARM.
+        Such an observation must already be the first one of the next game. A wrong environment returns the last
+        observation of the old game. A correct environment can give an unusual first observation by chance, so a problem
+        is reported only if all n observations with `done` are unusual:
+
+        1. Reset environments with several seeds. For each element of the observation, this gives a range of values. An
+           observation is unusual if an element is far outside its range.
+        2. Estimate the probability p that a first observation of a correct environment is unusual: for each seed, count
+           the observations after `reset` that are far outside the range of the other seeds.
+        3. In a correct environment, all n observations are unusual with probability p^n. Report a problem if p^n is
+           less than MAX_FALSE_ALARM.
         """
         after_done = [step.observation for step in self.steps]
         rows = [step.done & step.game_over & ~step.truncated for step in self.steps]

@@ -53,7 +53,8 @@ class Session:
         self.config_changes = find_changes(saved_state["config"], config.tables()) if saved_state else []
         self.frames_per_step = config.interface.frames_per_step
         self.save_actor = save_actor
-        # Names of the true rewards; empty if neither --reward nor --true-reward is given.
+        # Names of the true rewards, which are logged beside the training reward. With --reward alone, the true reward
+        # is the own reward of the environment. Empty if neither --reward nor --true-reward is given.
         self.channels = config.rewards.channels
         self.tasks = {  # task name -> statistics of its recent games
             name: TaskStats(

@@ -39,4 +39,5 @@ def ignore_numba_file() -> None:
     if os.path.lexists(NUMBA_FILE):
         with hidden(NUMBA_FILE):
             import numba.core.config
-        numba.core.config._config_fname = os.devnull  # Numba has no public option; it ignores files that are no files
+        # Numba has no public option for this. It reads only regular files, so it ignores os.devnull.
+        numba.core.config._config_fname = os.devnull
