@@ -156,7 +156,7 @@ FLAGS = (
         "num_episodes",
         10,
         "`--episodes`",
-        "counts whole games here; in the original, lives",
+        "counts whole games here; in the original, lives. Audit of the reward fork: 15 x N lives, 4 lives per game",
         JOINT,
         int,
         defaults={"popart": 100},
