@@ -19,7 +19,7 @@ DRAWN = (SALIENCY_COMMAND, ATTENTION_COMMAND)
 
 
 def drawn_environment(values: Values) -> Words:
-    """Return the option for the environment that is drawn."""
+    """Return the option for the environment whose game is shown in the picture."""
     return Words(("--env", *task_names(values["env"])))
 
 

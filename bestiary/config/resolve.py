@@ -56,7 +56,7 @@ class Choices:
     interfaces: tuple[EnvInterface, ...] | None  # one per environment
     names: Mapping[str, str]  # name of each component, by kind
     classes: Mapping[str, Any]  # class of each component, by kind
-    defaults: Mapping[str, Any]  # default values of options that the environment and the agent declare, by config key
+    defaults: Mapping[str, Any]  # default values that the environment and the agent set for options, by config key
 
     @property
     def schemas(self) -> dict[str, type]:
