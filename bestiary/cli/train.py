@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from bestiary.cli.arguments import Parser, add_component_options, add_trust_code
+from bestiary.cli.main import allow_garbage_collection
 from bestiary.config.training_options import Training
 from bestiary.runs.machine_options import MACHINE_OPTIONS
 from bestiary.runs.option_sources import merge_sources
@@ -28,6 +29,7 @@ def train(argv: list[str]) -> None:
 
     from bestiary import api
 
+    allow_garbage_collection()
     run = api.start(config, RunLocation(**location))
     print_line(f"run: {run.path}")
 
@@ -38,10 +40,12 @@ def _print_config(config: "Config", options: Mapping[str, Any], sources: Mapping
     Raise UserError if one of the user's callbacks is invalid.
     """
     from bestiary.config.origins import annotated_toml, trace_origins
-    from bestiary.training.callbacks.user_callback import make_user_callbacks
     from bestiary.training.config_summary import describe
 
-    make_user_callbacks(config)  # only to check them
+    if config.callbacks:
+        from bestiary.training.callbacks.user_callback import make_user_callbacks
+
+        make_user_callbacks(config)  # only to check them
     print(annotated_toml(config, trace_origins(config, options, sources)))
     print(describe(config))
 

@@ -4,17 +4,19 @@ A name is `family/game` (`atari/Pong`), a standalone environment with an optiona
 in a user's file (`path/to/file.py:Name`).
 """
 
+import importlib
 import inspect
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-from bestiary.envs import atari, atari_games, gymnasium_env, original_names, procgen, toy
+from bestiary.envs import atari, atari_games, original_names, procgen, toy
 from bestiary.envs.atari_scores import RANDOM_AND_HUMAN_SCORES
 from bestiary.envs.vector_env import EnvInterface, VectorEnv
 from bestiary.envs.warehouse.env import WarehouseVectorEnv
@@ -163,7 +165,13 @@ def _toy(name: str) -> EnvSpec:
     return _spec(toy.ToyVectorEnv, f"toy/{name}", name)
 
 
+def _gymnasium_env() -> ModuleType:
+    """Return the module `gymnasium_env`. It is imported late, because it imports Gymnasium, which is slow."""
+    return importlib.import_module("bestiary.envs.gymnasium_env")
+
+
 def _gymnasium(name: str) -> EnvSpec:
+    gymnasium_env = _gymnasium_env()
     gymnasium_env.check_id(name)
     vector_class = gymnasium_env.GymnasiumVectorEnv
     build = partial(vector_class, name)
@@ -192,7 +200,7 @@ def options_by_family() -> dict[str, type]:
     return {
         "atari": atari.AtariVectorEnv.Options,
         "procgen": procgen.ProcgenVectorEnv.Options,
-        "gymnasium": gymnasium_env.GymnasiumVectorEnv.Options,
+        "gymnasium": _gymnasium_env().GymnasiumVectorEnv.Options,
         "toy": toy.ToyVectorEnv.Options,
         "warehouse": WarehouseVectorEnv.Options,
     }
@@ -217,7 +225,7 @@ def lookup_env(name: str) -> EnvSpec:
             hint = f"; did you mean {name.replace('/', ':', 1)}?"
         elif not slash and name in atari_games.list_games():
             hint = f"; did you mean atari/{name}?"
-        elif not slash and name in gymnasium_env.gymnasium.registry:
+        elif not slash and name in _gymnasium_env().gymnasium.registry:
             hint = f"; did you mean gymnasium/{name}?"
         known = ", ".join([*(f"{family}/..." for family in ENV_FAMILIES), *STANDALONE_ENVS])
         raise UserError(f"unknown environment {name}; available: {known} or path/to/file.py:Name{hint}")
@@ -262,7 +270,7 @@ def class_spec(env_class: Any, name: str) -> EnvSpec:
         build = partial(_build_vector_env, vector_class)
         return _spec_of_built(name, env_class, build, options, vector_class)
     build = partial(_build_gymnasium_env, name, env_class)
-    return _spec_of_built(name, env_class, build, options, gymnasium_env.GymnasiumVectorEnv)
+    return _spec_of_built(name, env_class, build, options, _gymnasium_env().GymnasiumVectorEnv)
 
 
 def _with_defaults(env_class: type) -> Any:
@@ -286,7 +294,7 @@ def _build_gymnasium_env(
     def constructor(**rendering: Any) -> Any:
         return construct(env_class, options=options, **rendering)
 
-    vector_class = gymnasium_env.GymnasiumVectorEnv
+    vector_class = _gymnasium_env().GymnasiumVectorEnv
     return vector_class(name, num_envs, seed, vector_class.Options(), render, constructor)
 
 

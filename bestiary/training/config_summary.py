@@ -3,6 +3,8 @@
 from functools import partial
 from typing import Any
 
+import torch
+
 from bestiary.agents.agent import Agent, count_fc_parameters, count_parameters
 from bestiary.agents.defaults import AgentDefaults
 from bestiary.algorithms.base import ActorCriticOptions
@@ -23,11 +25,15 @@ from bestiary.utils.plugin_names import PluginRef
 def describe(config: Config) -> str:
     """Return a summary of the environment, the rewards, the components and their numbers of parameters.
 
-    This function builds the agent in the same way as training does, so that invalid settings raise the same errors.
+    This function builds the agent with the same functions as training does, so that invalid settings raise the same
+    errors.
     """
     check_validation(config)
     check_user_envs(config)
-    agent = config.make_agent()
+    # Tensors on the device "meta" have a shape but no values, so no time is spent on initial weights. Components from
+    # users' files need values: they are tested on a random batch, and their constructors may read tensors.
+    with torch.device("cpu" if config.plugin_hashes else "meta"):
+        agent = config.make_agent()
     interface = config.interface
     warn_about_clipping(config)
     observations = describe_observations(interface)

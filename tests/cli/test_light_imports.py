@@ -7,23 +7,23 @@ from pathlib import Path
 import pytest
 
 HEAVY = ("torch", "envpool", "numba", "scipy", "matplotlib", "imageio", "ray")
-SCRIPT = f"""
+SCRIPT = """
 import sys
 from bestiary.cli.main import run_command
 try:
     status = run_command(sys.argv[1:])
 except SystemExit as exit:
     status = exit.code
-print("imported:", *(name for name in {HEAVY} if name in sys.modules))
+print("imported:", *sys.modules)
 sys.exit(status)
 """
 
 
-def imported_by(command: str, status: int = 0) -> set[str]:
-    """Return which of the packages HEAVY a command imports."""
+def imported_by(command: str, status: int = 0, packages: tuple[str, ...] = HEAVY) -> set[str]:
+    """Return which of the packages a command imports."""
     result = subprocess.run([sys.executable, "-c", SCRIPT, *command.split()], capture_output=True, text=True)
     assert result.returncode == status, result.stderr
-    return set(result.stdout.splitlines()[-1].split()[1:])
+    return set(result.stdout.splitlines()[-1].split()[1:]) & set(packages)
 
 
 @pytest.mark.parametrize(
@@ -57,4 +57,37 @@ def test_runs_and_compare_read_runs_without_torch(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("env", ["atari/Pong", "warehouse"])
 def test_a_dry_run_imports_only_what_the_network_needs(env: str) -> None:
-    assert imported_by(f"train {env} --dry-run") == {"torch"}
+    packages = (*HEAVY, "gymnasium", "bestiary.training.session")
+    assert imported_by(f"train {env} --dry-run", packages=packages) == {"torch"}
+
+
+CALLBACK = """
+import gc
+from pathlib import Path
+from bestiary.training.callbacks.base import Callback
+class Recorder(Callback):
+    def on_start(self, session):
+        Path("collects.txt").write_text(str(gc.isenabled()))
+"""
+
+
+def test_garbage_is_collected_while_training_but_not_before() -> None:
+    """Without garbage collection, a dry run is faster. A training needs it."""
+    Path("recorder.py").write_text(CALLBACK)
+    script = "import atexit, gc; atexit.register(lambda: print(gc.isenabled())); import bestiary.__main__"
+    command = [
+        sys.executable,
+        "-c",
+        script,
+        "train",
+        "toy/chain",
+        "--steps",
+        "100",
+        "--callback",
+        "recorder.py:Recorder",
+    ]
+    for words, is_enabled in (["--dry-run"], "False"), ([], "True"):
+        result = subprocess.run([*command, *words], capture_output=True, text=True)
+        assert result.returncode == 0, result.stderr
+        assert result.stdout.splitlines()[-1] == is_enabled
+    assert Path("collects.txt").read_text() == "True"
