@@ -3,19 +3,21 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any
 
 from bestiary.utils.options import option
 
-# Titles of the groups in the help of `bestiary train`.
-TRAINING = "training"
-RUNTIME = "runtime"
-CLUSTER = "cluster (only with --cluster)"
-LOGGING = "logging and checkpoints"
-VALIDATION = "validation during training"
-MONITOR = "reward-hacking monitor (only with --reward or --true-reward)"
-
+TRAINING = "training"  # a title of a group in the help of `bestiary train`
 ASYNCHRONOUS = ("local", "cluster")  # runtimes in which actors and learner work at the same time
+
+# Functions that declare the options of one group of the help. `compared` is explained in `option`.
+_training = partial(option, group=TRAINING)
+_runtime = partial(option, group="runtime")
+_cluster = partial(option, group="cluster (only with --cluster)", runtimes=("cluster",))
+_logging = partial(option, group="logging and checkpoints", compared=False)
+_validation = partial(option, group="validation during training", compared=False)
+_monitor = partial(option, group="reward-hacking monitor (only with --reward or --true-reward)", compared=False)
 
 
 @dataclass(frozen=True)
@@ -24,358 +26,245 @@ class Training:
 
     # --- training ---
 
-    steps: int | None = option(
+    steps: int | None = _training(
         None,
         "number of training steps, over all environments (default: depends on the environment)",
         low=1,
         metavar="STEPS",
-        group=TRAINING,
     )
-    reward: str | None = option(
+    reward: str | None = _training(
         None,
         "reward that the agent is trained on: a weighted sum of reward components (collected=1,expired=-1), a named "
         "reward (fuel:10) or your own function (file.py:name) (default: the environment's reward)",
         metavar="REWARD",
-        group=TRAINING,
     )
-    true_reward: str | None = option(
+    true_reward: str | None = _training(
         None,
         "reward that is only logged and not used for training; same syntax as --reward; separate several rewards by "
         "semicolons (default: the environment's reward)",
         metavar="REWARD",
-        group=TRAINING,
     )
-    seed: int = option(
-        1,
-        "random seed for environments, initial weights and action sampling",
-        low=0,
-        high=2**63 - 1,
-        group=TRAINING,
-        compared=False,
+    seed: int = _training(
+        1, "random seed for environments, initial weights and action sampling", low=0, high=2**63 - 1, compared=False
     )
-    num_envs: int = option(
-        32,
-        "number of environments; on a cluster, the number per actor",
-        low=1,
-        high=100_000,
-        group=TRAINING,
-    )
-    device: str = option(
+    num_envs: int = _training(32, "number of environments; on a cluster, the number per actor", low=1, high=100_000)
+    device: str = _training(
         "auto",
         "device of the learner: auto (a GPU if there is one), cpu, cuda or cuda:N",
         metavar="DEVICE",
-        group=TRAINING,
         machine=True,
     )
-    precision: str = option(
-        "float32",
-        "floating-point precision of the forward and backward pass",
-        choices=("float32", "bfloat16"),
-        group=TRAINING,
+    precision: str = _training(
+        "float32", "floating-point precision of the forward and backward pass", choices=("float32", "bfloat16")
     )
-    init_from: str | None = option(
+    init_from: str | None = _training(
         None,
         "run from which training starts (warm start): the new run starts with the weights of RUN and, unless other "
         "options are given, has the same agent, environments, frame stack and action set",
         metavar="RUN",
-        group=TRAINING,
         machine=True,
     )
 
     # --- runtime ---
 
-    runtime: str = option(
+    runtime: str = _runtime(
         "local",
         "how the run is executed (local: threads on all cores of this machine; serial: one thread, deterministic; "
         "cluster: processes that Ray starts)",
         choices=("local", "serial", "cluster"),
-        group=RUNTIME,
     )
-    pools: int = option(
+    pools: int = _runtime(
         2,
         "number of pools (vector environments) into which the environments are split; while one pool steps, the "
         "actions of another pool are computed",
         low=1,
-        group=RUNTIME,
         runtimes=ASYNCHRONOUS,
     )
-    actor_threads: int = option(
+    actor_threads: int = _runtime(
         0,
         "number of actor threads; 0: one thread, or for on-policy algorithms one per core (at most --pools)",
         low=0,
-        group=RUNTIME,
         runtimes=("local",),
         machine=True,
     )
-    actor_device: str = option(
+    actor_device: str = _runtime(
         "auto",
         "device on which actors run the network: auto (same as --device), cpu, cuda or cuda:N",
         metavar="DEVICE",
-        group=RUNTIME,
         runtimes=("local",),
         machine=True,
     )
-    learner_threads: int = option(
+    learner_threads: int = _runtime(
         0,
         "number of threads that compute gradients; 0: one per core, or one on a GPU",
         low=0,
-        group=RUNTIME,
         runtimes=ASYNCHRONOUS,
         machine=True,
     )
-    micro_batch_size: int | None = option(
+    micro_batch_size: int | None = _runtime(
         None,
         "number of trajectories whose gradient is computed at once; this number changes the speed, but not the result "
         "(except for rounding) (default: on CPUs, the fastest number, which is measured; on a GPU, the whole batch)",
         low=1,
-        group=RUNTIME,
         compared=False,
     )
-    max_lag: int | None = option(
+    max_lag: int | None = _runtime(
         None,
         "maximum policy lag: number of updates by which the weights of the actors may be older than the weights of the "
         "learner; ignored if --lag is given (default: 16; more if a cluster needs it to keep all actors busy)",
         low=0,
-        group=RUNTIME,
         runtimes=ASYNCHRONOUS,
     )
-    lag: int | None = option(
+    lag: int | None = _runtime(
         None,
         "constant policy lag, in rollouts, which makes the run reproducible (default: the lag varies, see --max-lag)",
         low=0,
-        group=RUNTIME,
         runtimes=ASYNCHRONOUS,
     )
-    max_skipped_updates: int = option(
+    max_skipped_updates: int = _runtime(
         10,
         "number of consecutive skipped updates after which training stops; an update is skipped if its loss or "
         "gradient is not finite",
         low=1,
-        group=RUNTIME,
         compared=False,
     )
 
     # --- cluster (only with --cluster) ---
 
-    cluster: str | None = option(
+    cluster: str | None = _cluster(
         None,
         "Ray cluster to train on: local (start one on this machine for the run), auto (one that already runs on this "
         "machine) or host:port",
         metavar="ADDRESS",
-        group=CLUSTER,
         compared=False,
         machine=True,
+        runtimes=(),
     )
-    actors: int = option(
-        1,
-        "number of actor processes; each uses one CPU",
-        low=1,
-        high=100_000,
-        group=CLUSTER,
-        runtimes=("cluster",),
-    )
-    min_actors: int = option(
+    actors: int = _cluster(1, "number of actor processes; each uses one CPU", low=1, high=100_000)
+    min_actors: int = _cluster(
         0,
         "minimum number of actors that must be scheduled before training starts; 0: all actors",
         low=0,
-        group=CLUSTER,
-        runtimes=("cluster",),
         compared=False,
     )
-    learners: int = option(
-        1,
-        "number of learner processes, among which each batch is split evenly",
-        low=1,
-        high=1024,
-        group=CLUSTER,
-        runtimes=("cluster",),
-    )
-    inference: str = option(
+    learners: int = _cluster(1, "number of learner processes, among which each batch is split evenly", low=1, high=1024)
+    inference: str = _cluster(
         "actor",
         "where actions are computed: actor (in each actor) or central (in one inference server for all actors)",
         choices=("actor", "central"),
-        group=CLUSTER,
-        runtimes=("cluster",),
     )
-    max_restarts: int = option(
+    max_restarts: int = _cluster(
         10,
         "maximum number of process restarts within 10 minutes; training stops if there are more",
         low=0,
-        group=CLUSTER,
-        runtimes=("cluster",),
         compared=False,
     )
-    actor_timeout: float = option(
+    actor_timeout: float = _cluster(
         120.0,
         "time without a step after which an actor is replaced, in seconds",
         above=0,
         metavar="SECONDS",
-        group=CLUSTER,
-        runtimes=("cluster",),
         compared=False,
     )
-    learner_timeout: float = option(
+    learner_timeout: float = _cluster(
         120.0,
         "time without an answer of a learner process after which all learners are restarted, in seconds",
         above=0,
         metavar="SECONDS",
-        group=CLUSTER,
-        runtimes=("cluster",),
         compared=False,
     )
-    trust_open_cluster: bool = option(
+    trust_open_cluster: bool = _cluster(
         False,
         "allow connecting to a cluster that other machines can reach and that requires no token",
-        group=CLUSTER,
-        runtimes=("cluster",),
         compared=False,
         machine=True,
     )
 
     # --- logging and checkpoints ---
 
-    log_every: int = option(
-        5_000,
-        "interval between rows of metrics.csv, in steps",
-        low=1,
-        metavar="STEPS",
-        group=LOGGING,
-        compared=False,
-    )
-    save_every: int = option(
+    log_every: int = _logging(5_000, "interval between rows of metrics.csv, in steps", low=1, metavar="STEPS")
+    save_every: int = _logging(
         1_000_000,
         "interval between permanent checkpoints, in steps; 0: keep only the newest checkpoints, the best checkpoints "
         "and those of --keep-at",
         low=0,
         metavar="STEPS",
-        group=LOGGING,
-        compared=False,
     )
-    save_minutes: float = option(
+    save_minutes: float = _logging(
         5.0,
         "interval between rolling checkpoints, in minutes; only the two newest rolling checkpoints are kept",
         above=0,
         metavar="MINUTES",
-        group=LOGGING,
-        compared=False,
     )
-    max_failed_saves: int = option(
+    max_failed_saves: int = _logging(
         0,
         "training stops after this number of consecutive checkpoints that could not be saved, for example because the "
         "disk is full; 0: training continues and tries again",
         low=0,
-        group=LOGGING,
-        compared=False,
     )
-    keep_at: tuple[int, ...] = option(
+    keep_at: tuple[int, ...] = _logging(
         (),
         "steps at which a permanent checkpoint is saved, for example 0,150M; 0 is the untrained agent (default: none)",
         low=0,
         metavar="STEPS",
-        group=LOGGING,
-        compared=False,
     )
-    record: bool = option(
+    record: bool = _logging(
         False,
         "record the actions of all games in recordings/ of the run folder, for bestiary video --replay",
-        group=LOGGING,
         runtimes=("local", "serial"),
-        compared=False,
     )
-    callback: tuple[str, ...] | None = option(
+    callback: tuple[str, ...] | None = _logging(
         None,
         "your own callback, which is called during training (file.py:Name); give the flag several times, or separate "
         "names by commas, for several callbacks (default: none)",
         metavar="FILE:NAME",
-        group=LOGGING,
+        compared=True,
     )
-    tensorboard: bool = option(
-        False,
-        "also write TensorBoard event files",
-        group=LOGGING,
-        compared=False,
-        machine=True,
-    )
-    wandb: str | None = option(
+    tensorboard: bool = _logging(False, "also write TensorBoard event files", machine=True)
+    wandb: str | None = _logging(
         None,
         "also log to this Weights & Biases project; without a value, the project is bestiary",
         const="bestiary",
         metavar="PROJECT",
-        group=LOGGING,
-        compared=False,
         machine=True,
     )
-    eval_at_end: int = option(
-        0,
-        "after training, evaluate the agent by playing this number of games per task; 0: no evaluation",
-        low=0,
-        group=LOGGING,
-        compared=False,
+    eval_at_end: int = _logging(
+        0, "after training, evaluate the agent by playing this number of games per task; 0: no evaluation", low=0
     )
-    video_at_end: bool = option(
-        False,
-        "after training, record a video of one game",
-        group=LOGGING,
-        compared=False,
-    )
+    video_at_end: bool = _logging(False, "after training, record a video of one game")
 
     # --- validation during training ---
 
-    valid_every: int = option(
+    valid_every: int = _validation(
         0,
         "interval between validations, in steps; 0: no validation (or every 1M steps if --valid-levels or --valid-mode "
         "is given)",
         low=0,
         metavar="STEPS",
-        group=VALIDATION,
-        compared=False,
     )
-    valid_levels: str | None = option(
-        None,
-        "ProcGen: levels to validate on, for example 500:700 (default: the training levels)",
-        metavar="RANGE",
-        group=VALIDATION,
-        compared=False,
+    valid_levels: str | None = _validation(
+        None, "ProcGen: levels to validate on, for example 500:700 (default: the training levels)", metavar="RANGE"
     )
-    valid_mode: str | None = option(
-        None,
-        "ProcGen: mode to validate in, for example hard (default: the training mode)",
-        metavar="MODE",
-        group=VALIDATION,
-        compared=False,
+    valid_mode: str | None = _validation(
+        None, "ProcGen: mode to validate in, for example hard (default: the training mode)", metavar="MODE"
     )
-    valid_episodes: int = option(
-        50,
-        "number of games per task that are played in each validation",
-        low=1,
-        group=VALIDATION,
-        compared=False,
-    )
-    valid_greedy: bool = option(
-        False,
-        "choose the most probable action in validations instead of sampling",
-        group=VALIDATION,
-        compared=False,
-    )
+    valid_episodes: int = _validation(50, "number of games per task that are played in each validation", low=1)
+    valid_greedy: bool = _validation(False, "choose the most probable action in validations instead of sampling")
 
     # --- reward-hacking monitor (only with --reward or --true-reward) ---
 
-    monitor_games: int = option(
+    monitor_games: int = _monitor(
         100,
         "number of games between two checks of the monitor, which warns if the training return rises while the true "
         "return falls; 0: no monitor",
         low=0,
         high=100_000,
-        group=MONITOR,
-        compared=False,
     )
-    monitor_windows: int = option(
+    monitor_windows: int = _monitor(
         4,
         "number of windows: each check of the monitor uses the last --monitor-windows x --monitor-games games",
         low=1,
         high=1000,
-        group=MONITOR,
-        compared=False,
     )
 
     @property
