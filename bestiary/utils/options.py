@@ -11,6 +11,8 @@ import difflib
 import functools
 import inspect
 import math
+import operator
+import re
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -21,6 +23,7 @@ from bestiary.utils.errors import UserError
 # Rule for the options of plug-ins, for error messages.
 OPTIONS_RULE = "options are keyword-only arguments with a default: write *, {name}=... at the end of the arguments"
 
+BOOLEANS = {"true": True, "on": True, "yes": True, "false": False, "off": False, "no": False}
 SUFFIXES = {"k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "B": 10**9}
 
 
@@ -59,20 +62,7 @@ def option(
         machine: whether the option depends on the machine, for example --device. Its value is not taken from the run
             folder of another person (training options only).
     """
-    metadata = {
-        "help": help,
-        "low": low,
-        "high": high,
-        "above": above,
-        "choices": choices,
-        "unprefixed": unprefixed,
-        "const": const,
-        "metavar": metavar,
-        "group": group,
-        "runtimes": runtimes,
-        "compared": compared,
-        "machine": machine,
-    }
+    metadata = {name: value for name, value in locals().items() if name != "default"}
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -98,34 +88,22 @@ def options_class(component: Any) -> type:
     positional = []
     for name, parameter in inspect.signature(component).parameters.items():
         # The user cannot set render_mode. Bestiary sets it when it creates a Gymnasium environment for rendering.
-        if (
-            parameter.kind is parameter.KEYWORD_ONLY
-            and parameter.default is not parameter.empty
-            and name != "render_mode"
-        ):
+        if parameter.default is parameter.empty or name == "render_mode":
+            continue
+        if parameter.kind is parameter.KEYWORD_ONLY:
             default = tuple(parameter.default) if isinstance(parameter.default, list) else parameter.default
             fields.append((name, _option_type(component, parameter, default), option(default, "")))
-        if parameter.kind is parameter.POSITIONAL_OR_KEYWORD and parameter.default is not parameter.empty:
+        elif parameter.kind is parameter.POSITIONAL_OR_KEYWORD:
             positional.append(name)
     namespace = {"positional_arguments": tuple(positional)}
     return dataclasses.make_dataclass(f"{component.__name__}Options", fields, namespace=namespace, frozen=True)
 
 
-def positional_hint(options: type | None, name: str) -> str:
-    """Return a hint for the error message about an unknown option `name`.
-
-    If the constructor has an argument `name` that is not keyword-only, the hint says why this argument is not an
-    option. Otherwise the hint is empty.
-    """
-    if name not in getattr(options, "positional_arguments", ()):
-        return ""
-    return f": {name} is an argument of the constructor, but not keyword-only; {OPTIONS_RULE.format(name=name)}"
-
-
 def _option_type(component: Any, parameter: inspect.Parameter, default: Any) -> Any:
     """Return the type of an option: its annotation or, without annotation, the type of its default value."""
     if parameter.annotation is parameter.empty:
-        return _infer_type(default)
+        is_filled_tuple = isinstance(default, tuple) and default
+        return types.GenericAlias(tuple, (type(default[0]), ...)) if is_filled_tuple else type(default)
     if not isinstance(parameter.annotation, str):
         return parameter.annotation
     # A file with `from __future__ import annotations` has annotations as text.
@@ -140,66 +118,59 @@ def _option_type(component: Any, parameter: inspect.Parameter, default: Any) -> 
         ) from error
 
 
-def _infer_type(default: Any) -> Any:
-    """Return the type of an option that has no type annotation, inferred from its default value."""
-    if isinstance(default, tuple) and default:
-        return types.GenericAlias(tuple, (type(default[0]), ...))
-    return type(default)
+def positional_hint(options: type | None, name: str) -> str:
+    """Return a hint for the error message about an unknown option `name`.
+
+    If the constructor has an argument `name` that is not keyword-only, the hint says why this argument is not an
+    option. Otherwise the hint is empty.
+    """
+    if name not in getattr(options, "positional_arguments", ()):
+        return ""
+    return f": {name} is an argument of the constructor, but not keyword-only; {OPTIONS_RULE.format(name=name)}"
 
 
 def construct(component: Any, *args: Any, options: Any, **extra: Any) -> Any:
     """Call the constructor of a component and return the new object.
 
-    If the component has a class `Options`, pass the options as one object. If the constructor has an argument named
-    `options`, this argument gets the object. Otherwise the object is the positional argument after `args`. If the
-    component has no class `Options`, pass each option as a keyword argument.
+    If the component has a class `Options`, pass the options as one object: as the argument `options` if the constructor
+    has one, otherwise as the positional argument after `args`. If the component has no class `Options`, pass each
+    option as a keyword argument.
 
     Raises:
         TypeError: the constructor does not accept these arguments. The message explains how options are declared.
     """
-    given = extra
-    if hasattr(component, "Options") and "options" in list(inspect.signature(component).parameters)[len(args) :]:
-        given = {**extra, "options": options}
-    elif hasattr(component, "Options"):
-        args = (*args, options)
-    else:
-        given = {**dataclasses.asdict(options), **extra}
-    _check_signature(component, args, given)
-    return component(*args, **given)
-
-
-def _check_signature(component: Any, args: tuple[Any, ...], given: Mapping[str, Any]) -> None:
-    """Raise TypeError with a hint if the constructor of a component does not accept these arguments."""
     signature = inspect.signature(component)
+    names = list(signature.parameters)[len(args) :]
+    if not hasattr(component, "Options"):
+        extra = {**dataclasses.asdict(options), **extra}
+    elif "options" in names:
+        extra = {**extra, "options": options}
+    else:
+        args = (*args, options)
+        names = names[1:]
     try:
-        signature.bind(*args, **given)
+        signature.bind(*args, **extra)
     except TypeError as error:
-        required = [
-            name
-            for name, parameter in list(signature.parameters.items())[len(args) :]
-            if parameter.default is parameter.empty and name not in given
-        ]
-        if "render_mode" in required:
+        required = [name for name in names if signature.parameters[name].default is inspect.Parameter.empty]
+        missing = [name for name in required if name not in extra]
+        hint = f"it is called with {len(args)} positional arguments"
+        if "render_mode" in missing:
             hint = "Bestiary passes render_mode only for videos: write render_mode=None"
         elif hasattr(component, "Options"):
             hint = (
                 f"{component.__name__} has a class Options, so its constructor must have an argument options, which "
                 "gets an object of this class"
             )
-        elif required and "missing" in str(error):
-            hint = OPTIONS_RULE.format(name=required[0])
-        else:
-            hint = f"it is called with {len(args)} positional arguments"
+        elif missing and "missing" in str(error):
+            hint = OPTIONS_RULE.format(name=missing[0])
         raise TypeError(f"{error}; {hint} (see docs/extending.md#options)") from error
+    return component(*args, **extra)
 
 
 def same_options(first: type, second: type) -> bool:
     """Return whether two options classes have the same fields, types and defaults."""
-
-    def describe(options: type) -> list[tuple[str, Any, Any]]:
-        return [(f.name, f.type, f.default) for f in dataclasses.fields(options)]
-
-    return first is second or describe(first) == describe(second)
+    described = [[(f.name, f.type, f.default) for f in dataclasses.fields(options)] for options in (first, second)]
+    return first is second or described[0] == described[1]
 
 
 def field_types(options: type) -> dict[str, Any]:
@@ -213,20 +184,17 @@ def convert(value: Any, kind: Any) -> Any:
     Raises:
         ValueError: the value cannot be converted. The message describes the expected value.
     """
-    if typing.get_origin(kind) in (types.UnionType, typing.Union):
-        inner = [k for k in typing.get_args(kind) if k is not type(None)]
-        if value is None or (len(inner) < len(typing.get_args(kind)) and value == "none"):
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (types.UnionType, typing.Union):
+        if value is None or (value == "none" and type(None) in inner):
             return None
-        return convert(value, inner[0])
-    if typing.get_origin(kind) is tuple:
-        return _convert_tuple(value, typing.get_args(kind))
+        return convert(value, next(k for k in inner if k is not type(None)))
+    if origin is tuple:
+        return _convert_tuple(value, inner)
     if kind is bool:
-        booleans = {"true": True, "on": True, "yes": True, "false": False, "off": False, "no": False}
-        if isinstance(value, bool):
-            return value
-        if str(value).lower() not in booleans:
+        if str(value).lower() not in BOOLEANS:
             raise ValueError("expected on or off")
-        return booleans[str(value).lower()]
+        return BOOLEANS[str(value).lower()]
     if kind is int:
         if isinstance(value, int) and not isinstance(value, bool):
             return value
@@ -258,13 +226,9 @@ def _convert_number(value: Any) -> float:
 
 def _convert_tuple(value: Any, kinds: tuple[Any, ...]) -> tuple[Any, ...]:
     """Convert a list, or a text such as 0,150M or 84x84, to a tuple whose items have the types `kinds`."""
-    items = value
-    if isinstance(value, str) and kinds[0] is str:
-        items = [item.strip() for item in value.split(",")]
-    elif isinstance(value, str):
-        items = value.replace("x", ",").split(",")
-    if not isinstance(items, list | tuple):
-        items = [items]
+    items = value if isinstance(value, list | tuple) else [value]
+    if isinstance(value, str):
+        items = [item.strip() for item in re.split("," if kinds[0] is str else "[,x]", value)]
     if kinds[-1:] == (Ellipsis,):
         return tuple(convert(item, kinds[0]) for item in items)
     if len(items) != len(kinds):
@@ -281,13 +245,11 @@ def check_limits(value: Any, metadata: Mapping[str, Any]) -> None:
         return
     if metadata.get("choices") and value not in metadata["choices"]:
         raise ValueError(f"expected one of {', '.join(metadata['choices'])}{suggest(str(value), metadata['choices'])}")
-    for item in value if isinstance(value, tuple) else (value,):
-        if metadata.get("low") is not None and item < metadata["low"]:
-            raise ValueError(f"must be at least {metadata['low']:g}")
-        if metadata.get("high") is not None and item > metadata["high"]:
-            raise ValueError(f"must be at most {metadata['high']:g}")
-        if metadata.get("above") is not None and item <= metadata["above"]:
-            raise ValueError(f"must be above {metadata['above']:g}")
+    limits = (("low", "at least", operator.ge), ("high", "at most", operator.le), ("above", "above", operator.gt))
+    for name, words, is_within in limits:
+        limit = metadata.get(name)
+        if limit is not None and not all(is_within(x, limit) for x in (value if isinstance(value, tuple) else [value])):
+            raise ValueError(f"must be {words} {limit:g}")
 
 
 def parse_options(options: type, given: Mapping[str, Any], prefix: str, problems: list[str]) -> Any:
@@ -361,11 +323,10 @@ def parse_range(text: str) -> tuple[float, float]:
     Raises:
         ValueError: the text is not a range, or the range is empty or negative.
     """
-    low, colon, high = str(text).partition(":")
     try:
-        first, last = float(convert(low, float)), float(convert(high, float))
+        first, last = (float(convert(end, float)) for end in str(text).split(":"))
     except ValueError:
         first, last = 0.0, 0.0
-    if not colon or not 0 <= first < last:
+    if not 0 <= first < last:
         raise ValueError("expected a range LOW:HIGH of the x axis, such as 2M:4M")
     return first, last
