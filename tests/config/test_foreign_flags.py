@@ -1,5 +1,7 @@
 """Hints about flags of other programs."""
 
+import contextlib
+import io
 import re
 
 import pytest
@@ -20,11 +22,9 @@ TRANSLATED = {
 @pytest.fixture(scope="module")
 def options() -> set[str]:
     """Return the options of all commands, which the completion script contains."""
-    with pytest.MonkeyPatch.context() as patch:
-        printed: list[str] = []
-        patch.setattr("builtins.print", lambda text, **_: printed.append(text))
+    with contextlib.redirect_stdout(io.StringIO()) as script:
         assert run_command(["completion", "bash"]) == 0
-    return set(re.findall(r"--[a-z][a-z0-9.-]*", "".join(printed)))
+    return set(re.findall(r"--[a-z][a-z0-9.-]*", script.getvalue()))
 
 
 @pytest.mark.parametrize(("name", "option"), sorted(TRANSLATED), ids=lambda text: text)
