@@ -140,10 +140,10 @@ PHASES = ("forward", "forward_backward", "act")
 
 def print_memories(result: dict[str, Any]) -> None:
     """Print the result of `bench_memories` as two tables."""
-    size = f"T={STEPS}, B={BATCH}; act: {NUM_ENVS} environments; median milliseconds"
+    size = f"T={STEPS}, B={BATCH}; phase act: T=1, B={NUM_ENVS}; median milliseconds"
     columns = [title for phase in PHASES for title in (phase.replace("_", "+"), "reference", "speedup")]
     table = _make_table(
-        "operation", f"operations, Numba and reference implementation ({size})", *columns, "saved bytes"
+        "operation", f"Numba implementation against reference implementation ({size})", *columns, "saved bytes"
     )
     for row in result["operations"]:
         keys = [f"{phase}_{key}" for phase in PHASES for key in ("numba_ms", "reference_ms", "speedup")]

@@ -14,7 +14,7 @@ from bestiary.cli.arguments import (
     add_trust_code,
     parse_axis_range,
 )
-from bestiary.cli.run_arguments import parse_with_env_options, select_checkpoint, select_replay
+from bestiary.cli.playback_arguments import parse_with_env_options, select_checkpoint, select_replay
 from bestiary.config.option_merging import expand_env_names
 from bestiary.evaluation.learning_curves import DEFAULT_SMOOTH
 from bestiary.runs.run import open_run

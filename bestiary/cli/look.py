@@ -13,7 +13,7 @@ from bestiary.cli.arguments import (
     add_run_argument,
     parse_number,
 )
-from bestiary.cli.run_arguments import parse_with_env_options, select_checkpoint, select_replay
+from bestiary.cli.playback_arguments import parse_with_env_options, select_checkpoint, select_replay
 from bestiary.runs.run import Run, open_run
 from bestiary.utils.console import print_line
 from bestiary.utils.errors import UserError

@@ -268,7 +268,7 @@ TRAIN_FIXED = (
     ("--time-limit 100k", "time limit of Gym: 400,000 frames"),
 )
 TRAIN_DIFFERENCES = (
-    "episodes.csv has both lives and whole games; the returns that the original logs are returns of lives",
+    "episodes.csv has both lives and whole games; the original program logs only the returns of lives",
     "Atari: starts of lives and the time limit differ slightly (docs/atari.md); the last reward and action, which are "
     "inputs of the network, are zero when an episode starts",
 )

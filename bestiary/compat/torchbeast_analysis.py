@@ -230,7 +230,8 @@ ANALYZE_RESNET = Program(
         Flag(
             "comp_between",
             "single_multi single_multipop multi_multipop",
-            "one command for each kind: its reference run first, then the other runs; time_steps: `--between time`",
+            "single_multi, single_multipop, multi_multipop: one command for each pair; name the reference run "
+            "before the other runs; time_steps: add `--between time`",
             status=JOINT,
             several=True,
             commands=ANALYSIS,

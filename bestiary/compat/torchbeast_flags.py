@@ -156,7 +156,8 @@ FLAGS = (
         "num_episodes",
         10,
         "`--episodes`",
-        "counts whole games here; in the original, lives. Audit of the reward fork: 15 x N lives, 4 lives per game",
+        "number of whole games; in the original, of lives (a game of River Raid has 4 lives). The audit of the reward "
+        "fork plays 15 times as many lives as this flag says",
         JOINT,
         int,
         defaults={"popart": 100},

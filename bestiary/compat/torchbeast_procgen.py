@@ -1,4 +1,4 @@
-"""Translation of PolyBeast in a fork of TorchBeast, which trains self-referential weight matrices (SRWM) on ProcGen.
+"""Translation of command lines of a TorchBeast fork, whose PolyBeast trains SRWM agents on ProcGen.
 
 Most functions with the argument `values`, the values of the original flags, are rules (`Mode.rules`): they return words
 of the equivalent Bestiary command.

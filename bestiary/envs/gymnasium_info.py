@@ -45,8 +45,8 @@ def measure_name(key: str) -> str:
 def find_measures(probe: Any, keys: Sequence[str]) -> list[str]:
     """Return the names of the measures of an environment.
 
-    `probe` is a separate environment whose `step` returns only the numbers of `info` (`numbers_in`). This function
-    makes one step in it and closes it. `keys` are further keys of `info` that become measures.
+    `probe` is a separate environment whose `info` contains only numbers (`numbers_in`). This function makes one step in
+    it, reads `info` and closes it. `keys` are further keys of `info` that become measures.
 
     Raises:
         UserError: the attribute `info_measures` of the environment is not a tuple of names.

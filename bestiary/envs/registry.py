@@ -100,7 +100,8 @@ def _spec_of_built(
     """Return the EnvSpec of an environment that must be built before its interface is known.
 
     `EnvSpec.interface` builds the environment once per `key` and options, and caches the interface. `options` is the
-    class of the options. The default values (of the number of steps and other options) are those of `vector_class`.
+    options class. The class attributes of `vector_class` say the default number of training steps, and the default
+    values of training options.
     """
 
     def interface(values: Any) -> EnvInterface:

@@ -193,10 +193,10 @@ def open_playback(run: Run, options: PlaybackOptions) -> "Playback":
 class Playback:
     """Iterator over the steps of a game. Each item is a list with one Frame per viewer.
 
-    The iterator yields at most `length` steps, from step `start` on. If `single_game` is True, it stops when
-    the game ends. But if a new (not recorded) game ends before MIN_VIDEO_STEPS steps are yielded, another game follows.
-    `actions` are the names of recorded actions. If `actions` is None, the agent of the first viewer selects the
-    actions. The environments of all viewers take the same actions. They are closed when the iterator ends.
+    The iterator yields at most `length` steps, from step `start` on. If `single_game` is True, it stops when the game
+    ends. `actions` are the names of the actions of a recorded game. If `actions` is None, a new game is played: the
+    agent of the first viewer selects the actions. If a new game ends before MIN_VIDEO_STEPS steps are yielded, another
+    game follows. The environments of all viewers take the same actions. They are closed when the iterator ends.
     """
 
     def __init__(

@@ -67,7 +67,8 @@ class SaliencyOptions:
     mode: str = "occlude"  # occlude: blur the patch; searchlight: blur all except the patch
     distance: str = "logits"  # logits: half the squared distance of the logits; kl: KL divergence of the policies
     preset: str = "torchbeast-popart"  # a key of PRESETS
-    # Distance before scaling to the image size, used only if `density` is None; None: the value of the preset.
+    # Distance of patch centres, which is scaled to the image size; used only if `density` is None. None: the value of
+    # the preset.
     default_density: float | None = None
 
 

@@ -1,7 +1,8 @@
 """Changes of a run's configuration between its sessions: detection, and the table config_changes.csv.
 
 Each checkpoint contains the configuration of the training that wrote it. When a run is resumed, the configuration in
-the checkpoint is compared with config.toml. So both kinds of changes are found: by `resume --steps`, and by hand.
+the checkpoint is compared with config.toml. This finds changes by `resume --steps` and changes that the user made in
+config.toml.
 """
 
 import itertools

@@ -249,7 +249,7 @@ class Recording:
         return make_vector_env([name], options, 1, _ChildSeed(entropy, spawn_key, index), render, rewards)
 
     def game_actions(self, game: RecordedGame) -> list[str]:
-        """Return the names of the actions of a game."""
+        """Return the name of the action in each step of a game."""
         return self._action_names(game.env, game.first_step, game.first_step + game.length)
 
     def _action_names(self, env: int, first: int, last: int) -> list[str]:

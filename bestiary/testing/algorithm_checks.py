@@ -253,8 +253,8 @@ class AlgorithmChecks:
                 sizes.append(next(algorithm.batches(given, other.context())).rollout.num_envs)
         if sizes[0] != num_learners * sizes[1]:
             report.require(
-                f"shard(2): a batch of one of two learners has {sizes[1]} trajectories, the whole batch {sizes[0]}; "
-                "return None if a batch cannot be divided"
+                f"shard(2): with two learners, the batch of each has {sizes[1]} trajectories, but the whole batch has "
+                f"{sizes[0]}; return None if a batch cannot be divided"
             )
 
 

@@ -215,9 +215,9 @@ def max_rollouts_in_flight(algorithm: Algorithm, training: Training) -> int:
     algorithm, the result is `num_rollouts`. Otherwise it is the smaller of two limits:
 
     (1) The largest number M for which the policy lag is at most --max-lag. The policy lag of a rollout's first step is
-    the number of updates since the collection of the rollout began. If M rollouts may be in flight, the rollout is used
-    at the latest in the learn call number M / `num_rollouts` after that time. In the last update of this call, the
-    policy lag is M / `num_rollouts` * `num_updates` - 1.
+    the number of updates since the collection of the rollout began. If at most M rollouts are in flight, at most
+    M / `num_rollouts` calls of `learn` follow, until one uses this rollout. In the last update of that call, the policy
+    lag is M / `num_rollouts` * `num_updates` - 1.
 
     (2) `pools` + max(2, `num_rollouts`). More rollouts in flight would increase the lag but not the speed.
     """

@@ -104,7 +104,7 @@ class _PluginFinder(MetaPathFinder):
         self.source = source
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """Return the spec of the package itself (the user's file) or of one of its modules."""
+        """Return the spec of the package, which is the user's file, or of a module in it."""
         if fullname == self.package:
             return self._spec(fullname, self.path, self.source.content, "", is_package=True)
         if not fullname.startswith(f"{self.package}."):
