@@ -143,7 +143,7 @@ def print_memories(result: dict[str, Any]) -> None:
     size = f"T={STEPS}, B={BATCH}; phase act: T=1, B={NUM_ENVS}; median milliseconds"
     columns = [title for phase in PHASES for title in (phase.replace("_", "+"), "reference", "speedup")]
     table = _make_table(
-        "operation", f"Numba implementation against reference implementation ({size})", *columns, "saved bytes"
+        "operation", f"operations, with Numba and with the reference implementation ({size})", *columns, "saved bytes"
     )
     for row in result["operations"]:
         keys = [f"{phase}_{key}" for phase in PHASES for key in ("numba_ms", "reference_ms", "speedup")]
