@@ -3,8 +3,6 @@
 from functools import partial
 from typing import Any
 
-import torch
-
 from bestiary.agents.agent import Agent, count_fc_parameters, count_parameters
 from bestiary.agents.defaults import AgentDefaults
 from bestiary.algorithms.base import ActorCriticOptions
@@ -30,10 +28,7 @@ def describe(config: Config) -> str:
     """
     check_validation(config)
     check_user_envs(config)
-    # Tensors on the device "meta" have a shape but no values, so no time is spent on initial weights. Components from
-    # users' files need values: they are tested on a random batch, and their constructors may read tensors.
-    with torch.device("cpu" if config.plugin_hashes else "meta"):
-        agent = config.make_agent()
+    agent = config.make_agent()
     interface = config.interface
     warn_about_clipping(config)
     observations = describe_observations(interface)

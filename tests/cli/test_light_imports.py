@@ -57,7 +57,7 @@ def test_runs_and_compare_read_runs_without_torch(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("env", ["atari/Pong", "warehouse"])
 def test_a_dry_run_imports_only_what_the_network_needs(env: str) -> None:
-    packages = (*HEAVY, "gymnasium", "bestiary.training.session")
+    packages = (*HEAVY, "gymnasium", "torch._dynamo", "bestiary.training.session")
     assert imported_by(f"train {env} --dry-run", packages=packages) == {"torch"}
 
 
