@@ -131,6 +131,13 @@ WAREHOUSE = {
         ("single-task", {**SIX, "critic": "shared", "steps": 50_000_000}),
         ("impala-shallow", {**IMPALA, "algo.optimizer": "rmsprop_tf", "torso": "shallow", "steps": 50_000_000}),
         ("impala-deep", {**IMPALA, "algo.optimizer": "rmsprop_tf", "torso": "resnet", "steps": 50_000_000}),
+        (
+            "clear-atari",
+            {**IMPALA, "algo": "clear", "algo.optimizer": "rmsprop_tf", "algo.rollout_length": 20, "algo.lr": 6e-4,
+             "algo.entropy_coef": 0.01, "algo.batch_size": 16, "algo.replay_ratio": 1.0,
+             "algo.policy_cloning_coef": 0.01, "algo.value_cloning_coef": 0.005, "algo.reward_clipping": "abs_one",
+             "env.full_actions": True, "steps": 12_500_000},
+        ),
         ("torchbeast", {**IMPALA, "algo.rollout_length": 80, "algo.batch_size": 4, "steps": 30_000_000}),
         ("ff-procgen-easy6", {**PROCGEN, "memory": "none", "env.levels": "0:200", "valid_levels": "500:700"}),
         ("lstm-procgen-easy6", {**PROCGEN, "memory": "lstm", "memory.hidden": 256, "env.levels": "0:200"}),
@@ -158,11 +165,20 @@ def test_published_settings(name, published):
     assert {key: settings[key] for key in published} == published
 
 
+def test_the_next_game_of_a_sequence_continues_with_the_preset_for_clear():
+    """The second run of a sequence takes its game from the command line and everything else from the preset."""
+    given, origin = merge_sources({"preset": "clear-atari", "env": "atari/Krull"})
+    settings = flatten(resolve(given, origin).tables())
+    first = flatten(resolve(*merge_sources({"preset": "clear-atari"})).tables())
+    assert settings == {**first, "env": ["atari/Krull"]}
+
+
 @pytest.mark.parametrize(
     ("name", "differences"),
     [
         ("iam-warehouse", ("end an episode", "forget gate", "Biases", "Time limit", "Minibatches", "Initial weights")),
         ("multitask-six", ("200M",)),
+        ("clear-atari", ("10,000 trajectories", "cloned policy", "learning rate")),
     ],
 )
 def test_comments_name_the_known_differences_from_the_source(name, differences):
