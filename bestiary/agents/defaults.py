@@ -89,7 +89,11 @@ NAME_ATTRIBUTES = {
 
 
 def attribute_problem(component: Any, kind: str) -> str | None:
-    """Return a message if an optional class attribute of a component has a wrong type or unknown names, else None."""
+    """Return a message if a class attribute that declares capabilities is invalid, else None.
+
+    Examples: `extra_inputs` of a torso must be a tuple of "reward" and "action"; the keys of `config_defaults` must be
+    names of options.
+    """
     if kind not in NAME_ATTRIBUTES:
         return None
     attribute, known = NAME_ATTRIBUTES[kind]

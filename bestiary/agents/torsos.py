@@ -186,8 +186,8 @@ class MLP(nn.Module, TorsoDefaults):
         )
         normalise_inputs: bool = option(
             False,
-            "normalise each input by its mean and standard deviation, which are measured before training with a random "
-            "policy",
+            "normalise each input by its mean and standard deviation; before training, a random policy plays to "
+            "measure them",
         )
 
     def __init__(self, spec: ObservationSpec, options: Options = Options()):

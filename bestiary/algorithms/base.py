@@ -205,9 +205,8 @@ class Algorithm:
         An update then has as many trajectories per task as in a run with a single task. With smaller batches, the
         gradient of a task would be smaller than the gradient noise of the other tasks.
 
-        If the user chose the number of environments, some batch sizes can be invalid (`can_split`, `validate`). For K
-        tasks and the default batch size d, the result then has the first valid size of d K, (d - 1) K, ..., K. If none
-        of these sizes is valid, the result has the default size d.
+        If this batch size does not fit the number of environments that the user chose, take fewer trajectories per
+        task. If no multiple of the number of tasks fits, keep the default batch size.
         """
         sizes = [per_task * context.num_tasks for per_task in range(options.batch_size, 0, -1)]
         candidates = [replace(options, batch_size=size) for size in sizes]

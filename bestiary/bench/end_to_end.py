@@ -154,7 +154,7 @@ class UpdateSample(NamedTuple):
     """Time and step count of a training run after an update."""
 
     time: float
-    cpu_seconds: float  # CPU time of this process, without the CPU time of the sampling thread
+    cpu_seconds: float  # CPU time of this process, without the thread that takes these samples
     steps: int  # step count of the learner
 
 

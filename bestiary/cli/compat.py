@@ -44,8 +44,8 @@ def _parser() -> Parser:
     parser.add_argument(
         "--cluster",
         metavar="ADDRESS",
-        help="train with actor processes on a Ray cluster, one for each actor or environment server: local (start one "
-        "on this machine for the run), auto (one that already runs on this machine) or host:port",
+        help="train on a Ray cluster, with one actor process per actor or environment server of the original (local: "
+        "start a cluster on this machine for the run; auto: use the cluster that runs on this machine; or host:port)",
     )
     parser.add_argument("program", metavar="PROGRAM", help=f"original program: {', '.join(PROGRAMS)}")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENT", help="flags of the original program")

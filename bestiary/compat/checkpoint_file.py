@@ -84,7 +84,7 @@ def read_meta(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise UserError(f"--meta {path}: {error.strerror or error}") from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise UserError(f"--meta {path}: not a meta.json of TorchBeast: it has no table args") from error
+        raise UserError(f"--meta {path}: not a meta.json of TorchBeast: the entry 'args' is missing") from error
 
 
 def _one_line(text: str) -> str:

@@ -79,8 +79,8 @@ class Words:
 class Mode:
     """A mode of an original program (train, test, ...) and the Bestiary command that does the same."""
 
-    command: tuple[str, ...]  # for example ("look", "saliency"); empty: the mode is only explained
-    rules: tuple[Callable[[Values], Words], ...] = ()  # each rule returns words that depend on several flags
+    command: tuple[str, ...]  # for example ("look", "saliency"); empty: no equivalent command exists
+    rules: tuple[Callable[[Values], Words], ...] = ()  # functions for translations that depend on several flags
     # If one original command corresponds to several Bestiary commands, each(values) returns one entry per command: the
     # words that only this command has.
     each: Callable[[Values], tuple[Words, ...]] | None = None

@@ -33,7 +33,7 @@ MAX_ROWS = 200_000  # maximum number of rows that are written
 
 
 def read_logs(path: Path, config: Config) -> list[dict[str, Any]]:
-    """Return the rows of metrics.csv that correspond to a file logs.csv. Raise UserError if the file is not valid."""
+    """Convert a logs.csv of TorchBeast to rows of metrics.csv. Raise UserError if the file is not valid."""
     options = config.components["algo"].options
     steps_per_update = options.batch_size * options.rollout_length
     factors = {

@@ -126,9 +126,10 @@ def parse_flags(program: Program, argv: Sequence[str]) -> tuple[dict[str, Any], 
 
 
 def _hint(name: str, program: Program) -> str:
-    """Return a hint about an unknown flag.
+    """Return a hint about `name`, which is not a flag of the original program.
 
-    If `name` is an option of Bestiary, the hint is the corresponding flag. Otherwise it lists flags with similar names.
+    If `name` is an option of Bestiary, the hint is the flag of the original program with the same effect. Otherwise the
+    hint lists flags of the original program with similar names.
     """
     same = [flag.name for flag in program.flags if flag.option.strip("`").split() == [f"--{name}"]]
     return (

@@ -92,7 +92,7 @@ class AtariVectorEnv(VectorEnv):
         flicker: float = option(0.0, "probability that an image is replaced by zeros", low=0, high=1)
         flicker_mode: str = option(
             "frame",
-            "what flicker replaces (frame: the newest frame; stack: all stacked frames)",
+            "what flicker replaces by zeros (frame: the newest frame; stack: all stacked frames)",
             choices=("frame", "stack"),
         )
         noise: float = option(

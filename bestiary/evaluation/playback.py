@@ -298,7 +298,7 @@ class Playback:
             if viewer.pool.tasks != first.pool.tasks:
                 raise UserError(
                     f"{paths}: {viewer.pool.tasks[0]} and {first.pool.tasks[0]} are different games; "
-                    "choose a task of both runs with --env"
+                    "choose a task that both runs have with --env"
                 )
             raise UserError(
                 f"{paths}: the same actions lead to different games; choose runs with the same "

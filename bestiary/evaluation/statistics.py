@@ -157,7 +157,10 @@ def holm_adjust(p_values: Sequence[float]) -> list[float]:
 
 
 def _satterthwaite_df(variances: np.ndarray, counts: Sequence[int]) -> float:
-    """Return Satterthwaite's degrees of freedom of a sum of means. Mean k has `variances[k]` and `counts[k]` values."""
+    """Return Satterthwaite's degrees of freedom of a sum of independent means.
+
+    `variances[k]` is the variance of mean k, and `counts[k]` is the number of values that mean k is computed from.
+    """
     return float(variances.sum() ** 2 / (variances**2 / (np.array(counts) - 1)).sum())
 
 

@@ -29,7 +29,7 @@ class AuditRow:
 
     run: str
     environment: str  # name, and the options that do not have the default value
-    rewards: RewardConfig  # training reward of the run, and true rewards of the audit
+    rewards: RewardConfig  # training reward of the run; true rewards chosen by --true-reward of `bestiary audit`
     settings: dict[str, Any]  # all settings of the run, see `comparable_settings`
     steps: int
     parameters: int

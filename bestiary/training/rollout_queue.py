@@ -59,8 +59,9 @@ class RolloutQueue(Generic[WeightsT, RolloutT]):
         self.in_order = in_order or fixed_lag is not None
         self.changed = threading.Condition()
         self.next_rollout_id = 0  # ID that the next new rollout gets
-        self.num_started = 0  # number of started rollouts; if not in_order, discarded ones are not counted
-        self.num_received = 0  # number of rollouts received from actors; discarded ones are not counted
+        # Number of rollouts that actors have started. With in_order=False, discarded rollouts are subtracted.
+        self.num_started = 0
+        self.num_received = 0  # number of rollouts received from actors, without discarded rollouts
         self.num_consumed = 0  # number of rollouts that the learner has consumed
         # Rollouts that were received but not yet consumed. The key is the ID or, if not in_order, the position in the
         # order of arrival.

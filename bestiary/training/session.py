@@ -69,7 +69,7 @@ class Session:
         self.runtime_counters: dict[str, int] = state["runtime_counters"]  # cluster only: restarts, dropped rollouts
         self.interrupts = Interrupts()
         self.stop_requested = False
-        self.warned: set[str] = set()  # values of `consequence` for which `warn_once` has printed a warning
+        self.warned: set[str] = set()  # warnings that `warn_once` has printed
         self.checkpoints = CheckpointManager()
         self.callbacks = [*callbacks, self.checkpoints]
         for callback in self.callbacks:

@@ -127,7 +127,10 @@ def compile_module(content: bytes, file: str, package: str, source: PluginSource
 
 
 class _LocalImports(ast.NodeTransformer):
-    """Turns absolute imports of a plug-in's own modules (top-level names: `local`) into relative imports."""
+    """Turns absolute imports of the modules beside a plug-in into relative imports.
+
+    The set `local` contains the names of these modules and packages.
+    """
 
     def __init__(self, local: frozenset[str], level: int):
         self.local = local

@@ -29,7 +29,10 @@ _registered: dict[Path, PluginSource] = {}  # content that may be executed, by a
 
 
 def registered(path: Path) -> PluginSource | None:
-    """Return the content with which a file may be executed, or None if no content of the file is trusted."""
+    """Return the trusted content of a file, or None if the user has not trusted this file.
+
+    Only this content may be executed, even if the file on disk has changed since.
+    """
     return _registered.get(Path.cwd() / path)
 
 

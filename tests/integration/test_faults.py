@@ -46,7 +46,11 @@ def wait_until(condition, seconds: float = 60) -> None:
 @pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_signal_saves_a_checkpoint_and_prints_the_resume_command(signum: int, status: int) -> None:
     process = subprocess.Popen(
-        [*BESTIARY, "train", *TOY, "--steps", "100M", "--run-dir", "r"], stderr=subprocess.PIPE, text=True
+        [*BESTIARY, "train", *TOY, "--steps", "100M", "--run-dir", "r"],
+        stderr=subprocess.PIPE,
+        text=True,
+        # A test suite that was started with nohup ignores SIGHUP, and so would its child processes.
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
     )
     wait_until(lambda: Path("r/metrics.csv").exists())
     second = bestiary_command("resume", "r")  # a running run is locked

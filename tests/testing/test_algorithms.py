@@ -259,7 +259,7 @@ WRONG_ALGORITHMS: dict[str, tuple[type, tuple[str, ...]]] = {
     "saved numbers": (SavesNumbers, ("save must return a dict of tensors",)),
     "dummy batch": (NoDummyBatch, ("the loss of dummy_batch failed: KeyError: 'centred'", "dummy_batch must add")),
     "untrained parameter": (UntrainedParameter, ("parameters()['scale'] is in none of the optimizers",)),
-    "shard": (WrongShard, ("shard(2)", "has 4 trajectories, the whole batch 4", "None")),
+    "shard": (WrongShard, ("shard(2)", "4 trajectories", "None")),
     "shard type": (ShardIsNumber, ("shard(2) returned a int",)),
     "constructor": (KeywordOptions, ("the constructor failed", "class Options", "an argument options")),
     "length": (NoLength, ("sequence_length is 20.0", "integer")),

@@ -172,11 +172,12 @@ def plan_targets(
     num_shelves = ages.shape[1]
     # Current age of the item in each shelf cell. The value `expiry` marks a cell that is empty or already in the plan.
     age_now = np.zeros(num_shelves, np.int64)
-    # The arrays below have one entry for each item d of the plan.
+    # The search extends the plan by one item at a time. The arrays below have one entry for each position d in the
+    # plan (d = 0: the first item that the robot collects).
     value = np.zeros(PLAN_LENGTH)  # value of the part of the plan before item d
     clock = np.zeros(PLAN_LENGTH, np.int64)  # number of steps until the robot starts to move towards item d
     cell = np.zeros(PLAN_LENGTH, np.int64)  # cell from which the robot moves towards item d
-    next_shelf = np.zeros(PLAN_LENGTH, np.int64)  # the shelf cell that the search tries next as item d
+    next_shelf = np.zeros(PLAN_LENGTH, np.int64)  # shelf cell that the search tries next at position d
     chosen = np.zeros(PLAN_LENGTH, np.int64)  # shelf cell of item d
     chosen_age = np.zeros(PLAN_LENGTH, np.int64)  # age of item d at the start of the plan
     for env in range(len(robots)):
