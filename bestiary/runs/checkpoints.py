@@ -79,6 +79,8 @@ class Checkpoint:
                 descriptor = safe_files.open_file(self.path / name, os.O_RDONLY, self.root)
                 with os.fdopen(descriptor, "rb") as file:
                     size = os.fstat(descriptor).st_size
+                    if size > safe_files.MAX_TENSOR_BYTES:
+                        return f"{name} has {size} bytes; at most {safe_files.MAX_TENSOR_BYTES} are read"
                     if size != expected_size:
                         return f"{name} has {size} bytes instead of {expected_size}"
                     if hashlib.file_digest(file, "sha256").hexdigest() != expected_hash:

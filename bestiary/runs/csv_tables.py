@@ -1,18 +1,24 @@
 """Functions that read CSV files, and a class that writes CSV files row by row."""
 
+import contextlib
 import csv
 import io
+import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
 from bestiary.utils import safe_files
 from bestiary.utils.console import plural, warn
 from bestiary.utils.errors import UserError
+
+MAX_LINE = 2**20  # maximum number of characters of a line
+MAX_CELL = 10_000  # maximum number of characters of a cell that is not a number
+BATCH_ROWS = 2_000  # number of rows that `read_columns` converts at once
 
 
 class CsvTable:
@@ -29,13 +35,7 @@ class CsvTable:
         self.num_rows = 0  # number of rows in the file
         self.pending: list[dict[str, Any]] = []  # rows that are not in the file yet
         if keep_rows and os.path.lexists(path):
-            with describe_damage(path), safe_files.open_table(path) as file:
-                reader = csv.DictReader(file)
-                # If a row is too short, its last cells become empty. If it is too long, its last cells are dropped.
-                columns = list(reader.fieldnames or [])
-                rows = zip(reader, range(keep_rows), strict=False)
-                kept = [{name: row.get(name) or "" for name in columns} for row, _ in rows]
-            self._rewrite(columns, kept)
+            self._rewrite([], keep_rows)
         elif os.path.lexists(path):
             path.unlink()
         if self.num_rows < keep_rows:
@@ -47,7 +47,7 @@ class CsvTable:
     def write_header(self, columns: list[str]) -> None:
         """Create the file with these columns, if it does not exist yet."""
         if not os.path.lexists(self.path):
-            self._rewrite(columns, [])
+            self._rewrite(columns)
 
     def write(self, rows: list[dict[str, Any]]) -> None:
         """Append rows to the file.
@@ -58,23 +58,34 @@ class CsvTable:
         if not self.pending:
             return
         columns = list(dict.fromkeys([*self.columns, *(key for row in self.pending for key in row)]))
-        if columns != self.columns:
-            self._rewrite(columns, read_rows(self.path) if self.path.exists() else [])
+        # Another program may have removed the file while the run was training.
+        if columns != self.columns or not os.path.lexists(self.path):
+            self._rewrite(columns)
         text = io.StringIO()
         csv.DictWriter(text, self.columns, restval="", lineterminator="\n").writerows(self.pending)
         safe_files.append_text(self.path, text.getvalue())
         self.num_rows += len(self.pending)
         self.pending = []
 
-    def _rewrite(self, columns: list[str], rows: list[dict[str, str]]) -> None:
-        """Replace the whole file by a new file with these columns and rows."""
-        text = io.StringIO()
-        writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-        safe_files.write_text(self.path, text.getvalue())
+    def _rewrite(self, new_columns: list[str], max_rows: int | None = None) -> None:
+        """Write the file again with its first `max_rows` rows (None: all) and with additional columns.
+
+        One row is read and written at a time, because the tables of long runs may be larger than the memory.
+        """
+        with contextlib.closing(_iterate_rows(self.path, max_bytes=None)) as old_rows:
+            columns = list(dict.fromkeys([*next(old_rows, []), *new_columns]))
+            num_rows = 0
+            with safe_files.replace_file(self.path) as binary:
+                file = io.TextIOWrapper(binary, encoding="utf-8", newline="")
+                writer = csv.writer(file, lineterminator="\n")
+                writer.writerow(columns)
+                for row in itertools.islice(old_rows, max_rows):
+                    # If a row is too short, its last cells become empty. If it is too long, the last cells are dropped.
+                    writer.writerow([*row, *[""] * len(columns)][: len(columns)])
+                    num_rows += 1
+                file.detach()
         self.columns = columns
-        self.num_rows = len(rows)
+        self.num_rows = num_rows
 
 
 @contextmanager
@@ -90,10 +101,27 @@ def describe_damage(path: Path) -> Iterator[None]:
 
 def read_rows(path: Path) -> list[dict[str, str]]:
     """Read a CSV file. Return each row as a dict: column name -> text. Raise UserError if the file is damaged."""
-    with describe_damage(path), safe_files.open_table(path) as file:
-        reader = csv.DictReader(file)
-        columns = list(reader.fieldnames or [])
-        return [{name: row.get(name) or "" for name in columns} for row in reader]
+    rows = _iterate_rows(path)
+    columns = next(rows, [])
+    return [dict(itertools.zip_longest(columns, row[: len(columns)], fillvalue="")) for row in rows]
+
+
+def _iterate_rows(path: Path, max_bytes: int | None = safe_files.MAX_TABLE_BYTES) -> Generator[list[str], None, None]:
+    """Yield the header and the rows of a CSV file. If it does not exist, yield nothing. Leave out empty lines."""
+    if not os.path.lexists(path):
+        return
+    with describe_damage(path), safe_files.open_table(path, max_bytes=max_bytes) as file:
+        for row in csv.reader(_lines(file)):
+            if row:
+                yield row
+
+
+def _lines(file: IO[str]) -> Iterator[str]:
+    """Yield the lines of a file. Raise ValueError if a line is too long."""
+    while line := file.readline(MAX_LINE):
+        if len(line) == MAX_LINE:
+            raise ValueError(f"a line has {MAX_LINE} or more characters")
+        yield line
 
 
 def read_columns(path: Path) -> dict[str, np.ndarray]:
@@ -105,15 +133,37 @@ def read_columns(path: Path) -> dict[str, np.ndarray]:
     Raises:
         UserError: the file is damaged.
     """
-    if not os.path.lexists(path):
-        return {}
-    with describe_damage(path), safe_files.open_table(path) as file:
-        header, *rows = list(csv.reader(file)) or [[]]
-    columns = {}
-    for index, name in enumerate(header):
-        texts = [row[index] for row in rows if len(row) == len(header)]
-        try:
-            columns[name] = np.array([float(text) if text else np.nan for text in texts])
-        except ValueError:
-            columns[name] = np.array(texts)
-    return columns
+    rows = _iterate_rows(path)
+    header = next(rows, [])
+    # Arrays need much less memory than lists of text. The first batch is empty, so that each column has a batch.
+    batches: list[list[np.ndarray]] = [[np.zeros(0)] for _ in header]
+    with describe_damage(path):
+        while batch_rows := list(itertools.islice(rows, BATCH_ROWS)):
+            complete = [row for row in batch_rows if len(row) == len(header)]
+            for index, batch in enumerate(batches):
+                batch.append(_to_array([row[index] for row in complete]))
+        return {name: _join(batch) for name, batch in zip(header, batches, strict=True)}
+
+
+def _to_array(texts: list[str]) -> np.ndarray:
+    """Return the numbers in a list of cells or, if a cell is not a number, the texts."""
+    try:
+        return np.array([float(text) if text else np.nan for text in texts])
+    except ValueError:
+        if max(map(len, texts)) > MAX_CELL:
+            raise ValueError(f"a cell has more than {MAX_CELL} characters") from None
+        return np.array(texts)
+
+
+def _join(batches: list[np.ndarray]) -> np.ndarray:
+    """Join the arrays of a column. If one of them has text, convert the numbers in the others to text."""
+    if any(batch.dtype != np.float64 for batch in batches):
+        batches = [
+            np.where(np.isnan(batch), "", batch.astype(str)) if batch.dtype == np.float64 else batch
+            for batch in batches
+        ]
+    # In an array of text, each cell has the size of the longest cell.
+    num_bytes = sum(map(len, batches)) * max(batch.dtype.itemsize for batch in batches)
+    if num_bytes > 4 * safe_files.MAX_TABLE_BYTES:
+        raise ValueError(f"a column would need {num_bytes} bytes of memory")
+    return np.concatenate(batches)

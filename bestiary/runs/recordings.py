@@ -13,6 +13,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -170,16 +171,16 @@ class Recording:
     path: Path  # the JSON file
     metadata: dict[str, Any]  # content of the JSON file
 
-    @property
+    @cached_property
     def actions(self) -> np.ndarray:
         """All action indices [T,N]. If the last step in the file is incomplete, it is left out."""
         n = self.metadata["num_envs"]
         dtype = np.dtype("u1" if self.metadata["bytes_per_action"] == 1 else "<u2")
         path = self.path.with_suffix(".actions")
         with describe_damage(path):
-            content = safe_files.read_bytes(path, max_bytes=safe_files.MAX_TABLE_BYTES)
-        flat = np.frombuffer(content[: len(content) // dtype.itemsize * dtype.itemsize], dtype)
-        return flat[: len(flat) // n * n].reshape(-1, n)
+            content = safe_files.read_bytes(path, max_bytes=safe_files.MAX_TENSOR_BYTES)
+        num_steps = len(content) // (n * dtype.itemsize)
+        return np.frombuffer(content, dtype, num_steps * n).reshape(-1, n)
 
     @property
     def games(self) -> list[RecordedGame]:

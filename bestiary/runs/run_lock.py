@@ -104,6 +104,9 @@ def _check_links(path: Path) -> None:
                 raise UserError(f"{folder / name} is a symbolic link; remove it, or copy its target to this place")
     if stat.S_IFMT(_mode(path / "lock")) not in (0, stat.S_IFREG):
         raise UserError(f"{path / 'lock'} is not a regular file; remove it")
+    # Some versions of filelock open the lock with O_TRUNC, which would remove the content of a hard-linked file.
+    if stat.S_ISREG(_mode(path / "lock")) and (path / "lock").lstat().st_nlink > 1:
+        raise UserError(f"{path / 'lock'} is a hard link; remove it")
 
 
 def _mode(path: Path) -> int:

@@ -19,9 +19,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+_MEMORY_BYTES = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 MAX_TEXT_BYTES = 64 * 2**20  # maximum size of a JSON or TOML file
-MAX_TABLE_BYTES = 4 * 2**30  # maximum size of a CSV table
-MAX_TENSOR_BYTES = 64 * 2**30  # maximum size of a file with tensors
+# Files can be much larger than the data that was downloaded, because blocks of zeros need no space (sparse files).
+# Therefore the limits of files that are read completely depend on the memory of the machine. Readers of tables need up
+# to 4 times the size of the file.
+MAX_TABLE_BYTES = _MEMORY_BYTES // 16  # maximum size of a CSV table
+MAX_TENSOR_BYTES = _MEMORY_BYTES // 4  # maximum size of a file with tensors or recorded actions
 TEMPORARY_PREFIX = ".tmp-"  # prefix of temporary files, which are renamed when they are complete
 
 _FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW
@@ -38,9 +42,9 @@ def read_text(path: Path, root: Path | None = None, max_bytes: int = MAX_TEXT_BY
     return read_bytes(path, root, max_bytes).decode()
 
 
-def open_table(path: Path, root: Path | None = None) -> IO[str]:
-    """Open a CSV file for reading."""
-    descriptor = open_file(path, os.O_RDONLY, root, MAX_TABLE_BYTES)
+def open_table(path: Path, root: Path | None = None, max_bytes: int | None = MAX_TABLE_BYTES) -> IO[str]:
+    """Open a CSV file for reading. `max_bytes` is None if the caller does not keep the whole table in memory."""
+    descriptor = open_file(path, os.O_RDONLY, root, max_bytes)
     return io.TextIOWrapper(os.fdopen(descriptor, "rb"), encoding="utf-8", newline="")
 
 
@@ -58,28 +62,34 @@ def append_text(path: Path, text: str, root: Path | None = None) -> None:
         os.close(descriptor)
 
 
-def write_bytes(path: Path, content: bytes, root: Path | None = None) -> None:
-    """Write a file atomically: readers see either the old or the new content.
+@contextmanager
+def replace_file(path: Path, root: Path | None = None) -> Iterator[IO[bytes]]:
+    """Context that yields a file for writing. At its end, the file replaces the file `path` atomically.
 
-    The content is written to a new temporary file, which is then renamed. If `path` is a link, the link is replaced.
+    The content is written to a new temporary file, which is then renamed, so readers see either the old or the new
+    content. After an exception, the old file remains. If `path` is a link, the link is replaced.
     """
     with _open_parent(path, root) as parent:
         temporary = f"{TEMPORARY_PREFIX}{secrets.token_hex(8)}-{path.name}"
         try:
             descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAGS, 0o666, dir_fd=parent)
-            try:
-                _write_all(descriptor, content)
-            finally:
-                os.close(descriptor)
+            with os.fdopen(descriptor, "wb") as file:
+                yield file
             os.replace(temporary, path.name, src_dir_fd=parent, dst_dir_fd=parent)
-        except OSError:
+        except BaseException:
             with contextlib.suppress(OSError):
                 os.unlink(temporary, dir_fd=parent)
             raise
 
 
+def write_bytes(path: Path, content: bytes, root: Path | None = None) -> None:
+    """Write a file atomically. See `replace_file`."""
+    with replace_file(path, root) as file:
+        file.write(content)
+
+
 def write_text(path: Path, text: str, root: Path | None = None) -> None:
-    """Write a text file atomically. See `write_bytes`."""
+    """Write a text file atomically. See `replace_file`."""
     write_bytes(path, text.encode(), root)
 
 
@@ -132,7 +142,10 @@ def list_folders(folder: Path, root: Path) -> list[Path]:
 
 
 def open_file(path: Path, flags: int, root: Path | None = None, max_bytes: int | None = None) -> int:
-    """Open an existing regular file and return its file descriptor."""
+    """Open an existing regular file and return its file descriptor.
+
+    A file with several names (hard links) is not opened for writing: it may also be a file outside the run folder.
+    """
     with _open_parent(path, root) as parent:
         try:
             # Without O_NONBLOCK, opening a pipe would wait for its other end.
@@ -143,6 +156,8 @@ def open_file(path: Path, flags: int, root: Path | None = None, max_bytes: int |
     problem = None
     if not stat.S_ISREG(status.st_mode):
         problem = OSError(errno.EINVAL, "this is not a regular file", str(path))
+    elif flags & (os.O_WRONLY | os.O_RDWR) and status.st_nlink > 1:
+        problem = OSError(errno.EMLINK, "this is a hard link; replace it by a copy of the file", str(path))
     elif max_bytes is not None and status.st_size > max_bytes:
         problem = OSError(errno.EFBIG, f"the file has {status.st_size} bytes; at most {max_bytes} are read", str(path))
     if problem is not None:

@@ -70,6 +70,22 @@ def test_resume_does_not_write_through_links(toy_run: Path, name: str, capsys: p
     assert target.read_text() == "private"
 
 
+@pytest.mark.parametrize("name", ["metrics.csv", "lock", "recordings/train-000000000000-0.actions"])
+def test_resume_does_not_change_hard_linked_files(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    run = bestiary.train("toy/catch", run_dir="r", record=True, **SMALL)
+    target = Path("private.txt")
+    target.write_text("private" * 1_000)
+    (run.path / name).unlink(missing_ok=True)
+    (run.path / name).hardlink_to(target)
+    status, text = run_and_read(capsys, "resume", "r", "--steps", "640")
+    assert target.read_text() == "private" * 1_000
+    if name == "metrics.csv":  # tables are written to a new file
+        assert status == 0, text
+    else:
+        assert status != 0
+        assert "hard link" in text
+
+
 def test_evaluation_is_not_written_through_a_linked_folder(toy_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = copy_run(toy_run)
     Path("elsewhere").mkdir()
@@ -231,6 +247,24 @@ def test_environments_of_a_wrong_type_are_rejected(toy_run: Path, capsys: pytest
     status, text = run_and_read(capsys, "compare", "r", "other", "--out", "c.png")
     assert status == 2
     assert "env is '3'" in text
+
+
+def test_huge_sparse_files_are_refused(toy_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = copy_run(toy_run)
+    checkpoint = run.checkpoints[-1].path
+    os.truncate(checkpoint / "model.safetensors", 2**40)
+    manifest = json.loads((checkpoint / "manifest.json").read_text())
+    manifest["model.safetensors"]["bytes"] = 2**40
+    (checkpoint / "manifest.json").write_text(json.dumps(manifest))
+    os.truncate(run.path / "metrics.csv", 2**40)
+    status, text = run_and_read(capsys, "eval", "r", "--episodes", "2")
+    assert status == 2
+    assert "model.safetensors has 1099511627776 bytes; at most" in text
+    copy_run(toy_run, "other")
+    status, text = run_and_read(capsys, "runs", ".")
+    assert status == 0
+    assert "at most" in text
+    assert run_and_read(capsys, "report", ".", "--no-draw", "--out", "report.html")[0] == 0
 
 
 def test_recording_with_rewards_of_a_wrong_type_is_rejected(toy_run: Path) -> None:
