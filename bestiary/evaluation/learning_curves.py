@@ -100,16 +100,21 @@ def run_tasks(run: Run) -> list[str]:
     return [task_name(env).split("@")[0] for env in run.raw_config["env"]]
 
 
-def note_first_games(run: Run) -> None:
-    """Print a note if some environments have not finished a game yet.
+def envs_in_first_game(run: Run) -> int:
+    """Return the number of environments that had not finished a game when the last row of metrics.csv was written.
 
     The first games of these environments are long and not yet included, so returns are biased towards short games.
     """
     counts = run.metrics.get("envs_in_first_game", np.zeros(0))
-    if len(counts) and counts[-1] > 0:
+    return int(counts[-1]) if len(counts) else 0
+
+
+def note_first_games(run: Run) -> None:
+    """Print a note if some environments have not finished a game yet."""
+    if waiting := envs_in_first_game(run):
         note(
-            f"note: {run.name}: {plural(int(counts[-1]), 'environment')} had not finished a game yet, so the returns "
-            "are biased towards short games"
+            f"note: {run.name}: {plural(waiting, 'environment')} had not finished a game yet, so the returns are "
+            "biased towards short games"
         )
 
 

@@ -21,6 +21,7 @@ from bestiary.evaluation.aggregates import STRATIFIED_BOOTSTRAP, interquartile_m
 from bestiary.evaluation.learning_curves import (
     GAME_TRUE_RETURN,
     CurveGroup,
+    envs_in_first_game,
     final_return,
     load_game_returns,
     make_curve_group,
@@ -43,6 +44,7 @@ class TrialResult:
     true_final_return: float | None = None
     true_eval_return: float | None = None
     seconds: float | None = None  # training time
+    envs_in_first_game: int | None = None  # environments that had not finished a game at the end of the training
 
 
 @dataclass(frozen=True)
@@ -124,6 +126,7 @@ def _read_result(trial: Trial) -> TrialResult:
         true_final_return=true_final,
         true_eval_return=evaluation.get("true_mean"),
         seconds=seconds,
+        envs_in_first_game=envs_in_first_game(trial.run),
     )
 
 

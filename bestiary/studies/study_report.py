@@ -63,7 +63,7 @@ def write_study_report(study: Study, trials: list[Trial], folder: Path) -> None:
     _write_file(folder / "results.csv", _to_csv([_variant_record(variant) for variant in variants]))
     _write_file(folder / "runs.csv", _to_csv([_trial_record(result) for result in results]))
     figures = _draw_curves(study, trials, folder)
-    tables = [_make_table(study, variants, folder)]
+    tables = [_make_table(study, variants, results, folder)]
     comparison = compare_variants(study, variants)
     profiles = None
     if comparison is not None:
@@ -112,7 +112,7 @@ def _variant_record(variant: VariantResult) -> dict[str, Any]:
 def _trial_record(result: TrialResult) -> dict[str, Any]:
     """Return the row of a trial in runs.csv."""
     trial = result.trial
-    numbers = {name: getattr(result, name) for name in ("final_return", "eval_return", "seconds")}
+    numbers = {name: getattr(result, name) for name in ("final_return", "eval_return", "seconds", "envs_in_first_game")}
     for name in ("true_final_return", "true_eval_return"):
         if getattr(result, name) is not None:
             numbers[name] = getattr(result, name)
@@ -165,7 +165,7 @@ def _draw_profiles(comparison: ScoreComparison, folder: Path) -> bytes | None:
 # --- table of variants ---
 
 
-def _make_table(study: Study, variants: list[VariantResult], folder: Path) -> TextTable:
+def _make_table(study: Study, variants: list[VariantResult], results: list[TrialResult], folder: Path) -> TextTable:
     has_true = any("true_final_return" in variant.statistics() for variant in variants)
     header = ["variant", "runs", "parameters", "mean", "95% interval", "IQM"]
     if has_true:
@@ -182,6 +182,12 @@ def _make_table(study: Study, variants: list[VariantResult], folder: Path) -> Te
     if len(rewards) > 1:
         captions.append(
             f"variants were trained on different rewards ({' / '.join(rewards)}), so their returns are not comparable"
+        )
+    waiting = [f"{result.trial.name} ({result.envs_in_first_game})" for result in results if result.envs_in_first_game]
+    if waiting:
+        captions.append(
+            "runs in which environments had not finished a game at the end of the training (number of environments), "
+            f"so their returns are biased towards short games: {', '.join(waiting)}"
         )
     rows = [_variant_cells(study, variant, has_true) for variant in variants]
     return TextTable(f"{study.name} ({folder})", header, rows, captions)

@@ -117,6 +117,31 @@ def test_true_returns_are_reported_next_to_training_returns(capsys: pytest.Captu
         assert float(row["true_mean"]) == pytest.approx(-3 * float(row["mean"]) / factors[row["group"]], rel=1e-4)
 
 
+def test_environments_in_their_first_game_are_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    """160 steps of CartPole in 8 environments: some of them have not finished a game, so returns are biased."""
+    options = 'env = "gymnasium/CartPole-v1"\nsteps = 160\nruntime = "serial"\nnum_envs = 8\nbatch_size = 8\n'
+    Path("s.toml").write_text(f"seeds = [1, 2]\n[base]\n{options}rollout_length = 20\n")
+    trials = make_trials(read_study(Path("s.toml")), Path("runs/s"))
+    for trial in trials:
+        start(trial.config, RunLocation(run_dir=str(trial.path)))
+    Path("runs/s/study.toml").write_text("as run before")
+    waiting = [8 - len(set(trial.run.episodes["env"])) for trial in trials]
+    assert 0 < min(waiting) <= max(waiting) < 8
+    capsys.readouterr()
+    assert run_command(["study", "s.toml", "--report"]) == 0
+    output = " ".join(capsys.readouterr().out.split())
+    assert "biased towards short games" in output
+    assert f"{trials[0].name} ({waiting[0]}), {trials[1].name} ({waiting[1]})" in output
+    assert "biased towards short games" in Path("runs/s/index.html").read_text()
+    assert [int(row["envs_in_first_game"]) for row in records("runs/s/runs.csv")] == waiting
+
+
+def test_finished_first_games_are_not_reported(partial: list[Trial], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["study", "s.toml", "--report"]) == 0
+    assert "short games" not in capsys.readouterr().out
+    assert [row["envs_in_first_game"] for row in records("runs/s/runs.csv")] == ["0", "0", "0", ""]
+
+
 def test_page_is_self_contained(partial: list[Trial]) -> None:
     assert run_command(["study", "s.toml", "--report"]) == 0
     page = Path("runs/s/index.html").read_text()
