@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 Item = TypeVar("Item")
+SECONDS_BETWEEN_LINES = 10.0  # time between two lines of progress if there is no terminal
 
 
 class MessageConsole(Console):
@@ -99,12 +100,15 @@ def is_interactive() -> bool:
 
 
 def progress_bar(items: Iterable[Item], description: str, total: int) -> Iterator[Item]:
-    """Yield the items and show a progress bar. Without a terminal, print a line of text every 10 s instead."""
+    """Yield the items and show a progress bar with the time left.
+
+    Without a terminal, print a line of text every SECONDS_BETWEEN_LINES instead.
+    """
     with Progress(console=stderr, disable=not is_interactive(), transient=True) as progress:
         bar = progress.add_task(description, total=total)
         start = last_printed = time.monotonic()
         for count, item in enumerate(items):
-            if not is_interactive() and time.monotonic() - last_printed > 10:
+            if not is_interactive() and time.monotonic() - last_printed > SECONDS_BETWEEN_LINES:
                 last_printed = time.monotonic()
                 remaining = (last_printed - start) / max(count, 1) * (total - count)
                 note(f"{description}: {count} of {total} · {format_duration(remaining)} left")

@@ -12,6 +12,7 @@ from bestiary.training.callbacks.base import Callback
 from bestiary.training.session import Session
 from bestiary.training.utilisation import find_bottleneck
 from bestiary.utils.console import (
+    SECONDS_BETWEEN_LINES,
     format_count,
     format_duration,
     format_number,
@@ -21,8 +22,6 @@ from bestiary.utils.console import (
     printable,
     stderr,
 )
-
-SECONDS_BETWEEN_LINES = 10.0  # time between two lines of text if there is no terminal
 
 
 class ProgressDisplay(Callback):
