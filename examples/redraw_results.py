@@ -3,8 +3,7 @@
     python examples/redraw_results.py [FOLDER]
 
 The curves in these files were smoothed with centred windows by version 0.1. They cannot be smoothed in the present way,
-because the games are not stored. The captions of the figures name the old method. rewards-steps.csv has means and
-standard errors over three seeds.
+because the games are not stored. The captions of the figures name the old method.
 """
 
 import sys
@@ -13,12 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from bestiary.envs.rewards.wrapper import RewardConfig
 from bestiary.evaluation.curve_plots import plot_checkpoint_curves
 from bestiary.evaluation.figure_helpers import format_axes, import_pyplot, panel_grid, save_figure
 from bestiary.evaluation.results import TaskResult
-from bestiary.reward_audit.curves import Curve, CurvePoint
-from bestiary.reward_audit.figures import draw_curves
 from bestiary.rollout import Episode
 from bestiary.runs.csv_tables import read_rows
 
@@ -71,40 +67,8 @@ def draw_checkpoints(path: Path) -> None:
     plot_checkpoint_curves(results, path.with_suffix(".png"))
 
 
-def draw_audit(folder: Path) -> None:
-    """Draw the reward audit of the warehouse over training steps and over network sizes."""
-    rows = read_rows(folder / "rewards-steps.csv")
-    sizes = list(dict.fromkeys(row["parameters"] for row in rows))
-    rewards = RewardConfig("on_shelf=1", "collected=1")
-    by_size = {size: [row for row in rows if row["parameters"] == size] for size in sizes}
-    over_steps = [
-        Curve(
-            "warehouse",
-            rewards,
-            "steps",
-            "true",
-            [_point(row, "steps") for row in own],
-            [],
-            size,
-            {"parameters": int(size)},
-        )
-        for size, own in by_size.items()
-    ]
-    newest = [_point(own[-1], "fc_parameters") for own in by_size.values()]
-    draw_curves(over_steps, folder / "rewards-steps.png")
-    draw_curves([Curve("warehouse", rewards, "fc_parameters", "true", newest, [])], folder / "rewards-size.png")
-
-
-def _point(row: dict[str, str], axis: str) -> CurvePoint:
-    """Return a point with three values whose mean and standard error are those of the row."""
-    spread = np.sqrt(3) * np.array([-1.0, 0.0, 1.0])  # three values with mean 0 and standard error 1
-    training, true = (float(row[f"{name}_mean"]) + float(row[f"{name}_se"]) * spread for name in ("training", "true"))
-    return CurvePoint(float(row[axis]), training, true)
-
-
 if __name__ == "__main__":
     results_folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parents[1] / "docs" / "results"
     for name in LEARNING_CURVES:
         draw_learning_curves(results_folder / f"{name}.csv")
     draw_checkpoints(results_folder / "forgetting.csv")
-    draw_audit(results_folder)
