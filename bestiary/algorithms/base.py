@@ -22,8 +22,10 @@ from bestiary.agents.agent import Agent, Output, State
 from bestiary.agents.run_context import RunContext
 from bestiary.algorithms.lr_schedules import SCHEDULES
 from bestiary.algorithms.optimizers import RMSprop, RMSpropTF, make_adam
+from bestiary.algorithms.return_statistics import NORMALISED_REWARD
 from bestiary.algorithms.reward_transform import REWARD_CLIPPING, transform_reward
 from bestiary.rollout import Inputs, Rollout, Tensors, concatenate
+from bestiary.utils.errors import UserError
 from bestiary.utils.options import option
 
 Metrics = dict[str, float]
@@ -121,13 +123,14 @@ class ActorCriticOptions:
     value_coef: float = option(0.5, "coefficient of the value loss", low=0)
     reward_clipping: str = option(
         "auto",
-        "how rewards are clipped before learning (auto: abs_one; with --critic popart: none)",
+        "how rewards are clipped before learning (abs_one: to [-1,1]; return_std: divided by the running standard "
+        "deviation of the discounted returns, then clipped to [-10,10]; auto: abs_one; with --critic popart: none)",
         choices=REWARD_CLIPPING,
     )
     reward_scale: float | None = option(
         None,
         "factor by which rewards are multiplied before clipping (default: 1; with --reward, a factor that scales "
-        "typical rewards to [-1,1])",
+        "typical rewards to [-1,1]; not with --algo.reward-clipping return_std)",
         above=0,
     )
     eps: float = option(
@@ -143,12 +146,23 @@ class ActorCriticOptions:
 
         By default, rewards are clipped to [-1, 1]. With PopArt they are not clipped, because PopArt normalises the
         value targets. If rewards are clipped and the user chose a training reward (`--reward`), the reward scale maps
-        typical rewards to [-1, 1], so that clipping does not change them.
+        typical rewards to [-1, 1], so that clipping does not change them. Rewards that are normalised (return_std) have
+        no reward scale, because it would cancel.
+
+        Raises:
+            UserError: the user set a reward scale for rewards that are normalised.
         """
         clipping, scale = self.reward_clipping, self.reward_scale
         if clipping == "auto":
             clipping = "none" if context.critic == "popart" else "abs_one"
-        if scale is None and clipping != "none":
+        if clipping == "return_std":
+            if "reward_scale" in context.given and scale is not None:
+                raise UserError(
+                    f"--algo.reward-scale {scale:g}: has no effect with --algo.reward-clipping return_std, which "
+                    "divides by the scale again; remove it"
+                )
+            scale = None
+        elif scale is None and clipping != "none":
             scale = context.reward_scale
         return replace(self, reward_clipping=clipping, reward_scale=scale)
 
@@ -296,6 +310,13 @@ class Algorithm:
             return False
         return not part.validate(num_envs // learners, pools)
 
+    @property
+    def return_discount(self) -> float | None:
+        """The discount factor of the returns that the actors compute for reward normalisation; None: not needed."""
+        o = self.options
+        normalises = isinstance(o, ActorCriticOptions) and o.reward_clipping == "return_std"
+        return o.discount if normalises else None
+
     # --- parameters, optimizers and state ---
 
     def setup(self, agent: Agent) -> None:
@@ -415,15 +436,24 @@ def updates_per_learn(algorithm: Algorithm, num_envs: int, pools: int) -> int:
     return trajectories * algorithm.epochs // algorithm.batch_size(num_envs, pools)
 
 
+def learner_rewards(rollout: Rollout, options: ActorCriticOptions) -> Tensor:
+    """Return the rewards [T,N] that the learner uses: scaled and clipped, or normalised (return_std)."""
+    if options.reward_clipping == "return_std":
+        # Auto-tuning measures the time of updates with rollouts whose rewards are not normalised.
+        return rollout.extras.get(NORMALISED_REWARD, rollout.reward[1:])
+    return transform_reward(rollout.reward[1:], options.reward_clipping, options.reward_scale)
+
+
 def rewards_and_discounts(rollout: Rollout, options: ActorCriticOptions) -> tuple[Tensor, Tensor, Tensor]:
     """Return three tensors [T,N] with one entry per action: rewards, bootstrapped rewards and discounts.
 
-    N is the number of environments. The rewards are scaled and clipped. The bootstrapped rewards are equal to the
-    rewards, except for the last action of an episode that a time limit ended: to this reward, the value of the final
-    observation (`rollout.bootstrap`) times the discount factor is added, because a time limit is not a terminal state.
+    N is the number of environments. The rewards are those of `learner_rewards`. The bootstrapped rewards are equal to
+    the rewards, except for the last action of an episode that a time limit ended: to this reward, the value of the
+    final observation (`rollout.bootstrap`) times the discount factor is added, because a time limit is not a terminal
+    state.
     The discount is zero if the action ended the episode.
     """
-    transformed = transform_reward(rollout.reward[1:], options.reward_clipping, options.reward_scale)
+    transformed = learner_rewards(rollout, options)
     discounts = options.discount * (~rollout.done[1:]).float()
     return transformed, transformed + options.discount * rollout.bootstrap, discounts
 

@@ -33,11 +33,11 @@ from bestiary.algorithms.base import (
     LearnContext,
     Loss,
     actor_critic_loss,
+    learner_rewards,
     rewards_and_discounts,
 )
 from bestiary.algorithms.gae import gae
 from bestiary.algorithms.optimizers import make_adam
-from bestiary.algorithms.reward_transform import transform_reward
 from bestiary.rollout import Rollout, concatenate
 from bestiary.utils.options import option
 
@@ -211,7 +211,7 @@ class PPO(Algorithm):
         return {
             "policy_loss": -torch.min(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage).sum(),
             "entropy": output.distribution.entropy().sum(),
-            "transformed_reward": transform_reward(batch.reward[1:], o.reward_clipping, o.reward_scale).sum(),
+            "transformed_reward": learner_rewards(batch, o).sum(),
             "kl": (ratio - 1 - log_ratio).sum(),  # non-negative estimate of KL(old || new)
             "abs_log_ratio": log_ratio.abs().sum(),
             "clipped": ((ratio - 1).abs() > clip).float().sum(),

@@ -32,11 +32,11 @@ def environment(values: Values) -> Words:
     if name != "warehouse":
         return Words((name,))
     return Words(
-        (name, "--legacy", "on"),
+        # In the original, VecNormalize normalises rewards only if the observations are vectors, not in Atari games.
+        (name, "--legacy", "on", "--algo.reward-clipping", "return_std"),
         (
             "warehouse: at the time limit, the value of the final observation is bootstrapped; in the original, the "
             "limit is a terminal state",
-            "warehouse: rewards are not normalised by their running deviation (VecNormalize)",
         ),
     )
 

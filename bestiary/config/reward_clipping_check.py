@@ -96,7 +96,7 @@ def clipping_warnings(reward: Reward, components: Mapping[str, RewardComponent],
     `mode` and `scale` are the clipping mode and the scale of `transform_reward`.
     """
     steps = typical_steps(reward, components)
-    if steps is None or mode == "none":
+    if steps is None or mode in ("none", "return_std"):
         return []
     assert isinstance(reward, WeightedReward)
     raw = _raw_rewards(reward, steps)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from bestiary.agents.agent import Agent, Output
+from bestiary.algorithms.return_statistics import DISCOUNTED_RETURN
 from bestiary.envs.episode_stats import EpisodeTracker
 from bestiary.envs.step_checks import final_problems
 from bestiary.envs.vector_env import VectorEnv, find_nonfinite
@@ -44,6 +45,8 @@ class Actor:
         seed: seed for the sampling of actions.
         device: device of the agent.
         precision: floating-point precision of the network: float32 or bfloat16.
+        return_discount: discount factor of the returns that are stored in the rollouts for reward normalisation; None:
+            no returns are stored (see `algorithms/return_statistics.py`).
         first_env: index, among all environments of the run, of the first environment of `pool`. Environment i of `pool`
             has the index `first_env` + i.
     """
@@ -57,6 +60,7 @@ class Actor:
         device: torch.device = CPU,
         precision: str = "float32",
         first_env: int = 0,
+        return_discount: float | None = None,
     ):
         self.agent = agent
         self.pool = pool
@@ -73,6 +77,8 @@ class Actor:
         self.state: tuple[Tensor, ...] = agent.initial_state(pool.num_envs)
         self.last_actions = np.zeros(pool.num_envs, np.int64)
         self.last_step: Step | None = None
+        self.return_discount = return_discount
+        self.discounted_returns = np.zeros(pool.num_envs)  # [N], float64: discounted sum of rewards of each episode
 
     def start(self) -> None:
         """Reset the environments and start the first rollout. Call `start` or `load` before `act` and `receive`."""
@@ -120,6 +126,11 @@ class Actor:
             raise RunError(f"{problem} (at step {self.steps} of the actor)")
         if step.truncated.any():
             self._store_bootstrap_values(step)
+        if self.return_discount is not None:
+            assert self.last_step is not None
+            kept = np.where(self.last_step.done, 0.0, self.discounted_returns)
+            self.discounted_returns = step.reward + self.return_discount * kept
+            self.rollout.extras[DISCOUNTED_RETURN][self.t] = torch.from_numpy(self.discounted_returns)
         self.t += 1
         self.rollout.episodes += self.episode_tracker.add(step, self.t * self.pool.num_envs)
         self.rollout.set_entry(self.t, step, self.last_actions)
@@ -185,6 +196,8 @@ class Actor:
             tuple(s.clone() for s in self.state),
             self.device.type == "cuda",
         )
+        if self.return_discount is not None:
+            self.rollout.extras[DISCOUNTED_RETURN] = torch.zeros(self.rollout_length, self.pool.num_envs)
         self.rollout.set_entry(0, step, self.last_actions)
         self.last_step = step
         self.t = 0  # number of steps in the current rollout
@@ -207,6 +220,8 @@ class Actor:
             **{f"measures.{name}": array for name, array in step.measures.items()},
             **{f"pool.{name}": array for name, array in self.pool.save().items()},
         }
+        if self.return_discount is not None:
+            arrays["discounted_returns"] = self.discounted_returns
         # Copy all arrays, because training may change them before they are written to a file.
         return {name: np.array(array, order="C") for name, array in arrays.items()}
 
@@ -234,6 +249,8 @@ class Actor:
             raise UserError(f"actor.safetensors does not fit the environments: {plugins.error_line(error)}") from error
         self.state = tuple(torch.from_numpy(arrays[f"state.{i}"]).to(self.device) for i in range(len(self.state)))
         self.last_actions = arrays["last_actions"]
+        if self.return_discount is not None:
+            self.discounted_returns = arrays["discounted_returns"]
         self.episode_tracker.sums |= {name: array.copy() for name, array in with_prefix("episode_tracker.").items()}
         reward, done, truncated, task = (arrays[f"step.{name}"] for name in ("reward", "done", "truncated", "task"))
         step = Step(with_prefix("observation."), reward, done, truncated, done, task, with_prefix("measures."))
@@ -257,6 +274,8 @@ class Actor:
                 "step.truncated": ("bool", (n,)),
                 "step.task": ("int64", (n,)),
             }
+            if self.return_discount is not None:
+                expected["discounted_returns"] = ("float64", (n,))
             for i, tensor in enumerate(self.state):
                 expected[f"state.{i}"] = (str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
             for name, sums in self.episode_tracker.sums.items():
@@ -270,7 +289,9 @@ class Actor:
             found = "missing" if array is None else f"{array.dtype} {array.shape}"
             if found != f"{dtype} {shape}":
                 problems.append(f"{name}: {found} in the checkpoint, {dtype} {shape} expected")
-            elif name.startswith(("state.", "step.", "observation.")) and not _is_finite(arrays[name]):
+            elif name.startswith(("state.", "step.", "observation.", "discounted_returns")) and not _is_finite(
+                arrays[name]
+            ):
                 problems.append(f"{name}: the values are not finite")
         if not problems and self.pool.saveable:
             for name, high in (("last_actions", self.pool.action_spec.n), ("step.task", len(self.pool.tasks))):

@@ -61,7 +61,12 @@ def describe_rewards(config: Config, agent: Agent) -> str:
     """Return lines of text about the training reward, the true rewards and the reward that the agent observes."""
     rewards = parse_rewards(config.rewards, task_interfaces(config.envs[:1], config.env_options)[0])
     mode, scale = _reward_transform(config)
-    clipping = {"none": "not clipped", "abs_one": "clipped to [-1,1]"}.get(mode, mode)
+    descriptions = {
+        "none": "not clipped",
+        "abs_one": "clipped to [-1,1]",
+        "return_std": "divided by the running standard deviation of the discounted returns",
+    }
+    clipping = descriptions.get(mode, mode)
     clamps = not isinstance(agent, AgentDefaults) or agent.clamps_last_reward
     observed = {
         True: f"last training reward{', clamped to [-1,1]' if clamps else ''}",

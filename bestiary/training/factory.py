@@ -115,11 +115,20 @@ def make_actors(
         incarnation: 0, or a number that is different each time the actors are created again after a failure.
     """
     training = config.training
-    rollout_length = config.make_algorithm().sequence_length
+    algorithm = config.make_algorithm()
     children = np.random.SeedSequence(training.seed).spawn(3)[1].spawn(training.total_pools)
     seeds = [int(children[index].generate_state(1)[0]) + start_step + incarnation for index in indices]
     return [
-        Actor(agent, pool, rollout_length, seed, device, training.precision, first_env=index * training.pool_size)
+        Actor(
+            agent,
+            pool,
+            algorithm.sequence_length,
+            seed,
+            device,
+            training.precision,
+            first_env=index * training.pool_size,
+            return_discount=algorithm.return_discount,
+        )
         for agent, pool, seed, index in zip(agents, pools, seeds, indices, strict=True)
     ]
 
@@ -161,6 +170,7 @@ def make_learner(config: Config, agent: Agent, device: torch.device, num_learner
         device,
         training.precision,
         training.seed,
+        len(config.envs),
     )
 
 

@@ -26,6 +26,7 @@ from bestiary.algorithms.base import (
     parameters_problem,
 )
 from bestiary.algorithms.lr_schedules import SCHEDULES
+from bestiary.algorithms.return_statistics import ReturnStatistics
 from bestiary.rollout import Inputs, Rollout
 from bestiary.training.devices import autocast
 from bestiary.training.weights import match_memory_layout
@@ -169,6 +170,7 @@ class Learner:
         device: device of the agent.
         precision: floating-point precision of the forward and backward pass: float32 or bfloat16.
         seed: seed for shuffling trajectories.
+        num_tasks: number of tasks, for the normalisation of rewards.
     """
 
     def __init__(
@@ -181,6 +183,7 @@ class Learner:
         device: torch.device = CPU,
         precision: str = "float32",
         seed: int = 0,
+        num_tasks: int = 1,
     ):
         self.agent = agent
         self.algorithm = algorithm
@@ -193,6 +196,8 @@ class Learner:
         critic = find_child(agent, "critic")
         # The critic if it keeps running statistics of the value targets, for example PopArt. None for any other critic.
         self.popart: Any = critic if isinstance(critic, CriticDefaults) and critic.keeps_statistics else None
+        # Statistics for the normalisation of rewards (--algo.reward-clipping return_std); None without normalisation.
+        self.return_statistics = None if algorithm.return_discount is None else ReturnStatistics(num_tasks)
         algorithm.setup(agent)
         own_parameters = algorithm.parameters()
         if (problem := parameters_problem(own_parameters)) is not None:
@@ -221,7 +226,10 @@ class Learner:
 
     def learn(self, rollouts: Sequence[Rollout]) -> list[dict[str, float]]:
         """Perform all updates that the algorithm computes from these rollouts. Return the metrics of each update."""
-        batches = self.algorithm.batches([rollout.to(self.device) for rollout in rollouts], self.context())
+        rollouts = [rollout.to(self.device) for rollout in rollouts]
+        if self.return_statistics is not None:
+            rollouts = self.return_statistics.normalise(rollouts, self.all_reduce)
+        batches = self.algorithm.batches(rollouts, self.context())
         if not isinstance(batches, Generator):
             found = type(batches).__name__
             raise RunError(f"{self._name}.batches returned a {found}; it must be a generator: yield each Batch")
@@ -286,6 +294,8 @@ class Learner:
             metrics["abs_log_ratio_lag0"] = metrics["abs_log_ratio"]
         if moments is not None:
             metrics["recomputed_updates"] = float(wrong_scale)
+        if self.return_statistics is not None:
+            metrics["return_std"] = float(self.return_statistics.deviation.mean())
         return {**metrics, "lr": lr, "policy_lag": policy_lag, "max_policy_lag": max_policy_lag}
 
     def batch_gradient(self, batch: Batch) -> Gradient:
@@ -357,10 +367,15 @@ class Learner:
         own_state = {f"state.{name}": value for name, value in self.algorithm.save().items()}
         if not all(isinstance(value, Tensor) for value in own_state.values()):
             raise RunError(f"{self._name}.save must return a dict of tensors, for example {{'count': torch.tensor(3)}}")
+        statistics = {} if self.return_statistics is None else self.return_statistics.save()
         return {
             "model": dict(self.agent.state_dict()),
             "optimizer": optimizer,
-            "algorithm": {**own_parameters, **own_state},
+            "algorithm": {
+                **own_parameters,
+                **own_state,
+                **{f"return_statistics.{name}": value for name, value in statistics.items()},
+            },
         }
 
     def counters(self) -> dict[str, int]:
@@ -390,6 +405,8 @@ class Learner:
                 parameter.copy_(tensors["algorithm"][f"parameter.{name}"])
         try:
             self.algorithm.load(_with_prefix(tensors["algorithm"], "state."))
+            if self.return_statistics is not None:
+                self.return_statistics.load(_with_prefix(tensors["algorithm"], "return_statistics."))
         except (KeyError, ValueError, TypeError, IndexError, RuntimeError, ZeroDivisionError) as error:
             raise UserError(f"algorithm.safetensors does not fit {self._name}: {plugins.error_line(error)}") from error
         self.steps = counters["steps"]

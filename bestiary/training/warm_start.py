@@ -117,7 +117,8 @@ def check_pretrained_state(config: Config) -> None:
     If the algorithm loads no state from that run, nothing is checked.
 
     Raises:
-        UserError: the observations, actions or tasks of the two runs differ, so that the state cannot be used.
+        UserError: the observations, actions, tasks or rewards of the two runs do not fit, so that the state cannot be
+            used.
     """
     source = _find_source_of_state(config, config.make_algorithm())
     if source is None:
@@ -127,6 +128,11 @@ def check_pretrained_state(config: Config) -> None:
         raise UserError(
             f"--init-from {source.path}: its replay buffer has other observations or actions; use an environment with "
             "the same ones (Atari: --full-actions), or add --algo.inherit-buffer off"
+        )
+    if (config.make_algorithm().return_discount is None) != (source.config.make_algorithm().return_discount is None):
+        raise UserError(
+            f"--init-from {source.path}: only one of the two runs has --algo.reward-clipping return_std, so the "
+            "rewards in its replay buffer do not fit; use the same reward clipping, or add --algo.inherit-buffer off"
         )
     missing = [task for task in other.tasks if task not in own.tasks]
     if missing and config.components["critic"].name != "shared":

@@ -161,7 +161,14 @@ PPO = {
     "algo.lr_schedule": "constant",
     "algo.max_grad_norm": 0.5,
 }
-WAREHOUSE = {**PPO, "env": ["warehouse"], "env.legacy": True, "steps": 4_000_000, "num_envs": 16}
+WAREHOUSE = {
+    **PPO,
+    "env": ["warehouse"],
+    "env.legacy": True,
+    "steps": 4_000_000,
+    "num_envs": 16,
+    "algo.reward_clipping": "return_std",
+}
 FNN8 = {
     **WAREHOUSE,
     "agent": "basic",

@@ -33,9 +33,10 @@ def final_weights(run: Run) -> bytes:
             "algo.minibatches": 2,
             "batch_size": None,
             "steps": 320,
+            "algo.reward_clipping": "return_std",
         },
     ],
-    ids=["impala", "ppo"],
+    ids=["impala", "ppo, normalised rewards"],
 )
 def test_cluster_and_local_training_are_bit_identical(ray_cluster: RayCluster, options: dict[str, Any]) -> None:
     """With a fixed policy lag, both runtimes use the same weights for each rollout."""

@@ -42,13 +42,17 @@ POPART = {"env": ["faulty_env.py:FaultyEnv", "faulty_env.py:LargeRewardEnv"], "c
 PPO = {"env": "faulty_env.py:FaultyEnv", "algo": "ppo", "algo.epochs": 2, "algo.minibatches": 1}
 
 
-@pytest.mark.parametrize(("num_learners", "algorithm"), [(2, POPART), (4, POPART), (2, PPO)])
+NORMALISED = {**PPO, "algo.reward_clipping": "return_std", "env": POPART["env"]}
+
+
+@pytest.mark.parametrize(("num_learners", "algorithm"), [(2, POPART), (4, POPART), (2, PPO), (2, NORMALISED)])
 def test_a_group_of_learners_computes_the_updates_of_a_single_learner(
     num_learners: int, algorithm: dict[str, Any], tmp_path: Path
 ) -> None:
     """IMPALA with PopArt: 4 updates of 4 trajectories of 2 tasks, whose statistics change a lot in each update.
 
-    PPO: 2 updates from each of 2 rollouts, with advantages that are normalised over all learners.
+    PPO: 2 updates from each of 2 rollouts, with advantages that are normalised over all learners. NORMALISED: the
+    rewards of the 2 tasks are normalised with statistics over all learners.
     """
     write_faulty_env()
     small = {name: value for name, value in SMALL.items() if name != "batch_size" or algorithm is POPART}
@@ -61,6 +65,9 @@ def test_a_group_of_learners_computes_the_updates_of_a_single_learner(
     assert learner.version == 4
     if algorithm is POPART:
         assert learner.popart.sigma.max() > 2 * learner.popart.sigma.min()
+    if algorithm is NORMALISED:
+        assert learner.return_statistics is not None
+        assert learner.return_statistics.deviation.max() > 2 * learner.return_statistics.deviation.min()
 
     config = resolve_own({**options, "runtime": "cluster", "cluster": "local", "learners": num_learners, "pools": 1})
     shipped_config = ShippedConfig.from_config(config)

@@ -67,7 +67,14 @@ RUNS: dict[str, dict[str, Any]] = {
         "steps": 600,
         **PPO,
     },
-    "warehouse, stack, ppo, iam": {"env": "warehouse", "frame_stack": 2, "agent": "iam", "steps": 4_000, **PPO},
+    "warehouse, stack, ppo, iam, normalised rewards": {
+        "env": "warehouse",
+        "frame_stack": 2,
+        "agent": "iam",
+        "steps": 4_000,
+        **PPO,
+        "algo.reward_clipping": "return_std",
+    },
 }
 
 
@@ -75,6 +82,8 @@ def read_results(run: Run) -> dict[str, bytes]:
     """Return everything that must be equal bit for bit: all but the time columns of the metrics."""
     newest = run.checkpoints[-1].path
     results = {name: (newest / f"{name}.safetensors").read_bytes() for name in ("model", "optimizer", "actor")}
+    if (newest / "algorithm.safetensors").is_file():  # state of the algorithm or of the reward normalisation
+        results["algorithm"] = (newest / "algorithm.safetensors").read_bytes()
     results["episodes"] = (run.path / "episodes.csv").read_bytes()
     with (run.path / "metrics.csv").open() as file:
         rows = [{k: v for k, v in row.items() if k not in ("seconds", "sps")} for row in csv.DictReader(file)]
