@@ -1,12 +1,13 @@
 # Two commands do everything on a fresh machine with Python 3.11 or newer:
 #   make train     create .venv, install Bestiary, train Pong, evaluate the agent and record a video
 #   make test      create .venv, install all extras, run ruff, mypy and the tests
+# Further targets: test-slow (trainings of minutes), docs (documentation site in site/), bench, lint, clean
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: setup train test test-slow bench lint clean
+.PHONY: setup train test test-slow docs bench lint clean
 
 setup: $(VENV)/installed
 
@@ -19,11 +20,14 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/installed-all: $(VENV)/installed
-	$(PIP) --editable '.[all,test]'
+	$(PIP) --editable '.[all,test,docs]'
 	@touch $@
 
 train: setup
 	$(BIN)/bestiary train --preset pong
+
+docs: $(VENV)/installed-all
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 bench: setup
 	$(BIN)/bestiary bench
