@@ -67,13 +67,40 @@ class Agent(Protocol):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> Any: ...
 
 
+ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU, "none": nn.Identity}
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadOptions:
+    """Options of the fully connected layers that may precede the policy head and the critic."""
+
+    policy_layers: tuple[int, ...] | None = option(
+        None,
+        "number of units of each fully connected layer before the policy head, for example 64,64 (default: no layer)",
+        low=1,
+    )
+    value_layers: tuple[int, ...] | None = option(
+        None,
+        "number of units of each fully connected layer before the critic, for example 64,64 (default: no layer)",
+        low=1,
+    )
+    head_activation: str = option(
+        "tanh",
+        "activation after each of the layers of --agent.policy-layers and --agent.value-layers",
+        choices=tuple(ACTIVATIONS),
+    )
+
+
 class BasicAgent(nn.Module, AgentDefaults):
-    """Agent that consists of any torso, any memory, a linear policy head and any critic."""
+    """Agent that consists of any torso, any memory, a policy head and any critic.
+
+    The policy head is linear. Fully connected layers may precede the policy head and the critic (`HeadOptions`).
+    """
 
     components: ClassVar[tuple[str, ...]] = ("torso", "memory", "critic")
 
     @dataclass(frozen=True)
-    class Options:
+    class Options(HeadOptions):
         extra_inputs: str = option(
             "auto",
             "inputs of the memory in addition to the features of the torso: the last reward (by default clamped to "
@@ -121,10 +148,13 @@ class BasicAgent(nn.Module, AgentDefaults):
         num_features = self.torso.output_size + int(self.uses_last_reward)
         num_features += action.n if self.uses_last_action else 0
         self.memory = memory(num_features)
-        self.policy = nn.Linear(self.memory.output_size, action.n)
-        self.critic = critic(self.memory.output_size)
+        self.policy_mlp, size = make_head_layers(self.memory.output_size, options.policy_layers, options)
+        self.policy = nn.Linear(size, action.n)
+        self.value_mlp, size = make_head_layers(self.memory.output_size, options.value_layers, options)
+        self.critic = critic(size)
         if options.init == "orthogonal":
-            init_orthogonal(self.torso, gain=math.sqrt(2))
+            for module in (self.torso, self.policy_mlp, self.value_mlp):
+                init_orthogonal(module, gain=math.sqrt(2))
             init_orthogonal(self.policy, gain=0.01)
             init_orthogonal(self.critic, gain=1.0)
 
@@ -141,7 +171,9 @@ class BasicAgent(nn.Module, AgentDefaults):
         )
         x = torch.cat(features, dim=-1) if len(features) > 1 else features[0]
         x, state, metrics = run_memory(self.memory, x, inputs.done, state)
-        output = apply_heads(self.policy, self.critic, x, inputs.task)
+        output = apply_heads(
+            self.policy, self.critic, x, inputs.task, policy_mlp=self.policy_mlp, value_mlp=self.value_mlp
+        )
         output.metrics = metrics
         return output, tuple(map(to_float32, state))
 
@@ -176,23 +208,51 @@ def run_memory(memory: Any, x: Tensor, done: Tensor, state: State) -> tuple[Tens
     return *memory(x, done, state), {}
 
 
-def apply_heads(policy: nn.Module, critic: nn.Module, x: Tensor, task: Tensor, **extras: Tensor) -> Output:
+def make_head_layers(
+    inputs: int, sizes: tuple[int, ...] | None, options: HeadOptions
+) -> tuple[nn.Sequential | None, int]:
+    """Return the fully connected layers before a head, and the number of their outputs.
+
+    `inputs` is the number of inputs, `sizes` the number of units of each layer. Without layers, return None.
+    """
+    if not sizes:
+        return None, inputs
+    layers: list[nn.Module] = []
+    for before, units in zip((inputs, *sizes), sizes, strict=False):
+        layers += [nn.Linear(before, units), ACTIVATIONS[options.head_activation]()]
+    return nn.Sequential(*layers), sizes[-1]
+
+
+def apply_heads(
+    policy: nn.Module,
+    critic: nn.Module,
+    x: Tensor,
+    task: Tensor,
+    *,
+    policy_mlp: nn.Module | None = None,
+    value_mlp: nn.Module | None = None,
+    **extras: Tensor,
+) -> Output:
     """Apply the policy head and the critic to the features x [T,B,F], and return the output of the agent.
 
-    `extras` are further outputs for interpretability tools, which are stored in `Output.extras`.
+    `policy_mlp` and `value_mlp` are layers before the policy head and before the critic; None: no layers. `extras` are
+    further outputs for interpretability tools, which are stored in `Output.extras`.
     """
-    estimate = critic(x, task)
+    estimate = critic(x if value_mlp is None else value_mlp(x), task)
     estimate.normalised = to_float32(estimate.normalised)
-    return Output(Categorical(to_float32(policy(x))), estimate.value, extras, estimate)
+    logits = policy(x if policy_mlp is None else policy_mlp(x))
+    return Output(Categorical(to_float32(logits)), estimate.value, extras, estimate)
 
 
-def init_orthogonal(module: nn.Module, gain: float) -> None:
+def init_orthogonal(module: nn.Module | None, gain: float) -> None:
     """Initialise all linear and convolutional layers of a module with orthogonal weights and zero biases.
+
+    If `module` is None, do nothing.
 
     The orthogonal weights are multiplied by `gain`. Gain 1 preserves the scale of activations. If a ReLU follows the
     layer, gain sqrt(2) compensates for the activations that the ReLU sets to zero.
     """
-    for layer in module.modules():
+    for layer in () if module is None else module.modules():
         if isinstance(layer, nn.Linear | nn.Conv2d):
             # Draw the weights in a contiguous tensor, so that they do not depend on the layer's memory format.
             weight = torch.empty(layer.weight.shape)

@@ -2,7 +2,8 @@
 
     x_t = torso(o_t)                   features of the whole current observation o_t
     m_t = memory(m_{t-1}, dset(o_t))   output of the memory, which receives only the d-set of the observation
-    policy and value are linear in [x_t, m_t]
+    policy and value are linear in [x_t, m_t]; with --agent.policy-layers and --agent.value-layers, fully connected
+    layers precede the two heads
 
 Information that matters only at the current step bypasses the memory, so the memory does not have to store it. The
 option `dset` selects how the d-set is computed:
@@ -30,7 +31,16 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
-from bestiary.agents.agent import Output, apply_heads, flatten_time, init_orthogonal, run_memory, to_float32
+from bestiary.agents.agent import (
+    HeadOptions,
+    Output,
+    apply_heads,
+    flatten_time,
+    init_orthogonal,
+    make_head_layers,
+    run_memory,
+    to_float32,
+)
 from bestiary.agents.critics import SharedCritic
 from bestiary.agents.defaults import AgentDefaults
 from bestiary.agents.memories import GRU, State
@@ -50,7 +60,7 @@ class IAMAgent(nn.Module, AgentDefaults):
     uses_last_reward = False
 
     @dataclass(frozen=True)
-    class Options:
+    class Options(HeadOptions):
         dset: str = option(
             "auto",
             "inputs of the memory: static, all, attention, an index list such as 49:73, or the name of an index list "
@@ -68,6 +78,9 @@ class IAMAgent(nn.Module, AgentDefaults):
         )
         units: int | None = option(
             None, "only with --agent.dset attention: number of units per head (default: 128)", low=1
+        )
+        attention_bias: bool = option(
+            False, "with --agent.dset attention: the linear layers of keys and queries have biases"
         )
 
     def __init__(
@@ -92,9 +105,12 @@ class IAMAgent(nn.Module, AgentDefaults):
         if isinstance(self.dset, Attention):
             self.dset.make_query_layer(self.memory.output_size)
         num_features = self.torso.output_size + self.memory.output_size
-        self.policy = nn.Linear(num_features, action.n)
-        self.critic = critic(num_features)
-        init_orthogonal(self.torso, gain=2**0.5)
+        self.policy_mlp, size = make_head_layers(num_features, options.policy_layers, options)
+        self.policy = nn.Linear(size, action.n)
+        self.value_mlp, size = make_head_layers(num_features, options.value_layers, options)
+        self.critic = critic(size)
+        for module in (self.torso, self.policy_mlp, self.value_mlp):
+            init_orthogonal(module, gain=2**0.5)
         init_orthogonal(self.policy, gain=0.01)
         init_orthogonal(self.critic, gain=1.0)
 
@@ -129,7 +145,9 @@ class IAMAgent(nn.Module, AgentDefaults):
             memory_input = self.dset(encoded).view(T, B, -1)
             memory_output, state, metrics = run_memory(self.memory, memory_input, inputs.done, state)
         x = torch.cat([features.view(T, B, -1), memory_output], dim=-1)
-        output = apply_heads(self.policy, self.critic, x, inputs.task, **extras)
+        output = apply_heads(
+            self.policy, self.critic, x, inputs.task, policy_mlp=self.policy_mlp, value_mlp=self.value_mlp, **extras
+        )
         output.metrics = metrics
         return output, tuple(map(to_float32, state))
 
@@ -204,17 +222,18 @@ class Attention(nn.Module):
     memory where the attention was. For a vector, each head outputs one number, the weighted sum of the inputs.
     """
 
-    def __init__(self, inputs: int, cells: int, heads: int, units: int):
+    def __init__(self, inputs: int, cells: int, heads: int, units: int, bias: bool = False):
         """Build the layer.
 
         For a feature map, `inputs` is the number of channels and `cells` the number of cells. For a vector, `inputs` is
-        the size of the vector and `cells` is 0.
+        the size of the vector and `cells` is 0. If `bias` is True, the linear layers of keys and queries have biases.
         """
         super().__init__()
         self.heads = heads
         self.units = units
         self.spatial = cells > 0
-        self.key = nn.Linear(inputs, heads * units, bias=False)
+        self.bias = bias
+        self.key = nn.Linear(inputs, heads * units, bias=bias)
         self.score = nn.Parameter(torch.empty(heads, units) if cells else torch.empty(heads, inputs, units))
         nn.init.normal_(self.score, std=units**-0.5)
         self.output_size = heads * (inputs + cells) if cells else heads
@@ -225,7 +244,7 @@ class Attention(nn.Module):
         Call this method after the memory has been created. The constructor cannot create the layer, because it needs
         the output size of the memory, and the memory does not exist yet.
         """
-        self.query = nn.Linear(memory_size, self.heads * self.units, bias=False)
+        self.query = nn.Linear(memory_size, self.heads * self.units, bias=self.bias)
 
     def values_and_keys(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the values and the keys of the attention over x, a feature map [B,C,h,w] or a vector [B,D].
@@ -264,6 +283,8 @@ def make_dset(observation: ObservationSpec, torso: Any, options: IAMAgent.Option
     for name, kind in (("predictors", "static"), ("heads", "attention"), ("units", "attention")):
         if getattr(options, name) is not None and dset != kind:
             raise UserError(f"--agent.{name}: only for --agent.dset {kind}, not {dset}; remove --agent.{name}")
+    if options.attention_bias and dset != "attention":
+        raise UserError(f"--agent.attention-bias on: only for --agent.dset attention, not {dset}; remove it")
     if map_shape is not None:
         channels, cells = map_shape[0], map_shape[1] * map_shape[2]
         if dset not in DSET_KINDS:
@@ -271,7 +292,7 @@ def make_dset(observation: ObservationSpec, torso: Any, options: IAMAgent.Option
     else:
         channels, cells = sum(torch.Size(spec.shape).numel() for spec in observation.values()), 0
     if dset == "attention":
-        return Attention(channels, cells, options.heads or 1, options.units or 128)
+        return Attention(channels, cells, options.heads or 1, options.units or 128, options.attention_bias)
     if dset == "static":
         return Static(channels, max(1, cells), options.predictors or 16)
     if dset == "all":

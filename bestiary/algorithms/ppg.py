@@ -107,7 +107,9 @@ class PPG(PPO):
 
     def make_optimizers(self, parameters: list[nn.Parameter]) -> dict[str, torch.optim.Optimizer]:
         o = self.options
-        critic = [parameter for parameter in self.agent.critic.parameters() if parameter.requires_grad]
+        # Layers before the critic (--agent.value-layers) belong to the value head.
+        heads = [head for name in ("value_mlp", "critic") if (head := find_child(self.agent, name)) is not None]
+        critic = [parameter for head in heads for parameter in head.parameters() if parameter.requires_grad]
         in_critic = {id(parameter) for parameter in critic}
         agent = [parameter for parameter in self.agent.parameters() if parameter.requires_grad]
         policy = [parameter for parameter in agent if id(parameter) not in in_critic]

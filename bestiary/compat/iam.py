@@ -78,12 +78,13 @@ def _iam(values: Values, is_image: bool) -> Words:
     if is_image:
         words += ["--agent.dset", "attention", "--agent.heads", "1", "--agent.units", "128"]
         words += ["--torso", "shallow", "--torso.width", "64", "--torso.depth", "3", "--torso.subtract-mean", "off"]
-        layers = "the policy head and the value head are linear layers; in the original, two Tanh layers precede them"
+        words += ["--agent.attention-bias", "on", "--agent.policy-layers", "64,64", "--agent.value-layers", "64,64"]
     else:
         words += ["--agent.dset", "legacy", "--torso", "mlp", "--torso.sizes", "512,256,64"]
         words += ["--torso.normalise-inputs", "on"]
-        layers = "the policy head is one linear layer; in the original, a linear layer of 64 units precedes it"
-    return Words(tuple(words), (f"--IAM: {layers}",))
+        # In the original, no activation follows the layer before the policy head.
+        words += ["--agent.policy-layers", "64", "--agent.head-activation", "none"]
+    return Words(tuple(words))
 
 
 def batches(values: Values) -> Words:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from bestiary.agents.agent import BasicAgent
+from bestiary.agents.iam import IAMAgent
 from bestiary.agents.memories import MEMORIES
 from bestiary.agents.torsos import MLP, TORSOS, ResNet
 from bestiary.rollout import ActionSpec, ArraySpec, Inputs
@@ -163,3 +164,36 @@ def test_orthogonal_initialisation():
         assert not module.bias.detach().any()
     default = BasicAgent(IMAGES, ACTIONS, BasicAgent.Options(init="torch"))
     assert default.policy.bias.detach().any()
+
+
+@pytest.mark.parametrize(
+    ("activation", "function"), [("tanh", torch.tanh), ("relu", torch.relu), ("none", torch.clone)]
+)
+@pytest.mark.parametrize("agent_class", [BasicAgent, IAMAgent])
+def test_layers_before_the_heads(agent_class, activation, function):
+    """The logits and values are those of the layers applied by hand; without the options, the heads are linear."""
+    torch.manual_seed(0)
+    options = agent_class.Options(policy_layers=(8, 5), value_layers=(3,), head_activation=activation)
+    agent = agent_class(SPEC, ACTIONS, options, torso=MLP, memory=MEMORIES["gru"])
+    features = {}
+
+    def keep(name, module):
+        module.register_forward_hook(lambda _, inputs, output: features.update({name: (inputs[0], output)}))
+
+    for name in ("policy_mlp", "value_mlp", "policy"):
+        keep(name, getattr(agent, name))
+    output, _ = agent(random_inputs(), agent.initial_state(B))
+    x = features["policy_mlp"][0]
+    assert torch.equal(x, features["value_mlp"][0])
+    for layer in (agent.policy_mlp[0], agent.policy_mlp[2]):
+        x = function(x @ layer.weight.T + layer.bias)
+    torch.testing.assert_close(features["policy"][1], x @ agent.policy.weight.T + agent.policy.bias)
+    layer = agent.value_mlp[0]
+    value = function(features["value_mlp"][0] @ layer.weight.T + layer.bias)
+    torch.testing.assert_close(output.value, agent.critic(value, random_inputs().task).value)
+    rows = agent.policy_mlp[0].weight.detach()
+    assert torch.allclose(rows @ rows.T, 2 * torch.eye(len(rows)), atol=1e-4)
+
+    plain = agent_class(SPEC, ACTIONS, torso=MLP, memory=MEMORIES["gru"])
+    assert (plain.policy_mlp, plain.value_mlp) == (None, None)
+    assert plain.policy.in_features == features["policy_mlp"][0].shape[-1]

@@ -1,5 +1,6 @@
 """Tests of the influence-aware memory: d-sets, attention, resets, and equality of single steps and sequences."""
 
+import itertools
 from functools import partial
 
 import pytest
@@ -9,7 +10,9 @@ from bestiary.agents.agent import count_parameters
 from bestiary.agents.iam import Attention, IAMAgent
 from bestiary.agents.memories import GRU, LSTM, NoMemory
 from bestiary.agents.torsos import MLP, ResNet, Shallow
+from bestiary.config.resolve import resolve
 from bestiary.rollout import ActionSpec, ArraySpec, Inputs
+from bestiary.runs.option_sources import merge_sources
 from bestiary.utils.errors import UserError
 
 T, B, D = 5, 3, 10
@@ -196,3 +199,55 @@ def test_number_of_parameters_equals_the_paper():
 def test_invalid_dsets_are_refused(dset, spec, torso, message):
     with pytest.raises(UserError, match=message):
         make_agent(dset, spec, torso)
+
+
+@torch.no_grad()
+def test_biases_of_the_attention_change_the_weights():
+    """The weights with biases are those of the definition: softmax of score . tanh(keys + query), with both biases."""
+    agent = make_agent("attention", attention_bias=True)
+    x = random_vectors()
+    torch.nn.init.normal_(agent.dset.key.bias)
+    torch.nn.init.normal_(agent.dset.query.bias)
+    output, _ = agent(make_inputs({"vector": x}), agent.initial_state(B))
+    key, query = agent.dset.key, agent.dset.query
+    context = torch.tanh(x[0] @ key.weight.T + key.bias + query.bias)  # the memory's previous output is zero
+    weights = (context @ agent.dset.score[0].T).softmax(-1)
+    torch.testing.assert_close(output.extras["attention"][0, :, 0], weights)
+    assert not any(name.endswith(("key.bias", "query.bias")) for name in make_agent("attention").state_dict())
+
+
+def test_biases_without_attention_are_refused():
+    with pytest.raises(UserError, match="attention-bias"):
+        make_agent("items", attention_bias=True)
+
+
+@pytest.mark.parametrize(
+    ("preset", "parameters"),
+    [("iam-bislip", 211_781), ("gru-bislip", 27_013), ("fnn1-bislip", 185_989), ("iam-breakout", 363_365)],
+)
+def test_presets_have_the_sizes_of_the_published_networks(preset, parameters):
+    """73 inputs, 25 of them in the d-set, 4 actions; Breakout: convolutions of 32, 64 and 64 channels, 49 cells.
+
+    warehouse    FNN 73-512-256-64, GRU 25 -> 64, actor 128-64-4, critic 128-1
+    Breakout     FNN 3136-64-64-64, attention with 128 units and biases, GRU 113 -> 64, actor 128-64-64-4, critic
+                 128-64-64-1; the bias of the attention's score is left out, because softmax removes it
+    """
+
+    def linear(*sizes):
+        return sum(n * m + m for n, m in itertools.pairwise(sizes))
+
+    def gru(inputs, hidden):
+        return 3 * hidden * (inputs + hidden + 2)
+
+    convolutions = (8 * 8 * 4 * 32 + 32) + (4 * 4 * 32 * 64 + 64) + (3 * 3 * 64 * 64 + 64)
+    attention = linear(64, 128) + linear(64, 128) + 128
+    expected = {
+        "iam-bislip": linear(73, 512, 256, 64) + gru(25, 64) + linear(128, 64, 4) + linear(128, 1),
+        "gru-bislip": gru(73, 64) + linear(64, 4) + linear(64, 1),
+        "fnn1-bislip": linear(73, 512, 256, 64) + linear(64, 4) + linear(64, 1),
+        "iam-breakout": convolutions + linear(3136, 64, 64, 64) + attention + gru(113, 64)
+        + linear(128, 64, 64, 4) + linear(128, 64, 64, 1),
+    }  # fmt: skip
+    assert expected[preset] == parameters
+    given, origin = merge_sources({"preset": preset})
+    assert count_parameters(resolve(given, origin).make_agent()) == parameters

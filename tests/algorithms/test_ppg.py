@@ -65,15 +65,18 @@ def test_an_auxiliary_phase_follows_each_policy_phase(value_network: str) -> Non
     assert learner.algorithm.stored == []
 
 
+@pytest.mark.parametrize("layers", [None, (8,)])
 @pytest.mark.parametrize("value_network", ["shared", "separate"])
-def test_each_update_changes_only_its_own_parameters(value_network: str) -> None:
-    actor, learner = make(**{"algo.value_network": value_network})
+def test_each_update_changes_only_its_own_parameters(value_network: str, layers: tuple[int, ...] | None) -> None:
+    """Layers before the critic belong to the value head, layers before the policy head to the policy."""
+    heads = {"agent.policy_layers": layers, "agent.value_layers": layers}
+    actor, learner = make(**{"algo.value_network": value_network, **heads})
     agent = learner.agent
     batches = [play_batches(learner, collect_rollouts(actor, learner)) for _ in range(2)][1]
     own = list(learner.algorithm.parameters().values())
     assert bool(own) == (value_network == "separate")
     policy, value, aux = batches[0], batches[1], batches[4]
-    critic = [name.startswith("critic") for name, _ in agent.named_parameters()]
+    critic = [name.startswith(("critic", "value_mlp")) for name, _ in agent.named_parameters()]
 
     before = snapshot([*agent.parameters(), *own])
     learner.update(policy)

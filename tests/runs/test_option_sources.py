@@ -118,6 +118,11 @@ WAREHOUSE = {
     "algo": "ppo", "algo.epochs": 3, "algo.lr": 2.5e-4, "algo.clip": 0.1, "algo.value_clip": True,
     "algo.entropy_coef": 0.01, "algo.discount": 0.99, "algo.lam": 0.95, "algo.sequence_length": 8,
 }  # fmt: skip
+BISLIP = {
+    **{name: value for name, value in WAREHOUSE.items() if name != "algo.sequence_length"},
+    "algo.lam": 1.0, "algo.lr_schedule": "constant", "algo.reward_clipping": "return_std", "env.legacy": True,
+    "steps": 4_000_000, "num_envs": 16,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -154,8 +159,12 @@ WAREHOUSE = {
             "iam-keijzer",
             {**WAREHOUSE, "num_envs": 32, "algo.rollout_length": 8, "algo.minibatches": 32,
              "algo.lr_schedule": "constant", "algo.normalise_advantages": True, "steps": 4_000_000, "env.legacy": True,
-             "agent.dset": "legacy", "memory": "gru"},
+             "agent.dset": "legacy", "memory": "gru", "algo.reward_clipping": "return_std"},
         ),
+        ("fnn1-bislip", {**BISLIP, "memory": "none", "algo.rollout_length": 1}),
+        ("fnn8-bislip", {**BISLIP, "memory": "none", "algo.rollout_length": 8}),
+        ("gru-bislip", {**BISLIP, "memory": "gru", "torso.depth": 0, "algo.sequence_length": 8}),
+        ("iam-bislip", {**BISLIP, "memory": "gru", "agent.policy_layers": [64], "algo.sequence_length": 8}),
     ],
 )  # fmt: skip
 def test_published_settings(name, published):
