@@ -12,11 +12,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from bestiary import envs
-from bestiary.cli.arguments import BOOLEAN_METAVAR, Parser, capture_parser
+from bestiary.cli.arguments import Parser, capture_parser
 from bestiary.cli.completion import SCRIPTS
 from bestiary.cli.listing import LISTS
 from bestiary.cli.look import TOOLS
 from bestiary.cli.main import COMMANDS
+from bestiary.cli.option_flags import BOOLEAN_METAVAR
 from bestiary.compat.programs import PROGRAMS
 from bestiary.config.components import REGISTRIES
 from bestiary.config.toml import preset_paths

@@ -5,18 +5,13 @@ from functools import partial
 from typing import Any
 
 from bestiary import envs
-from bestiary.cli.arguments import (
-    BOOLEAN_METAVAR,
-    BOOLEAN_WORDS,
-    Parser,
-    add_component_options,
-    none_if_invalid,
-    parse_number,
-)
+from bestiary.cli.arguments import Parser, none_if_invalid, parse_number
+from bestiary.cli.option_flags import BOOLEAN_METAVAR, add_option_flags
 from bestiary.runs.checkpoints import BEST_LINKS, best_steps
 from bestiary.runs.run import Run, open_run
 from bestiary.utils import trust
 from bestiary.utils.errors import UserError
+from bestiary.utils.options import BOOLEANS
 
 
 def select_replay(a: argparse.Namespace) -> Any:
@@ -83,7 +78,7 @@ def parse_with_env_options(parser: Parser, argv: list[str]) -> tuple[argparse.Na
         group = parser.add_argument_group(f"options of {env} (default: as in training)")
         taken = [spelling for action in parser._actions for spelling in action.option_strings]
         name = env if isinstance(found, Run) else trust.named_by_user(env)
-        add_component_options(group, envs.lookup_env(name).options, "env", taken)
+        add_option_flags(group, envs.lookup_env(name).options, "env", taken)
     a = parser.parse_strictly(_with_explicit_booleans(argv, parser))
     given = {name[4:]: value for name, value in vars(a).items() if name.startswith("env.") and value is not None}
     return a, found if isinstance(found, Run) else None, given
@@ -131,6 +126,6 @@ def _with_explicit_booleans(argv: list[str], parser: Parser) -> list[str]:
     words = []
     for word, following in zip(argv, [*argv[1:], ""], strict=True):
         action = parser._option_string_actions.get(word)
-        is_bare = action is not None and action.metavar == BOOLEAN_METAVAR and following not in BOOLEAN_WORDS
+        is_bare = action is not None and action.metavar == BOOLEAN_METAVAR and following not in BOOLEANS
         words.append(f"{word}=on" if is_bare else word)
     return words

@@ -1,10 +1,10 @@
 """Commands `train` and `resume`."""
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from bestiary.cli.arguments import Parser, add_component_options, add_trust_code
+from bestiary.cli.arguments import Parser, add_trust_code
 from bestiary.cli.main import allow_garbage_collection
+from bestiary.cli.option_flags import add_option_flags
 from bestiary.config.training_options import Training
 from bestiary.runs.machine_options import MACHINE_OPTIONS
 from bestiary.runs.option_sources import merge_sources
@@ -21,10 +21,9 @@ def train(argv: list[str]) -> None:
     from bestiary.config.resolve import resolve
 
     given, location, dry_run, trust_code = parse_train(argv)
-    options, sources = merge_sources(given, trust_code=trust_code)
-    config = resolve(options, sources)
+    config = resolve(*merge_sources(given, trust_code=trust_code))
     if dry_run:
-        _print_config(config, options, sources)
+        _print_config(config)
         return
 
     from bestiary import api
@@ -34,19 +33,19 @@ def train(argv: list[str]) -> None:
     print_line(f"run: {run.path}")
 
 
-def _print_config(config: "Config", options: Mapping[str, Any], sources: Mapping[str, str]) -> None:
+def _print_config(config: "Config") -> None:
     """Print a config with the origin of each value, and the size of the network.
 
     Raise UserError if one of the user's callbacks is invalid.
     """
-    from bestiary.config.origins import annotated_toml, trace_origins
+    from bestiary.config.origins import annotated_toml
     from bestiary.training.config_summary import describe
 
     if config.callbacks:
         from bestiary.training.callbacks.user_callback import make_user_callbacks
 
         make_user_callbacks(config)  # only to check them
-    print(annotated_toml(config, trace_origins(config, options, sources)))
+    print(annotated_toml(config.to_toml(), config.origins))
     print(describe(config))
 
 
@@ -76,7 +75,7 @@ def resume(argv: list[str]) -> None:
     group = parser.add_argument_group(
         "options of this machine (default: as in config.toml, if you have trained the run with them on this machine)"
     )
-    add_component_options(group, Training, "", only=MACHINE_OPTIONS)
+    add_option_flags(group, Training, "", only=MACHINE_OPTIONS)
     a = parser.parse_strictly(argv)
     machine = {name: getattr(a, name) for name in MACHINE_OPTIONS if getattr(a, name) is not None}
 

@@ -10,7 +10,8 @@ import dataclasses
 import re
 from typing import Any
 
-from bestiary.cli.arguments import BOOLEAN_METAVAR, BOOLEAN_WORDS, Parser, add_component_options, add_trust_code
+from bestiary.cli.arguments import Parser, add_trust_code
+from bestiary.cli.option_flags import BOOLEAN_METAVAR, add_option_flags
 from bestiary.config.component_kinds import COMPONENT_TITLES
 from bestiary.config.components import REGISTRIES
 from bestiary.config.resolve import look_up
@@ -19,7 +20,7 @@ from bestiary.envs.registry import ENV_FAMILIES, STANDALONE_ENVS
 from bestiary.runs.option_sources import merge_sources
 from bestiary.runs.run import RunLocation
 from bestiary.utils.errors import UserError
-from bestiary.utils.options import options_class, parse_options
+from bestiary.utils.options import BOOLEANS, options_class, parse_options
 
 
 def parse_train(argv: list[str]) -> tuple[dict[str, Any], dict[str, Any], bool, bool]:
@@ -72,7 +73,7 @@ def read_flags(argv: list[str], parser: Parser) -> dict[str, Any]:
             given[key] = action.const
         elif action is not None and action.nargs == "?":
             is_boolean = action.metavar == BOOLEAN_METAVAR
-            takes_value = following is not None and not is_env and (not is_boolean or following in BOOLEAN_WORDS)
+            takes_value = following is not None and not is_env and (not is_boolean or following in BOOLEANS)
             given[key] = words.pop(0) if takes_value else action.const
         elif following is not None and (action is not None or not is_env):
             given[key] = words.pop(0)
@@ -129,8 +130,8 @@ def _base_parser() -> Parser:
     for field in dataclasses.fields(Training):
         by_group.setdefault(field.metadata["group"], []).append(field.name)
     for title, options in by_group.items():
-        add_component_options(parser.add_argument_group(title), Training, "", only=options)
-    add_component_options(parser.add_argument_group("location of the run"), RunLocation, "")
+        add_option_flags(parser.add_argument_group(title), Training, "", only=options)
+    add_option_flags(parser.add_argument_group("location of the run"), RunLocation, "")
     return parser
 
 
@@ -145,8 +146,8 @@ def _full_parser(argv: list[str]) -> Parser:
     choices = look_up(chosen, sources, [])
     if choices.env_spec is not None:
         group = parser.add_argument_group(f"environment {choices.env_names[0]}")
-        add_component_options(group, choices.env_spec.options, "env")
+        add_option_flags(group, choices.env_spec.options, "env")
     for kind, component in choices.classes.items():
         group = parser.add_argument_group(f"{kind} {choices.names[kind]}")
-        add_component_options(group, options_class(component), kind, defaults=choices.defaults)
+        add_option_flags(group, options_class(component), kind, defaults=choices.defaults)
     return parser

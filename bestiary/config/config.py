@@ -37,6 +37,8 @@ class Config:
     training: Training
     # Path of a plug-in file -> SHA-256 hash of the file's content (see `PluginSource.sha256`).
     plugin_hashes: dict[str, str] = field(default_factory=dict, compare=False)
+    # Key of config.toml -> origin of its value, for example "preset hello" (see `config/origins.py`).
+    origins: dict[str, str] = field(default_factory=dict, compare=False)
 
     # --- construction ---
 

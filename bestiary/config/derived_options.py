@@ -6,25 +6,23 @@ number of tasks and the runtime. The options of components are not derived here:
 """
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Mapping
 from typing import Any
 
 from bestiary.algorithms.base import Algorithm, size_problems, updates_per_learn
+from bestiary.config.origins import GIVEN
 from bestiary.config.training_options import Training, unused_options
 
 DEFAULT_MAX_LAG = 16  # in learner updates
 
 
-def derive_runtime(
-    training: Training, given: Collection[str], direct: Collection[str], problems: list[str]
-) -> Training:
+def derive_runtime(training: Training, sources: Mapping[str, str], problems: list[str]) -> Training:
     """Select the cluster runtime if `--cluster` is given. Append problems with runtime options to `problems`.
 
-    `given` are the names of all training options that have been set. `direct` are the names of those that the user has
-    set directly, not by a preset, a config file or another run. An option that has no effect in the chosen runtime is
-    reported only if it is in `direct`.
+    `sources` maps each training option that has been set to its source. An option that has no effect in the chosen
+    runtime is reported only if the user has set it directly, not by a preset, a config file or another run.
     """
-    if training.cluster is not None and "runtime" not in given:
+    if training.cluster is not None and "runtime" not in sources:
         training = dataclasses.replace(training, runtime="cluster")
     if training.cluster is not None and training.runtime != "cluster":
         problems.append(
@@ -34,9 +32,9 @@ def derive_runtime(
         problems.append(
             "--runtime cluster: no cluster given; add --cluster local, --cluster auto or --cluster HOST:PORT"
         )
-    for name in sorted(unused_options(training.runtime) & set(direct)):
+    for name in sorted(unused_options(training.runtime)):
         value = getattr(training, name)
-        if value != getattr(Training(), name):
+        if sources.get(name) == GIVEN and value != getattr(Training(), name):
             problems.append(_describe_unused(name, value, training.runtime))
     if training.inference == "central" and training.lag is not None:
         problems.append(

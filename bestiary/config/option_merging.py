@@ -6,7 +6,6 @@ from typing import Any
 
 from bestiary.config.component_kinds import DEFAULT_COMPONENTS
 from bestiary.utils.errors import UserError
-from bestiary.utils.options import convert
 from bestiary.utils.plugin_names import PluginRef, parse_name
 
 
@@ -48,11 +47,3 @@ def _expand_braces(name: str) -> list[str]:
         return [name]
     braces = re.fullmatch(r"([^{}]*)\{([^{}]*)\}([^{}]*)", name)
     return [f"{braces[1]}{word}{braces[3]}" for word in braces[2].split(",")] if braces else [name]
-
-
-def convert_or_none(value: Any, kind: Any) -> Any:
-    """Convert a value to type `kind`, or return None if that is not possible."""
-    try:
-        return convert(value, kind)
-    except ValueError:
-        return None

@@ -14,7 +14,6 @@ The parser of `bestiary train` also calls `look_up`, because its flags depend on
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from bestiary import envs
@@ -26,6 +25,7 @@ from bestiary.config.config import Config, task_interfaces
 from bestiary.config.derived_options import check_batches, derive_max_lag, derive_num_envs, derive_runtime
 from bestiary.config.option_merging import expand_env_names
 from bestiary.config.option_spellings import unknown_options, values_by_schema
+from bestiary.config.origins import GIVEN, trace_names, trace_options
 from bestiary.config.plugin_options import map_plugins
 from bestiary.config.reward_clipping_check import unclipped_scale
 from bestiary.config.training_options import Training
@@ -56,6 +56,7 @@ class Choices:
     interfaces: tuple[EnvInterface, ...] | None  # one per environment
     names: Mapping[str, str]  # name of each component, by kind
     classes: Mapping[str, Any]  # class of each component, by kind
+    given: Mapping[str, Any]  # the given options, without the names of the environments and components
     defaults: Mapping[str, Any]  # default values that the environment and the agent set for options, by config key
 
     @property
@@ -70,7 +71,8 @@ def resolve(given: Mapping[str, Any], origin: Mapping[str, str] | None = None) -
 
     `origin` maps each key that comes from a preset, file or run to a text that names this source in error messages, for
     example "config a.toml". A key that is not in `origin` was given directly by the user. Plug-ins must have been
-    trusted before (`plugin_options.py`). Raise UserError with all problems found.
+    trusted before (`plugin_options.py`). Raise UserError with all problems found. If a name or value is invalid, only
+    the names and values are checked, because the other checks would be made with wrong values.
     """
     given = map_plugins(given, lambda ref: ref)
     origin = origin or {}
@@ -78,118 +80,117 @@ def resolve(given: Mapping[str, Any], origin: Mapping[str, str] | None = None) -
 
     # 1. Environments and components.
     choices = look_up(given, origin, problems)
-    env_names = choices.env_names
-    interfaces = choices.interfaces
-    names = choices.names
-    classes = choices.classes
+    names, classes, env_spec, interfaces = choices.names, choices.classes, choices.env_spec, choices.interfaces
+    num_tasks = len(choices.env_names)
 
-    # 2. Options of the components and the training.
+    # 2. Options of the environments, the components and the training.
     schemas = choices.schemas
-    chosen = values_by_schema(given, schemas)  # values that the user has set
-    # `values` contains `chosen` and also the defaults that the environment and the agent declare.
-    values = values_by_schema({**choices.defaults, **given}, schemas)
-    problems += unknown_options(given, schemas, {"env", *names} - set(schemas), origin)
-    options = {kind: parse_options(schemas[kind], values[kind], kind, problems) for kind in classes}
-    training = parse_options(Training, values[""], "", problems)
+    problems += unknown_options(choices.given, schemas, {"env", *names} - set(schemas), origin)
+    values = values_by_schema({**choices.defaults, **choices.given}, schemas)
+    parsed = {kind: parse_options(schema, values[kind], kind, problems) for kind, schema in schemas.items()}
+    if parsed[""] is not None:
+        problems += _invalid_callbacks(parsed[""].callback or ())
+    if env_spec is None or interfaces is None or len(classes) < len(names) or None in parsed.values():
+        raise UserError(*dict.fromkeys(problems))
 
-    # 3. and 4. Derive options from other options, and check that all options fit together.
-    if training is not None:
-        problems += _invalid_callbacks(training.callback or ())
-        if training.steps is None and choices.env_spec is not None:
-            training = dataclasses.replace(training, steps=choices.env_spec.default_steps * len(env_names))
-    reward_scale = None
-    if training is not None and interfaces is not None:
-        rewards = RewardConfig(training.reward, training.true_reward)
-        check_rewards = partial(_check_rewards, rewards, env_names, choices.env_options, interfaces)
-        reward_scale = _collect_errors(problems, check_rewards)
-    if training is not None and options.get("algo") is not None:
-        direct = values_by_schema({key: given[key] for key in given if key not in origin}, schemas)[""]
-        training = derive_runtime(training, chosen[""], direct, problems)
-        if interfaces is not None:
-            context = RunContext(
-                interface=combine_interfaces(env_names, interfaces),
-                critic=names.get("critic"),
-                reward_scale=reward_scale,
-                pool_size=training.pool_size,
-                total_pools=training.total_pools,
-                num_envs_given="num_envs" in chosen[""],
-                learners=training.learners,
-            )
-            options = _derive_options(classes, names, options, context, chosen)
-        algorithm = construct_component("algo", ComponentConfig(names["algo"], options["algo"]))
-        if len(env_names) > 1 and "num_envs" not in chosen[""]:
-            training = dataclasses.replace(training, num_envs=derive_num_envs(training, algorithm, len(env_names)))
-        training = derive_max_lag(training, algorithm)
-        check_batches(training, algorithm, max(1, len(env_names)), problems)
+    # 3. Options that the user has not set. `sources` has the source of each option that the user has set.
+    sources = values_by_schema({key: origin.get(key, GIVEN) for key in choices.given}, schemas)
+    training = parsed[""]
+    if training.steps is None:
+        training = dataclasses.replace(training, steps=env_spec.default_steps * num_tasks)
+    rewards = RewardConfig(training.reward, training.true_reward)
+    reward_scale = _collect_errors(problems, lambda: _check_rewards(rewards, choices))
+    training = derive_runtime(training, sources[""], problems)
+    context = RunContext(
+        interface=combine_interfaces(choices.env_names, interfaces),
+        critic=names.get("critic"),
+        reward_scale=reward_scale,
+        pool_size=training.pool_size,
+        total_pools=training.total_pools,
+        num_envs_given="num_envs" in sources[""],
+        learners=training.learners,
+    )
+    options = _derive_options(names, classes, parsed, context, sources)
+    algorithm = construct_component("algo", ComponentConfig(names["algo"], options["algo"]))
+    if num_tasks > 1 and "num_envs" not in sources[""]:
+        training = dataclasses.replace(training, num_envs=derive_num_envs(training, algorithm, num_tasks))
+    training = derive_max_lag(training, algorithm)
 
+    # 4. Check that all options fit together.
+    check_batches(training, algorithm, num_tasks, problems)
     if problems:
         raise UserError(*dict.fromkeys(problems))
+    final = {"": training, "env": choices.env_options, **options}
+    default_names = {**DEFAULT_COMPONENTS, **classes["agent"].config_defaults}
+    origins = {
+        **trace_names(names, default_names, given, origin),
+        **trace_options(final, parsed, sources),
+    }
     component_configs = {kind: ComponentConfig(names[kind], options[kind]) for kind in classes}
-    return _make_config(env_names, choices.env_options, component_configs, training)
+    return _make_config(choices.env_names, choices.env_options, component_configs, training, origins)
 
 
-def look_up(given: dict[str, Any], origin: Mapping[str, str], problems: list[str]) -> Choices:
-    """Look up the environments and components that `given` names, and remove these names from `given`.
+def look_up(given: Mapping[str, Any], origin: Mapping[str, str], problems: list[str]) -> Choices:
+    """Look up the environments and components that `given` names.
 
     The options of the environments are parsed, because the torso `auto` depends on the observations. Append messages
     about invalid names and options to `problems`. `origin` is explained in `resolve`.
     """
-    env_names = expand_env_names(given.pop("env", ()))
+    env_names = expand_env_names(given.get("env", ()))
     env_spec = _collect_errors(problems, lambda: _find_env_spec(env_names))
-    names = _choose_components(given, origin, problems)
+    names = _choose_components(given, problems)
+    unused = DEFAULT_COMPONENTS.keys() - names.keys()
+    problems += [
+        f"unknown option --{kind}: agent {names['agent']} has no {kind}; remove it"
+        for kind in unused
+        if kind in given and kind not in origin
+    ]
+    # A preset or config file may be written for another agent, which has more kinds of components. Ignore the options
+    # in the file that belong to these kinds.
+    options = {
+        key: value
+        for key, value in given.items()
+        if key not in ("env", *DEFAULT_COMPONENTS) and not (key in origin and key.split(".")[0] in unused)
+    }
     env_options = interfaces = None
     if env_spec is not None:
-        values = values_by_schema(given, {"": Training, "env": env_spec.options})["env"]
+        values = values_by_schema(options, {"": Training, "env": env_spec.options})["env"]
         env_options = parse_options(env_spec.options, values, "env", problems)
     if env_options is not None:
         found = _collect_errors(problems, lambda: _find_interfaces(env_names, env_spec, env_options))
         interfaces, env_options = found or (None, env_options)
     if interfaces is not None and names.get("torso") == "auto":
         names["torso"] = default_torso(interfaces[0].observation_spec)
-    first_interface = None if interfaces is None else interfaces[0]
-    defaults = declared_defaults(names["agent"], names["algo"], env_spec, first_interface)
     components = {kind: _find_component(kind, name, problems) for kind, name in names.items()}
     classes = {kind: component for kind, component in components.items() if component is not None}
-    return Choices(env_names, env_spec, env_options, interfaces, names, classes, defaults)
-
-
-def declared_defaults(
-    agent: str, algo: str, env_spec: envs.EnvSpec | None, interface: EnvInterface | None
-) -> dict[str, Any]:
-    """Return the default values that the environment and the agent class declare, for example {"algo.lr": 3e-4}.
-
-    If both declare a default for the same option, the agent's default is used.
-    """
-    own = {} if env_spec is None else env_spec.defaults_for(algo, interface)
-    agent_class = _find_component("agent", agent, [])
-    agent_defaults = agent_class.config_defaults if agent_class is not None else {}
-    return {**own, **{key: value for key, value in agent_defaults.items() if "." in key}}
+    defaults = {} if env_spec is None else env_spec.defaults_for(names["algo"], interfaces and interfaces[0])
+    if "agent" in classes:
+        # Names of components are not defaults of options; `_choose_components` uses them.
+        agent_defaults = classes["agent"].config_defaults
+        defaults = {**defaults, **{key: value for key, value in agent_defaults.items() if "." in key}}
+    return Choices(env_names, env_spec, env_options, interfaces, names, classes, options, defaults)
 
 
 def _derive_options(
-    classes: Mapping[str, Any],
     names: Mapping[str, str],
+    classes: Mapping[str, Any],
     options: Mapping[str, Any],
     context: RunContext,
-    chosen: Mapping[str, Mapping[str, Any]],
+    sources: Mapping[str, Mapping[str, str]],
 ) -> dict[str, Any]:
     """Let each component derive the options that the user has not set. Return {kind: options}.
 
     The algorithm is first, because other components may use its sequence length (`RunContext.sequence_length`).
     """
-    derived = dict(options)
+    derived = {}
     for kind in sorted(classes, key=lambda kind: kind != "algo"):
-        component = classes[kind]
-        if derived[kind] is not None:
-            own_context = dataclasses.replace(context, given=frozenset(chosen[kind]))
-            schema = type(derived[kind])
-            derived[kind] = component.derive_options(derived[kind], own_context)
-            if not isinstance(derived[kind], schema):
-                found = type(derived[kind]).__name__
-                raise UserError(
-                    f"{names[kind]}: derive_options returned {found}; it must return the options, for example "
-                    "dataclasses.replace(options, ...) (see docs/extending.md#options)"
-                )
+        own_context = dataclasses.replace(context, given=frozenset(sources[kind]))
+        derived[kind] = classes[kind].derive_options(options[kind], own_context)
+        if not isinstance(derived[kind], type(options[kind])):
+            raise UserError(
+                f"{names[kind]}: derive_options returned {type(derived[kind]).__name__}; it must return the options, "
+                "for example dataclasses.replace(options, ...) (see docs/extending.md#options)"
+            )
         if kind == "algo":
             algorithm = construct_component(kind, ComponentConfig(names[kind], derived[kind]))
             context = dataclasses.replace(context, sequence_length=algorithm.sequence_length)
@@ -197,7 +198,11 @@ def _derive_options(
 
 
 def _make_config(
-    env_names: tuple[str, ...], env_options: Any, components: dict[str, ComponentConfig], training: Training
+    env_names: tuple[str, ...],
+    env_options: Any,
+    components: dict[str, ComponentConfig],
+    training: Training,
+    origins: dict[str, str],
 ) -> Config:
     """Build the Config. Plug-ins are named by absolute paths, and the hashes of their contents are stored."""
     hashes = {}
@@ -217,6 +222,7 @@ def _make_config(
         components={kind: dataclasses.replace(c, name=absolute_names[kind]) for kind, c in components.items()},
         training=dataclasses.replace(training, **{**own, "callback": tuple(own["callback"] or ()) or None}),
         plugin_hashes=hashes,
+        origins=origins,
     )
 
 
@@ -283,9 +289,7 @@ def _find_interfaces(names: tuple[str, ...], spec: envs.EnvSpec, options: Any) -
     return interfaces, options
 
 
-def _check_rewards(
-    rewards: RewardConfig, names: tuple[str, ...], env_options: Any, interfaces: tuple[EnvInterface, ...]
-) -> float | None:
+def _check_rewards(rewards: RewardConfig, choices: Choices) -> float | None:
     """Check that each environment supports the training reward and the true rewards.
 
     Return the scale that maps the typical training rewards of all tasks to [-1,1], or None if --reward is not given.
@@ -293,11 +297,11 @@ def _check_rewards(
     if rewards.is_default:
         return None
     scales = []
-    for name, interface in zip(names, interfaces, strict=True):
+    for name, interface in zip(choices.env_names, choices.interfaces or (), strict=True):
         parsed = parse_rewards(rewards, interface)
         scales.append(unclipped_scale(parsed.training, parsed.components))
         if parsed.has_custom:
-            pool = RewardWrapper(envs.lookup_env(name).build(2, 0, env_options, False), rewards)
+            pool = RewardWrapper(envs.lookup_env(name).build(2, 0, choices.env_options, False), rewards)
             try:
                 check_custom_rewards(pool)
             finally:
@@ -308,29 +312,18 @@ def _check_rewards(
 # --- components ---
 
 
-def _choose_components(given: dict[str, Any], origin: Mapping[str, str], problems: list[str]) -> dict[str, str]:
-    """Remove the component names from `given`, and return a dict: kind -> name of the chosen component.
+def _choose_components(given: Mapping[str, Any], problems: list[str]) -> dict[str, str]:
+    """Return a dict: kind -> name of the chosen component. If a kind is not given, its default name is used.
 
-    If a kind is not given, its default name is used. Besides "algo" and "agent", a run has the kinds in the attribute
-    `components` of the agent class (torso, memory and critic if the class was not found).
+    Besides "algo" and "agent", a run has the kinds in the attribute `components` of the agent class (torso, memory and
+    critic if the class was not found).
     """
-    names = {kind: _component_name(given.pop(kind, DEFAULT_COMPONENTS[kind])) for kind in ("algo", "agent")}
+    names = {kind: _component_name(given.get(kind, DEFAULT_COMPONENTS[kind])) for kind in ("algo", "agent")}
     agent = _find_component("agent", names["agent"], problems)
     kinds, defaults = ("torso", "memory", "critic"), DEFAULT_COMPONENTS
     if agent is not None:
         kinds, defaults = agent.components, {**DEFAULT_COMPONENTS, **agent.config_defaults}
-    for kind in kinds:
-        names[kind] = _component_name(given.pop(kind, defaults[kind]))
-    unused = DEFAULT_COMPONENTS.keys() - names.keys()
-    for kind in unused:
-        if kind in given and kind not in origin:
-            del given[kind]
-            problems.append(f"unknown option --{kind}: agent {names['agent']} has no {kind}; remove it")
-        # A preset or config file may be written for another agent, which has this kind of component. Ignore the options
-        # in the file that belong to this kind.
-        for key in [key for key in given if key.split(".")[0] == kind and key in origin]:
-            del given[key]
-    return names
+    return {**names, **{kind: _component_name(given.get(kind, defaults[kind])) for kind in kinds}}
 
 
 def _component_name(value: Any) -> str:

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from bestiary.config.config import Config
-from bestiary.config.origins import trace_origins
 from bestiary.config.resolve import resolve
 from bestiary.config.toml import preset_paths, read_preset
 from bestiary.envs.gymnasium_env import GymnasiumVectorEnv
@@ -67,6 +66,5 @@ def test_vector_defaults_are_not_used_for_images() -> None:
 
 
 def test_origin_of_vector_defaults_is_default() -> None:
-    given = {"env": "gymnasium/CartPole-v1", "algo": "ppo"}
-    origins = trace_origins(resolve(given), given, {})
+    origins = resolve({"env": "gymnasium/CartPole-v1", "algo": "ppo"}).origins
     assert origins["num_envs"] == origins["algo.lr"] == origins["algo.reward_clipping"] == "default"

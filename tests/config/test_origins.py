@@ -5,7 +5,7 @@ import tomllib
 import pytest
 
 from bestiary.cli.main import run_command
-from bestiary.config.origins import annotated_toml, trace_origins
+from bestiary.config.origins import annotated_toml
 from bestiary.config.resolve import resolve
 from bestiary.config.toml import flatten
 from bestiary.runs.option_sources import merge_sources
@@ -13,11 +13,9 @@ from bestiary.runs.run import Run
 
 
 def origins_of(**options):
-    given, sources = merge_sources(options)
-    config = resolve(given, sources)
-    origins = trace_origins(config, given, sources)
-    assert flatten(config.tables()).keys() <= origins.keys()
-    return origins
+    config = resolve(*merge_sources(options))
+    assert flatten(config.tables()).keys() <= config.origins.keys()
+    return config.origins
 
 
 def test_one_value_of_each_origin(tmp_path):
@@ -71,9 +69,8 @@ def test_reward_with_a_relative_path_is_given(tmp_path, monkeypatch):
 
 
 def test_annotated_toml_is_the_config_with_comments():
-    config = resolve({"env": "toy/catch", "torso.width": 8})
-    origins = trace_origins(config, {"env": "toy/catch", "torso.width": 8}, {"env": "config odd\nname"})
-    text = annotated_toml(config, origins)
+    config = resolve({"env": "toy/catch", "torso.width": 8}, {"env": "config odd\nname"})
+    text = annotated_toml(config.to_toml(), config.origins)
     assert tomllib.loads(text) == tomllib.loads(config.to_toml())
     lines = {line.split(" = ")[0]: line for line in text.partition("[torso]")[2].splitlines()}
     assert lines["width"].startswith("width = 8 ")

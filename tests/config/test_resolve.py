@@ -200,11 +200,11 @@ def test_options_of_an_unknown_component_are_not_checked():
 
 def test_choices_and_limits_of_options():
     found = problems_of({"env": "toy/catch", "algo.optimizer": "adan", "algo.discount": 1.5, "seed": -1})
-    assert found == (
+    assert set(found) == {
         "--algo.discount 1.5: must be at most 1",
         "--algo.optimizer adan: expected one of adam, rmsprop, rmsprop_tf; did you mean adam?",
         "--seed -1: must be at least 0",
-    )
+    }
 
 
 def test_problem_found_by_the_options_of_an_environment():
