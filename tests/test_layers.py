@@ -1,6 +1,7 @@
 """Imports point one way: a module imports only from its own package or from lower layers (CONTRIBUTING.md)."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,22 @@ def test_imports_point_downwards(module: Path) -> None:
     for package in imported_packages((ROOT / module).read_text()) - {own}:
         downwards = LEVEL[package] < LEVEL[own] or (own, package) in ALLOWED_WITHIN_LAYER
         assert downwards, f"{module} imports bestiary.{package}, which is not in a lower layer"
+
+
+def test_general_code_does_not_import_single_environments() -> None:
+    """Properties of single environments are declared attributes of `EnvSpec`, `EnvInterface` and `VectorEnv`."""
+    packages = {"agents", "algorithms", "config", "runs", "evaluation", "training", "distributed", "studies", "api.py"}
+    family = re.compile(r"bestiary\.envs(?:\.| import .*)\b(?:atari|procgen|riverraid|toy|warehouse|gymnasium_env)\b.*")
+    found = {
+        (str(module), line.strip())
+        for module in MODULES
+        if module.parts[0] in packages
+        for line in (ROOT / module).read_text().splitlines()
+        if family.search(line)
+    }
+    # `bestiary eval scripted:NAME` plays policies that exist only for the warehouse.
+    assert {module for module, _ in found} <= {"evaluation/evaluate.py"}, found
+    assert all("scripted_policies" in line for _, line in found), found
 
 
 def test_the_package_root_holds_few_modules() -> None:

@@ -78,18 +78,6 @@ def return_limits(game: str, mode: str) -> tuple[float, float] | None:
     return limits.get(mode)
 
 
-def with_mode(name: str, mode: str | None, flag: str = "--valid-mode") -> str:
-    """Return the name of the same game in another mode. If `mode` is None, return `name`.
-
-    Raise UserError if the environment has no modes; the message names the option `flag`.
-    """
-    if mode is None:
-        return name
-    if not name.startswith("procgen/"):
-        raise UserError(f"{flag} {mode}: {name} has no modes; remove {flag}")
-    return f"{name.partition(':')[0]}:{mode}"
-
-
 class ProcgenVectorEnv(VectorEnv):
     """N environments of one game.
 
@@ -104,6 +92,7 @@ class ProcgenVectorEnv(VectorEnv):
         center_agent: bool = option(True, "let the view follow the agent, in games whose view can move")
 
     default_steps: ClassVar[int] = 25_000_000
+    has_levels: ClassVar[bool] = True
 
     def __init__(
         self, name: str, num_envs: int, seed: int | np.random.SeedSequence, options: Options, render: bool = False

@@ -67,6 +67,8 @@ class EnvSpec:
     # Further defaults, in the same form. They are used only if all observations are vectors, and override `defaults`.
     vector_defaults: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     score_range: ScoreRange | None = None  # None: returns cannot be normalised
+    # in_mode(mode) returns the name of the same game in another mode. None: the environment has no modes.
+    in_mode: Callable[[str], str] | None = None
 
     def defaults_for(self, algorithm: str, interface: EnvInterface | None) -> dict[str, Any]:
         """Return the default values for an algorithm, by option. `interface` is None if it is not known."""
@@ -156,7 +158,13 @@ def _procgen(name: str) -> EnvSpec:
     game, mode = procgen.parse_name(name)
     limits = procgen.return_limits(game, mode)
     score_range = ScoreRange(*limits, "0 and 1: constants of Cobbe et al. 2020") if limits else None
-    return _spec(procgen.ProcgenVectorEnv, f"procgen/{game}:{mode}", name, score_range=score_range)
+    return _spec(
+        procgen.ProcgenVectorEnv,
+        f"procgen/{game}:{mode}",
+        name,
+        score_range=score_range,
+        in_mode=f"procgen/{game}:{{}}".format,
+    )
 
 
 def _toy(name: str) -> EnvSpec:
@@ -244,6 +252,19 @@ def lookup_score_range(name: str) -> ScoreRange | None:
         return lookup_env(name).score_range
     except UserError:
         return None
+
+
+def with_mode(name: str, mode: str | None, flag: str = "--valid-mode") -> str:
+    """Return the name of the same game in another mode. If `mode` is None, return `name`.
+
+    Raise UserError if the environment has no modes; the message names the option `flag`.
+    """
+    if mode is None:
+        return name
+    in_mode = lookup_env(name).in_mode
+    if in_mode is None:
+        raise UserError(f"{flag} {mode}: {name} has no modes; remove {flag}")
+    return in_mode(mode)
 
 
 def canonical_name(name: str) -> str:

@@ -83,6 +83,9 @@ class VectorEnv:
     defaults: ClassVar[Mapping[str, Mapping[str, Any]]] = MappingProxyType({})
     # Further defaults, of the same form, that are used only if all observations are vectors.
     vector_defaults: ClassVar[Mapping[str, Mapping[str, Any]]] = MappingProxyType({})
+    # True if each episode is one of many levels. The class then has the attributes and methods `level`,
+    # `set_level_quota`, `in_quota` and `quota_left` of `ProcgenVectorEnv`.
+    has_levels: ClassVar[bool] = False
     components_enabled: bool = False  # True after `enable_components`: `Step.measures` contains all reward components
 
     @property

@@ -14,10 +14,9 @@ import numpy as np
 from bestiary import __version__
 from bestiary.agents.agent import Agent, count_fc_parameters, count_parameters
 from bestiary.config.config import Config, env_slug, make_vector_env, task_interfaces
-from bestiary.envs import canonical_name, lookup_env
+from bestiary.envs import canonical_name, lookup_env, with_mode
 from bestiary.envs.levels import levels_of, levels_overlap, parse_levels, with_levels
 from bestiary.envs.multitask import check_compatible, task_name
-from bestiary.envs.procgen import with_mode
 from bestiary.evaluation.curve_plots import plot_checkpoint_curves
 from bestiary.evaluation.game_runner import collect_games, play_games
 from bestiary.evaluation.results import Evaluation, TaskResult

@@ -4,9 +4,9 @@ The games that end first are mostly short. If N games are wanted, the first N ga
 Therefore the number of games that each environment has to play is fixed in advance: all environments play equally many
 games, or some of them play one more. The result contains exactly these games.
 
-In ProcGen, the number of games of each level is fixed instead. All levels are played equally often, or some of them are
-played once more. An environment that starts a game gets a level that has not been played often enough. If there are
-more levels than games, each level is played at most once.
+If the games have levels (ProcGen), the number of games of each level is fixed instead. All levels are played equally
+often, or some of them are played once more. An environment that starts a game gets a level that has not been played
+often enough. If there are more levels than games, each level is played at most once.
 """
 
 import time
@@ -18,7 +18,6 @@ from rich.progress import Progress
 
 from bestiary.agents.agent import Agent
 from bestiary.envs.episode_stats import EpisodeTracker
-from bestiary.envs.procgen import ProcgenVectorEnv
 from bestiary.envs.vector_env import VectorEnv
 from bestiary.evaluation.policy_runner import run_policy
 from bestiary.rollout import Episode, Step
@@ -71,7 +70,7 @@ def collect_games(
     chosen at random instead. Raise EvaluationInterrupted if `should_stop` returns True, and RunError if no game ends.
     """
     n = pool.num_envs
-    level_pool: Any = pool.unwrapped if isinstance(pool.unwrapped, ProcgenVectorEnv) else None
+    level_pool: Any = pool.unwrapped if pool.unwrapped.has_levels else None
     by_level = level_pool is not None and balance_levels
     if by_level:
         level_pool.set_level_quota(episodes)

@@ -14,10 +14,9 @@ import torch
 
 from bestiary.agents.agent import Agent
 from bestiary.config.config import Config, make_vector_env, task_interfaces
-from bestiary.envs import lookup_score_range
+from bestiary.envs import lookup_score_range, with_mode
 from bestiary.envs.levels import levels_of, levels_overlap, with_levels
 from bestiary.envs.multitask import task_name
-from bestiary.envs.procgen import with_mode
 from bestiary.envs.rewards.wrapper import DEFAULT_REWARDS, RewardConfig, parse_rewards
 from bestiary.evaluation.game_runner import play_games
 from bestiary.evaluation.results import TaskResult
