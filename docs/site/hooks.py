@@ -118,10 +118,11 @@ def options_page() -> str:
 
 def _option_table(kind: str, options: type) -> str:
     """Return a Markdown table with flag, default and meaning of each option of an options class."""
-    from bestiary.cli.arguments import Parser, add_component_options
+    from bestiary.cli.arguments import Parser
+    from bestiary.cli.option_flags import add_option_flags
 
     parser = Parser("")
-    add_component_options(parser, options, kind)
+    add_option_flags(parser, options, kind)
     rows = ["| option | meaning |", "|---|---|"]
     for action in parser._actions:
         if action.option_strings[0] in ("-h", "--help") or action.help == "==SUPPRESS==":
