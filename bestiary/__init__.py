@@ -4,6 +4,8 @@
     run = bestiary.load("runs/latest")
     run.metrics, run.episodes, run.agent()
     bestiary.evaluate(run, episodes=100)
+    run.policy(greedy=True).act(observation)                               # act in an own loop
+    bestiary.make_vec("warehouse", num_envs=8)                             # a Gymnasium vector environment
     bestiary.testing.check_env("my_env.py:Maze")                           # checkers for your own components
 
 The module `bestiary.api` defines these functions. The modules `bestiary.api` and `bestiary.testing` are imported at
@@ -27,9 +29,39 @@ __version__ = "0.2.0"
 
 if TYPE_CHECKING:
     from bestiary import testing as testing
-    from bestiary.api import Run, evaluate, load, make_env, resume, train
+    from bestiary.api import (
+        Evaluation,
+        Policy,
+        Run,
+        RunError,
+        Table,
+        UserError,
+        evaluate,
+        load,
+        make_env,
+        make_vec,
+        resume,
+        to_sb3,
+        train,
+    )
 
-__all__ = ["Run", "__version__", "evaluate", "load", "make_env", "resume", "train"]
+__all__ = [
+    "Evaluation",
+    "Policy",
+    "Run",
+    "RunError",
+    "Table",
+    "UserError",
+    "__version__",
+    "evaluate",
+    "load",
+    "make_env",
+    "make_vec",
+    "resume",
+    "testing",
+    "to_sb3",
+    "train",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -2,14 +2,17 @@
 
 from typing import Any
 
+from bestiary.agents.policy import Policy
 from bestiary.config.config import Config
 from bestiary.config.resolve import resolve
 from bestiary.config.toml import flatten
 from bestiary.config.training_options import group_key
 from bestiary.distributed.cluster_training import connect_cluster, train_on_cluster
-from bestiary.envs.registry import make_env
+from bestiary.envs.registry import make_env, make_vec
+from bestiary.envs.sb3_adapter import to_sb3
 from bestiary.evaluation.evaluate import evaluate
 from bestiary.evaluation.result_tables import print_evaluation
+from bestiary.evaluation.results import Evaluation
 from bestiary.evaluation.video import record_video
 from bestiary.runs import checkpoints
 from bestiary.runs.checkpoints import Checkpoint
@@ -18,6 +21,7 @@ from bestiary.runs.loggers import check_loggers
 from bestiary.runs.machine_options import choose_machine_options, machine_values, remember_run
 from bestiary.runs.option_sources import merge_sources
 from bestiary.runs.run import Run, RunLocation, create_run, open_run, unused_path, update_config
+from bestiary.runs.tables import Table
 from bestiary.training.callbacks.user_callback import make_user_callbacks
 from bestiary.training.config_summary import (
     check_user_envs,
@@ -33,7 +37,21 @@ from bestiary.utils import plugins
 from bestiary.utils.console import note
 from bestiary.utils.errors import RunError, UserError
 
-__all__ = ["Run", "evaluate", "load", "make_env", "resume", "train"]
+__all__ = [
+    "Evaluation",
+    "Policy",
+    "Run",
+    "RunError",
+    "Table",
+    "UserError",
+    "evaluate",
+    "load",
+    "make_env",
+    "make_vec",
+    "resume",
+    "to_sb3",
+    "train",
+]
 
 
 def train(

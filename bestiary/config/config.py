@@ -24,6 +24,8 @@ from bestiary.config.training_options import Training, group_key, unused_options
 from bestiary.envs.multitask import MultiTaskVectorEnv, combine_interfaces
 from bestiary.envs.rewards.wrapper import DEFAULT_REWARDS, RewardConfig, RewardWrapper
 from bestiary.envs.vector_env import EnvInterface, VectorEnv
+from bestiary.utils.errors import UserError
+from bestiary.utils.options import suggest
 from bestiary.utils.plugin_names import PluginRef
 
 
@@ -69,6 +71,13 @@ class Config:
         """
         num_tasks = len(self.envs)
         return range(task, self.total_envs, num_tasks) if len(self.interface.tasks) == num_tasks else range(0)
+
+    def task_index(self, env: str | None) -> int:
+        """Return the index of the environment `env` among the tasks. If `env` is None, return 0."""
+        name = envs.canonical_name(env) if env is not None else self.envs[0]
+        if name not in self.envs:
+            raise UserError(f"--env {name}: the run's tasks are {', '.join(self.envs)}{suggest(name, self.envs)}")
+        return self.envs.index(name)
 
     @property
     def rewards(self) -> RewardConfig:

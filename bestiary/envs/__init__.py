@@ -7,6 +7,7 @@ from bestiary.envs.registry import (
     lookup_env,
     lookup_score_range,
     make_env,
+    make_vec,
     with_mode,
 )
 from bestiary.envs.vector_env import VectorEnv
@@ -19,5 +20,6 @@ __all__ = [
     "lookup_env",
     "lookup_score_range",
     "make_env",
+    "make_vec",
     "with_mode",
 ]

@@ -1,4 +1,4 @@
-"""Gymnasium environments with discrete actions: `gymnasium/CartPole-v1`, or a class in a user's file, `my_env.py:Maze`.
+"""Gymnasium environments with discrete actions: `gymnasium/CartPole-v1`, or a class or function in a user's file.
 
 Observations are converted to the two kinds that agents read: `image` (uint8, channels first) and `vector` (float32). A
 Dict or Tuple observation becomes one array per entry. By default, one process steps the environments one after
@@ -20,6 +20,7 @@ from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 from bestiary.envs.gymnasium_info import find_measures, numbers_in
+from bestiary.envs.gymnasium_vector import SameStepVectorEnv
 from bestiary.envs.rewards.components import SCALAR
 from bestiary.envs.vector_env import VectorEnv, check_actions, initial_step, spawn_seeds
 from bestiary.step import ActionSpec, Arrays, ArraySpec, Step
@@ -241,25 +242,37 @@ class GymnasiumVectorEnv(VectorEnv):
         options: Options,
         render: bool = False,
         constructor: Callable[..., Any] | None = None,
+        vector_constructor: Callable[..., Any] | None = None,
     ):
-        """Create the environments with `constructor`. If it is None, use `gymnasium.make(name)`."""
-        make = constructor or partial(gymnasium.make, name)
-        vector_class = AsyncVectorEnv if options.processes else SyncVectorEnv
-        constructors = [partial(_make_checked, make, name, render)] * num_envs
-        # Create one environment in this process first: an error about a missing package is then raised here, not inside
-        # a worker process.
-        measures = find_measures(_make_checked(make, name, False), options.info_measures)
-        self.env = vector_class(constructors, autoreset_mode=AutoresetMode.SAME_STEP)
+        """Create the environments with `constructor`. If it is None, use `gymnasium.make(name)`.
+
+        If `vector_constructor` is given, it is a user's function that returns all environments as one
+        `gymnasium.vector.VectorEnv`; its first argument is the number of environments.
+        """
+        self.seeds: list[int] | int = spawn_seeds(seed, num_envs)
+        if vector_constructor is not None:
+            measures = find_measures(SameStepVectorEnv(vector_constructor(1), name, 1), options.info_measures)
+            rendering = {"render_mode": "rgb_array"} if render else {}
+            self.env: Any = SameStepVectorEnv(vector_constructor(num_envs, **rendering), name, num_envs)
+            self.seeds = self.seeds[0]  # any vector environment accepts one number, but not always a list
+        else:
+            make = constructor or partial(gymnasium.make, name)
+            vector_class = AsyncVectorEnv if options.processes else SyncVectorEnv
+            constructors = [partial(_make_checked, make, name, render)] * num_envs
+            # Create one environment in this process first: an error about a missing package is then raised here, not
+            # inside a worker process.
+            measures = find_measures(_make_checked(make, name, False), options.info_measures)
+            self.env = vector_class(constructors, autoreset_mode=AutoresetMode.SAME_STEP)
         self.name = name
         self.num_envs = num_envs
         self.render_enabled = render
         self.tasks = (task_name(name),)
-        self.converters = make_converters(self.env.single_observation_space, name)
+        self.gymnasium_space = self.env.single_observation_space
+        self.converters = make_converters(self.gymnasium_space, name)
         self.observation_spec = {kind: converter.spec for kind, (_, converter) in self.converters.items()}
         self.action_spec, self.first_action = _make_action_spec(self.env.single_action_space, name)
         self.measures_spec = dict.fromkeys(measures, SCALAR)
         self.ignored_numbers: set[str] = set()  # numbers in `info` that are not measures, after a warning
-        self.seeds = spawn_seeds(seed, num_envs)
         self.sent: np.ndarray | None = None
 
     def reset(self) -> Step:

@@ -45,8 +45,8 @@ def measure_name(key: str) -> str:
 def find_measures(probe: Any, keys: Sequence[str]) -> list[str]:
     """Return the names of the measures of an environment.
 
-    `probe` is a separate environment whose `info` contains only numbers (`numbers_in`). This function makes one step in
-    it, reads `info` and closes it. `keys` are further keys of `info` that become measures.
+    `probe` is a separate environment, or vector environment, whose `info` contains only numbers (`numbers_in`). This
+    function makes one step in it, reads `info` and closes it. `keys` are further keys of `info` that become measures.
 
     Raises:
         UserError: the attribute `info_measures` of the environment is not a tuple of names.
@@ -61,4 +61,5 @@ def find_measures(probe: Any, keys: Sequence[str]) -> list[str]:
     probe.close()
     if not isinstance(declared, tuple | list) or not all(isinstance(key, str) for key in declared):
         raise UserError(f"{probe.name}: info_measures is {declared!r}; expected a tuple of names: ('success',)")
-    return list(dict.fromkeys([*numbers, *map(measure_name, (*declared, *keys))]))
+    own = [name for name in numbers if name not in ("final_obs", "final_info")]  # of an episode of one step
+    return list(dict.fromkeys([*own, *map(measure_name, (*declared, *keys))]))

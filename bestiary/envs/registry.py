@@ -1,7 +1,7 @@
 """Lookup of environments by name, and `make_env`.
 
 A name is `family/game` (`atari/Pong`), a standalone environment with an optional variant (`warehouse:mini`), or a class
-in a user's file (`path/to/file.py:Name`).
+or function in a user's file (`path/to/file.py:Name`).
 """
 
 import importlib
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,6 +25,9 @@ from bestiary.utils import plugins, trust
 from bestiary.utils.errors import UserError
 from bestiary.utils.options import construct, options_class, parse_keywords, suggest
 from bestiary.utils.plugin_names import PluginRef, parse_name
+
+if TYPE_CHECKING:
+    import gymnasium.vector
 
 
 def _unchanged(options: Any) -> Any:
@@ -274,23 +277,34 @@ def canonical_name(name: str) -> str:
 
 
 def _plugin(name: PluginRef) -> EnvSpec:
-    """Return the EnvSpec of a class in a user's file."""
-    env_class = plugins.load(name, "environment", required=("reset",))
-    if not hasattr(env_class, "recv"):
+    """Return the EnvSpec of a class or function in a user's file."""
+    component = plugins.load(name, "environment")
+    if inspect.isfunction(component):
+        return function_spec(component, name)
+    if not hasattr(component, "recv"):
         plugins.load(name, "environment", required=("reset", "step"))
-    return class_spec(env_class, name)
+    return class_spec(component, name)
+
+
+def function_spec(function: Callable[..., Any], name: str) -> EnvSpec:
+    """Return the EnvSpec of a user's function `function(num_envs, ...)` that returns a `gymnasium.vector.VectorEnv`."""
+    build = partial(_build_gymnasium_vector, name, function)
+    return _spec_of_built(name, function, build, options_class(function), _gymnasium_env().GymnasiumVectorEnv)
 
 
 def class_spec(env_class: Any, name: str) -> EnvSpec:
     """Return the EnvSpec of a user's class. `name` is the name of the environment (`EnvSpec.name`).
 
-    If the class has a method `recv`, it is a vector environment. Otherwise it is a Gymnasium environment.
+    If the class has a method `recv`, it is a vector environment. If it is a subclass of `gymnasium.vector.VectorEnv`,
+    it is treated as a function that returns one. Otherwise it is a Gymnasium environment.
     """
     options = options_class(env_class)
     if hasattr(env_class, "recv"):
         vector_class = _with_defaults(env_class)
         build = partial(_build_vector_env, vector_class)
         return _spec_of_built(name, env_class, build, options, vector_class)
+    if issubclass(env_class, _gymnasium_env().gymnasium.vector.VectorEnv):
+        return function_spec(env_class, name)
     build = partial(_build_gymnasium_env, name, env_class)
     return _spec_of_built(name, env_class, build, options, _gymnasium_env().GymnasiumVectorEnv)
 
@@ -320,6 +334,16 @@ def _build_gymnasium_env(
     return vector_class(name, num_envs, seed, vector_class.Options(), render, constructor)
 
 
+def _build_gymnasium_vector(
+    name: str, function: Callable[..., Any], num_envs: int, seed: Any, options: Any, render: bool = False
+) -> VectorEnv:
+    if render and "render_mode" not in inspect.signature(function).parameters:
+        raise UserError(f"{name} cannot be rendered: the function has no parameter render_mode")
+    vector_class = _gymnasium_env().GymnasiumVectorEnv
+    make = partial(construct, function, options=options)
+    return vector_class(name, num_envs, seed, vector_class.Options(), render, vector_constructor=make)
+
+
 def make_env(
     name: str, num_envs: int = 1, seed: int | np.random.SeedSequence = 0, render: bool = False, **options: Any
 ) -> VectorEnv:
@@ -333,3 +357,29 @@ def make_env(
     """
     spec = lookup_env(trust.named_by_user(name))
     return spec.build(num_envs, seed, parse_keywords(spec.options, options, name), render)
+
+
+def make_vec(
+    name: str,
+    num_envs: int = 1,
+    *,
+    seed: int | np.random.SeedSequence = 0,
+    render_mode: str | None = None,
+    **options: Any,
+) -> "gymnasium.vector.VectorEnv":
+    """Return a Gymnasium vector environment of `num_envs` environments, for programs other than Bestiary.
+
+    Example: `make_vec("atari/Pong", num_envs=8, seed=1, sticky=0.25)`. `render` requires `render_mode="rgb_array"`. A
+    user's file (`my_env.py:Maze`) is executed. `gymnasium_adapter.GymnasiumAdapter` describes observations, resets and
+    `info`.
+
+    Raises:
+        UserError: the name is unknown, or options are unknown or invalid. The error lists all such options.
+    """
+
+    from bestiary.envs.gymnasium_adapter import GymnasiumAdapter  # here, because importing Gymnasium is slow
+
+    def build(seed: int | np.random.SeedSequence) -> VectorEnv:
+        return make_env(name, num_envs, seed, render_mode is not None, **options)
+
+    return GymnasiumAdapter(build, seed, render_mode)

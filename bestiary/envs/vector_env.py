@@ -52,6 +52,8 @@ class EnvInterface:
     # Only for observations that describe the cells of a grid, int64 [D,2]: for each of the D entries of the
     # observation, row and column of the cell that the entry describes.
     input_cells: np.ndarray | None = None
+    # Only for Gymnasium environments: the observation space, before observations are converted to images and vectors.
+    gymnasium_space: Any = None
 
 
 class VectorEnv:
@@ -77,6 +79,7 @@ class VectorEnv:
     frame_stacks: Mapping[str, int] = MappingProxyType({})
     observes_whole_screen: bool = False
     input_cells: np.ndarray | None = None
+    gymnasium_space: Any = None
 
     default_steps: ClassVar[int] = 500_000  # number of training steps if --steps is not given
     # Defaults of training and algorithm options that suit this environment (see EnvSpec.defaults).

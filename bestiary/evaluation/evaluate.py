@@ -25,7 +25,7 @@ from bestiary.rollout import Episode
 from bestiary.runs import checkpoints
 from bestiary.runs.checkpoints import Checkpoint
 from bestiary.runs.recordings import make_recording_wrapper
-from bestiary.runs.run import Run
+from bestiary.runs.run import Run, evaluation_seeds
 from bestiary.utils import trust
 from bestiary.utils.console import format_count, note, warn
 from bestiary.utils.errors import RunError, UserError
@@ -185,8 +185,8 @@ class _GameSettings:
     ) -> tuple[list[Episode], int]:
         """Play games of the task `name` in environments with the given options. See `play_games` for the result."""
         config = run.config
-        streams = np.random.SeedSequence([config.training.seed, 1, self.seed]).spawn(2)
-        pool = make_vector_env([name], options, min(self.num_envs, games), streams[0], rewards=config.rewards)
+        env_seed, action_seed = evaluation_seeds(config, self.seed)
+        pool = make_vector_env([name], options, min(self.num_envs, games), env_seed, rewards=config.rewards)
         if self.record:
             path = run.new_output_path("recordings", f"eval-{checkpoint.steps:012d}-{env_slug(name)}", ".json")
             metadata: dict[str, Any] = {
@@ -194,14 +194,14 @@ class _GameSettings:
                 "checkpoint_steps": checkpoint.steps,
                 "policy": self.policy,
             }
-            pool = make_recording_wrapper(pool, path, [name], options, streams[0], config.rewards, **metadata)
+            pool = make_recording_wrapper(pool, path, [name], options, env_seed, config.rewards, **metadata)
         return play_games(
             agent,
             pool,
             games,
             self.max_steps,
             greedy=self.greedy,
-            seed=int(streams[1].generate_state(1)[0]),
+            seed=action_seed,
             task=config.envs.index(name) if name in config.envs else 0,
             reset_state_every=self.reset_state_every,
             description=description,

@@ -19,11 +19,10 @@ import numpy as np
 import torch
 
 from bestiary import __version__
+from bestiary.agents.policy_runner import run_policy
 from bestiary.config.config import make_vector_env
 from bestiary.envs.rewards.wrapper import RewardConfig
 from bestiary.evaluation.media import check_output
-from bestiary.evaluation.playback import task_index
-from bestiary.evaluation.policy_runner import run_policy
 from bestiary.runs import checkpoints
 from bestiary.runs.run import Run
 from bestiary.utils.console import note
@@ -48,7 +47,7 @@ def export_rollouts(
     written into the run folder.
     """
     config = run.config
-    task = task_index(run, env)
+    task = config.task_index(env)
     chosen = checkpoints.choose(run.path, checkpoint)
     policy = "greedy" if greedy else "sampled"
     if out is not None:

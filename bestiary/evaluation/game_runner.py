@@ -17,9 +17,9 @@ import numpy as np
 from rich.progress import Progress
 
 from bestiary.agents.agent import Agent
+from bestiary.agents.policy_runner import run_policy
 from bestiary.envs.episode_stats import EpisodeTracker
 from bestiary.envs.vector_env import VectorEnv
-from bestiary.evaluation.policy_runner import run_policy
 from bestiary.rollout import Episode, Step
 from bestiary.utils.console import is_interactive, note, stderr, warn
 from bestiary.utils.errors import RunError

@@ -17,11 +17,10 @@ from typing import Any
 import numpy as np
 
 from bestiary.agents.agent import Agent
+from bestiary.agents.policy_runner import PolicyRunner, StepRecord
 from bestiary.config.config import env_slug, make_vector_env
-from bestiary.envs import canonical_name
 from bestiary.envs.multitask import describe_observations
 from bestiary.envs.vector_env import VectorEnv, action_index
-from bestiary.evaluation.policy_runner import PolicyRunner, StepRecord
 from bestiary.rollout import Step
 from bestiary.runs import checkpoints
 from bestiary.runs.recordings import INTERFACE_OPTIONS, RecordedGame, Recording
@@ -29,7 +28,6 @@ from bestiary.runs.run import Run
 from bestiary.utils.console import note
 from bestiary.utils.errors import UserError
 from bestiary.utils.images import enlarge
-from bestiary.utils.options import suggest
 
 MIN_VIDEO_STEPS = 50  # if a game ends before this many steps are drawn, another game follows
 
@@ -102,22 +100,13 @@ def open_viewer(
     If the run `like` is given, the game starts exactly as a game of `like` with the same seed.
     """
     config = run.config
-    task = task_index(run, env)
+    task = config.task_index(env)
     chosen = checkpoints.choose(run.path, checkpoint)
     agent = run.agent(chosen)
     streams = np.random.SeedSequence([(like or run).config.training.seed, 2, seed]).spawn(2)
     game_info = {"environment_options": config.tables()["env"], "seed": seed}
     pool = make_vector_env([config.envs[task]], config.env_options, 1, streams[0], render=True, rewards=config.rewards)
     return Viewer(run, agent, pool, task, chosen.steps, int(streams[1].generate_state(1)[0]), game_info)
-
-
-def task_index(run: Run, env: str | None) -> int:
-    """Return the index of the environment `env` among the run's tasks. If `env` is None, return 0."""
-    names = run.config.envs
-    name = canonical_name(env) if env is not None else names[0]
-    if name not in names:
-        raise UserError(f"--env {name}: the run's tasks are {', '.join(names)}{suggest(name, names)}")
-    return names.index(name)
 
 
 def open_replay(run: Run, recording: Recording, game: RecordedGame, checkpoint: int | None = None) -> Viewer:

@@ -9,15 +9,19 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from bestiary.envs import lookup_score_range
 from bestiary.envs.episode_stats import return_name
 from bestiary.evaluation.statistics import format_interval, summarise, summarise_reward_per_step
+from bestiary.runs.tables import html_table
 from bestiary.step import Episode
 from bestiary.utils import safe_files
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # Maps the name of a quantity (game_return, game_length, episode_return ...) to its statistics, as `summarise` returns
 # them: {"mean": 3.2, "sd": 1.1, ...}.
@@ -128,6 +132,31 @@ class Evaluation:
             texts.append(f"{others} more result{'s' if others > 1 else ''}")
         return f"Evaluation({'; '.join(texts) or 'no results'})"
 
+    def _repr_html_(self) -> str:
+        """Return the mean return of each result as an HTML table, for notebooks."""
+        rows = []
+        for result in self.results:
+            summary = result.statistics["game_return"]
+            labels = [str(value) for value in result.labels.values()]
+            interval = "" if summary["ci_low"] is None else format_interval(summary)
+            rows.append([" · ".join(labels), str(summary["n"]), f"{summary['mean']:.2f}", interval])
+        return html_table("Evaluation", rows, header=["result", "games", "mean return", "95 % interval"])
+
+    def plot(self) -> "Figure":
+        """Return a matplotlib figure: for each result, how many games had which return (cumulative fractions)."""
+        from matplotlib.figure import Figure  # here, because importing matplotlib is slow
+
+        figure = Figure(figsize=(7, 4.2), layout="constrained")
+        axes = figure.subplots()
+        for result in self.results:
+            returns = [episode.game_return for episode in result.episodes if episode.game_over]
+            axes.ecdf(returns, label=" · ".join(str(value) for value in result.labels.values()))
+        axes.set_xlabel("return of a game")
+        axes.set_ylabel("fraction of games with at most this return")
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(frameon=False)
+        return figure
+
     @property
     def checkpoints(self) -> list[int]:
         """The step counts of the evaluated checkpoints. The list is empty without `--checkpoints all`."""
@@ -147,6 +176,7 @@ class Evaluation:
 
     @property
     def episodes(self) -> list[Episode]:
+        """The episodes of all results."""
         return [episode for result in self.results for episode in result.episodes]
 
     @property

@@ -25,6 +25,7 @@ from rich.table import Table
 
 from bestiary import __version__
 from bestiary.agents.agent import Agent, count_fc_parameters, count_parameters
+from bestiary.agents.policy_runner import StepRecord, run_policy
 from bestiary.config.config import Config, make_vector_env
 from bestiary.config.plugin_options import map_plugins
 from bestiary.config.toml import flatten
@@ -32,7 +33,6 @@ from bestiary.envs.multitask import check_compatible
 from bestiary.envs.rewards.reward_functions import canonical_reward
 from bestiary.envs.rewards.wrapper import RewardConfig, RewardWrapper, check_custom_rewards
 from bestiary.evaluation.game_runner import collect_games
-from bestiary.evaluation.policy_runner import StepRecord, run_policy
 from bestiary.evaluation.statistics import describe_interval
 from bestiary.reward_audit.curves import SIGNIFICANCE, AuditRow, Curve, make_curves, varied_env_options
 from bestiary.reward_audit.figures import draw_figures

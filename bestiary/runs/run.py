@@ -1,6 +1,6 @@
 """Run folders: functions that create and open them, and the class `Run` for reading them.
 
-Only `Run.config` and `Run.agent` import torch, so commands that read the tables of runs start fast.
+Only `Run.config` and the methods that use it import torch, so commands that read the tables of runs start fast.
 """
 
 import itertools
@@ -17,16 +17,22 @@ import numpy as np
 
 from bestiary.config.toml import dump_toml, read_tables, read_toml
 from bestiary.envs.multitask import describe_observations
+from bestiary.envs.vector_env import VectorEnv
 from bestiary.runs import checkpoints, plugin_copies, run_lock, zoo
 from bestiary.runs.checkpoints import Checkpoint, unused_path
-from bestiary.runs.csv_tables import read_columns
 from bestiary.runs.format_version import check_version
+from bestiary.runs.listing import COLUMNS, describe_run
+from bestiary.runs.tables import Table, html_table
 from bestiary.utils import safe_files
 from bestiary.utils.errors import UserError
 from bestiary.utils.options import option, parse_options, suggest
 
 if TYPE_CHECKING:
+    import gymnasium.vector
+    from matplotlib.figure import Figure
+
     from bestiary.agents.agent import Agent
+    from bestiary.agents.policy import Policy
     from bestiary.config.config import Config
 
 CONFIG_HEADER = "# Complete configuration of this run. `bestiary train --config` on this file repeats the training.\n"
@@ -67,7 +73,7 @@ class RunLocation:
         return Path("runs") / (self.name or f"{config.label()}-{time.strftime('%Y%m%d-%H%M%S')}")
 
 
-@dataclass
+@dataclass(repr=False)
 class Run:
     """An existing run folder."""
 
@@ -79,6 +85,23 @@ class Run:
 
     def __post_init__(self) -> None:
         self.shown_path = self.path
+
+    def __repr__(self) -> str:
+        """Return one line: the path, environments, seed, steps, newest return and state of the run."""
+        envs, seed, steps, total, returns, _, state = describe_run(self.path)
+        if not seed:
+            return f"Run({self._short_path}: {envs})"
+        mean = f", return {returns}" if returns else ""
+        return f"Run({self._short_path}: {envs}, seed {seed}, {steps} of {total} steps{mean}, {state})"
+
+    def _repr_html_(self) -> str:
+        """Return the same content as an HTML table, for notebooks."""
+        rows = [list(pair) for pair in zip(COLUMNS, describe_run(self.path), strict=True)]
+        return html_table(f"Run {self._short_path}", rows)
+
+    @property
+    def _short_path(self) -> str:
+        return f"zoo/{self.name}" if self.in_zoo else str(self.path)
 
     @contextmanager
     def absolute_path(self) -> Iterator[None]:
@@ -131,14 +154,25 @@ class Run:
         return read_toml(self.path / "config.toml", in_run_folder=True)
 
     @property
-    def metrics(self) -> dict[str, np.ndarray]:
+    def metrics(self) -> Table:
         """The columns of metrics.csv by name."""
-        return read_columns(self.path / "metrics.csv")
+        return Table.read(self.path / "metrics.csv")
 
     @property
-    def episodes(self) -> dict[str, np.ndarray]:
+    def episodes(self) -> Table:
         """The columns of episodes.csv by name."""
-        return read_columns(self.path / "episodes.csv")
+        return Table.read(self.path / "episodes.csv")
+
+    @property
+    def validations(self) -> Table:
+        """The columns of validation.csv by name. The table is empty if the run has no validation."""
+        return Table.read(self.path / "validation.csv")
+
+    def plot(self) -> "Figure":
+        """Return a matplotlib figure of the learning curve: the mean return of recent games over the steps."""
+        figure = self.metrics.plot()
+        figure.axes[0].set_title(self.name, fontsize="medium")
+        return figure
 
     @property
     def checkpoints(self) -> list[Checkpoint]:
@@ -160,6 +194,57 @@ class Run:
         chosen = checkpoint if isinstance(checkpoint, Checkpoint) else checkpoints.choose(self.path, checkpoint)
         load_weights(agent, chosen)
         return agent
+
+    def policy(
+        self,
+        *,
+        greedy: bool = False,
+        seed: int = 0,
+        env: str | None = None,
+        checkpoint: int | Checkpoint | None = None,
+    ) -> "Policy":
+        """Return the trained agent as a policy for an own loop: `policy.act(observation, reward=..., done=...)`.
+
+        In the environments of `make_vec(seed=S)`, the policy takes the same actions as in an evaluation with this seed.
+
+        Args:
+            greedy: take the most probable action instead of sampling an action.
+            seed: seed with which actions are sampled.
+            env: the task to play, if the agent was trained on several. The default is the first task.
+            checkpoint: see `agent`.
+        """
+        from bestiary.agents.policy import Policy
+
+        return Policy(
+            self.agent(checkpoint),
+            self.config.interface,
+            greedy=greedy,
+            seed=evaluation_seeds(self.config, seed)[1],
+            task=self.config.task_index(env),
+            name=self.name,
+        )
+
+    def make_vec(
+        self, num_envs: int = 1, *, seed: int = 0, env: str | None = None, render_mode: str | None = None
+    ) -> "gymnasium.vector.VectorEnv":
+        """Return a Gymnasium vector environment with the options and rewards of the training.
+
+        `seed` is that of an evaluation: the games are those of `bestiary eval --seed` with the same `num_envs`. If the
+        agent was trained on several tasks, `env` is the task. The default is the first task. `render` requires
+        `render_mode="rgb_array"`.
+        """
+        from bestiary.config.config import make_vector_env
+        from bestiary.envs.gymnasium_adapter import GymnasiumAdapter
+
+        config = self.config
+        name = config.envs[config.task_index(env)]
+
+        def build(seed: Any) -> VectorEnv:
+            return make_vector_env(
+                [name], config.env_options, num_envs, seed, render_mode is not None, rewards=config.rewards
+            )
+
+        return GymnasiumAdapter(build, evaluation_seeds(config, seed)[0], render_mode)
 
     def with_env_options(self, options: dict[str, Any]) -> "Run":
         """Return a `Run` of the same folder with other environment options, to evaluate the agent with them.
@@ -223,6 +308,12 @@ class Run:
             )
         with run_lock.locked(self.path):
             yield
+
+
+def evaluation_seeds(config: "Config", seed: int) -> tuple[np.random.SeedSequence, int]:
+    """Return the seed of the environments and the seed of action sampling for an evaluation of a run with `seed`."""
+    env_seed, action_seed = np.random.SeedSequence([config.training.seed, 1, seed]).spawn(2)
+    return env_seed, int(action_seed.generate_state(1)[0])
 
 
 def open_run(path: str | Path, trust_code: bool = False) -> Run:

@@ -12,8 +12,8 @@ import torch
 
 import bestiary
 from bestiary.agents.memories import MEMORIES, SRWM, DeltaNet, FakeSR, SRDelta, SRWMNoCarry
+from bestiary.agents.policy_runner import run_policy
 from bestiary.config.resolve import resolve
-from bestiary.evaluation.policy_runner import run_policy
 from bestiary.training.devices import check_devices
 from bestiary.training.factory import make_actors_and_learner
 from bestiary.training.serial import collect_rollouts

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import bestiary
+from bestiary.agents.policy_runner import run_policy
 from bestiary.api import resume
 from bestiary.evaluation.evaluate import evaluate
-from bestiary.evaluation.policy_runner import run_policy
 from bestiary.evaluation.video import record_video
 from bestiary.runs import zoo
 from bestiary.runs.run import open_run

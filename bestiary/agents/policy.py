@@ -1,0 +1,137 @@
+"""Act with a trained agent in an own loop: NumPy arrays in, NumPy arrays out.
+
+policy = bestiary.load("zoo/pong").policy(greedy=True)
+env = run.make_vec(num_envs=8)                        # or any other environment with the same observations
+observation, _ = env.reset()
+reward = done = None
+while True:
+    action = policy.act(observation, reward=reward, done=done)
+    observation, reward, terminated, truncated, _ = env.step(action)
+    done = terminated | truncated
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from bestiary.agents.agent import Agent
+from bestiary.agents.policy_runner import PolicyRunner
+from bestiary.envs.observation_reader import ObservationReader
+from bestiary.envs.vector_env import EnvInterface
+from bestiary.step import Step
+from bestiary.utils.console import warn
+from bestiary.utils.errors import UserError
+
+
+class Policy:
+    """A trained agent with its recurrent state, the actions that it took last, and a random generator for sampling.
+
+    The first call of `act` determines the number of environments. `reset()` makes another number possible.
+    """
+
+    def __init__(
+        self, agent: Agent, interface: EnvInterface, *, greedy: bool = False, seed: int = 0, task: int = 0, name: str
+    ):
+        """Create the policy.
+
+        Args:
+            agent: the trained agent.
+            interface: interface of the environments on which the agent was trained.
+            greedy: take the most probable action instead of sampling an action.
+            seed: seed of the generator with which actions are sampled.
+            task: index of the task that the agent plays, in `interface.tasks`.
+            name: name of the run, for messages.
+        """
+        self.agent: Any = agent  # `Agent` does not declare the optional attributes of AgentDefaults
+        self.greedy = greedy
+        self.seed = seed
+        self.task = task
+        self.name = name
+        self.task_name = interface.tasks[task]
+        self.action_names = interface.action_spec.names  # action i has the name action_names[i]
+        self.reader = ObservationReader(interface)
+        self.runner: PolicyRunner | None = None  # created by the first call of `act`
+        self.starts_episode = np.zeros(0, bool)  # [N] rows whose next observation is the first of an episode
+        self.missing_reward_warned = False
+
+    def __repr__(self) -> str:
+        kind = "greedy" if self.greedy else "sampled"
+        return f"Policy({self.name}: {self.task_name}, {len(self.action_names)} actions, {kind})"
+
+    def act(self, observation: Any, *, reward: Any = None, done: Any = None) -> np.ndarray:
+        """Return the actions for the observations of N environments, int64 [N], and update the recurrent state.
+
+        The observation of a single environment is accepted, too: an array without batch axis. The action is then one
+        number, an array of shape ().
+
+        Args:
+            observation: observations of N environments, in the format of `bestiary.make_vec`: an array [N,...], or a
+                dict of arrays if there are several observations. The format of the Gymnasium environment on which the
+                agent was trained is accepted, too.
+            reward: rewards of the previous actions [N]. Most agents have this input; a warning is printed if it is
+                missing. It is not needed in the first call.
+            done: bool [N], whether the observation is the first one of a new episode. The default is False, except in
+                the first call and after `reset`. Environments with Gymnasium's NEXT_STEP autoreset return the first
+                observation one step later: pass `terminated | truncated` of the previous step there.
+
+        Raises:
+            UserError: an array has the wrong shape or type.
+        """
+        arrays, is_batch = self.reader.read(observation)
+        num_envs = len(next(iter(arrays.values())))
+        if self.runner is None:
+            self.runner = PolicyRunner(self.agent, num_envs, greedy=self.greedy, seed=self.seed, task=self.task)
+            self.starts_episode = np.ones(num_envs, bool)
+        if num_envs != self.runner.num_envs:
+            raise UserError(
+                f"act: {num_envs} observations, but the recurrent state is that of {self.runner.num_envs} environments;"
+                " call reset() before the number of environments changes"
+            )
+        starts = self.starts_episode | _read_rows("done", done, num_envs, bool, default=False)
+        if reward is None and self.agent.uses_last_reward and not starts.all() and not self.missing_reward_warned:
+            self.missing_reward_warned = True
+            warn(
+                f"the agent of {self.name} has the last reward as an input, which act() did not get: 0 is used; "
+                "for the actions of `bestiary eval`, pass reward="
+            )
+        step = Step(
+            observation=arrays,
+            reward=_read_rows("reward", reward, num_envs, np.float32, default=0),
+            done=starts,
+            truncated=np.zeros(num_envs, bool),
+            game_over=starts,
+            task=np.zeros(num_envs, np.int64),
+        )
+        actions = self.runner.select_actions(self.runner.observe(step).output)
+        self.runner.last_actions = actions
+        self.starts_episode = np.zeros(num_envs, bool)
+        return actions if is_batch else actions[0, ...]
+
+    def reset(self, rows: int | Sequence[int] | np.ndarray | None = None) -> None:
+        """Start new episodes in the environments with these indices (or this mask, bool [N]).
+
+        The recurrent state of these environments is reset in the next call of `act`. If `rows` is None, everything is
+        reset, also the random generator and the number of environments.
+        """
+        if rows is None:
+            self.runner = None
+        elif self.runner is not None:
+            try:
+                self.starts_episode[rows] = True
+            except IndexError as error:
+                raise UserError(f"reset: there are {self.runner.num_envs} environments: {error}") from error
+
+
+def _read_rows(name: str, values: Any, num_envs: int, dtype: Any, default: Any) -> np.ndarray:
+    """Return one value per environment, [N]. A single number is accepted if there is one environment.
+
+    Raises:
+        UserError: the number of values is not N, or they are not numbers.
+    """
+    if values is None:
+        return np.full(num_envs, default, dtype)
+    array = np.asarray(values)
+    if array.size != num_envs or array.ndim > 1 or array.dtype.kind not in "biuf":
+        raise UserError(f"act: {name} has shape {list(array.shape)} and type {array.dtype}; expected [{num_envs}]")
+    return array.reshape(num_envs).astype(dtype)
