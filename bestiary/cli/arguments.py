@@ -153,7 +153,7 @@ def add_trust_code(parser: Parser) -> None:
         "--trust-code",
         action="store_true",
         help="execute the plug-ins (Python files with components) that a run or file names, although you have not used "
-        "them before; the command prints their paths; read them first",
+        "them before, and use the cluster that a file names; the command prints them; read the plug-ins first",
     )
 
 

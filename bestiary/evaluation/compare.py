@@ -1,6 +1,7 @@
 """Comparison of runs: learning curves, final returns, and scores over tasks, as figures, CSV files and tables."""
 
 import csv
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -104,7 +105,7 @@ def _output_paths(out: Path, runs: Sequence[Run], comparison: ScoreComparison | 
 
 def _check_paths(out: Path, paths: Mapping[str, Path], overwrite: bool) -> None:
     """Raise UserError if an output file exists and `overwrite` is False."""
-    existing = [str(path) for path in paths.values() if path.exists()]
+    existing = [str(path) for path in paths.values() if os.path.lexists(path)]
     if existing and not overwrite:
         raise UserError(f"--out {out}: {' and '.join(existing)} exist; choose another name or add --overwrite")
 

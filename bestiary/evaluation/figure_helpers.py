@@ -24,6 +24,8 @@ def import_pyplot() -> Any:
         import matplotlib
 
     matplotlib.use("Agg")
+    # The name of a run or environment may contain dollar signs. It must not be parsed as a formula.
+    matplotlib.rcParams["text.parse_math"] = False
     import matplotlib.pyplot as plt
 
     return plt

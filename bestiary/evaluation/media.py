@@ -4,6 +4,7 @@ Images are uint8 [H,W,3].
 """
 
 import json
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -37,7 +38,7 @@ def check_output(
         raise UserError(f"--out {out}: {kind} are {' or '.join(suffixes)} files; choose one of these suffixes")
     if path.is_dir():
         raise UserError(f"--out {out} is a folder; give the name of a file")
-    if path.exists() and not overwrite:
+    if os.path.lexists(path) and not overwrite:  # also a link to a file that does not exist
         raise UserError(f"--out {path} exists; choose another name or add --overwrite")
     if not path.resolve().parent.is_dir():
         raise UserError(f"--out {out}: there is no folder {path.parent}; create it first")

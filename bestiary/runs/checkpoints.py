@@ -59,8 +59,8 @@ class Checkpoint:
 
     @property
     def root(self) -> Path:
-        """The folder `checkpoints` of the run. Symbolic links below it are refused when the checkpoint is read."""
-        return self.path.parent
+        """The run folder. Symbolic links below it are refused when the checkpoint is read."""
+        return self.path.parents[1]
 
     @property
     def steps(self) -> int:
@@ -132,9 +132,9 @@ class Checkpoint:
 
 def list_checkpoints(folder: Path) -> list[Checkpoint]:
     """Return all checkpoints in a folder, including damaged ones, from the oldest to the newest."""
-    found = [Checkpoint(path) for path in folder.glob("[0-9]*") if is_checkpoint_name(path.name)]
-    found = [checkpoint for checkpoint in found if not checkpoint.path.is_symlink()]
-    return sorted(found, key=lambda checkpoint: checkpoint.steps)
+    return [
+        Checkpoint(path) for path in safe_files.list_folders(folder, folder.parent) if is_checkpoint_name(path.name)
+    ]
 
 
 def is_checkpoint_name(name: str) -> bool:

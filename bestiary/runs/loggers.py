@@ -56,7 +56,10 @@ class WandbLogger:
 
         with local_config.hidden(local_config.WANDB_FILE):
             wandb.setup()  # reads the settings files; `init` does not read them again
-        settings = wandb.Settings(console="off", x_disable_stats=True, x_disable_meta=True, silent=True)
+        # W&B would run git in the working directory, which may come from another person.
+        settings = wandb.Settings(
+            console="off", x_disable_stats=True, x_disable_meta=True, disable_git=True, silent=True
+        )
         self.run = wandb.init(
             project=project,
             name=name,

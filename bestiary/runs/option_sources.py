@@ -14,6 +14,11 @@ from bestiary.config.plugin_options import trust_in_file, trust_named
 from bestiary.config.toml import flatten, read_preset, read_toml
 from bestiary.runs.format_version import check_version
 from bestiary.runs.run import open_run
+from bestiary.utils.console import note
+from bestiary.utils.errors import UserError
+from bestiary.utils.options import BOOLEANS
+
+FALSE_VALUES = tuple(text for text, value in BOOLEANS.items() if not value)
 
 
 def merge_sources(
@@ -27,13 +32,13 @@ def merge_sources(
     Args:
         options: options given directly. If `study` is empty, their plug-ins are trusted, because the user has named
             them.
-        trust_code: whether to execute unknown plug-ins that the user has not named, but that a config file, study file
-            or run names.
+        trust_code: whether to execute unknown plug-ins, and to use a cluster, that the user has not named, but that a
+            config file, study file or run names.
         study: "", or a description of the study file that contains `options`. Plug-ins in `options` are then treated
             as named by a file.
 
     Raises:
-        UserError: a file or a run names a plug-in that is not trusted.
+        UserError: a file or a run names a plug-in or a cluster that is not trusted.
     """
     direct = flatten(options)
     direct = trust_in_file(direct, study, trust_code) if study else trust_named(direct)
@@ -49,7 +54,32 @@ def merge_sources(
             merged = override_options(merged, found)
             origin |= dict.fromkeys(found, f"{source} {name}")
     merged = override_options(merged, direct)
-    return merged, {key: where for key, where in origin.items() if key not in direct}
+    origin = {key: where for key, where in origin.items() if key not in direct}
+    _check_cluster(merged, {**origin, **(dict.fromkeys(direct, study) if study else {})}, trust_code)
+    return merged, origin
+
+
+def _check_cluster(options: Mapping[str, Any], origin: Mapping[str, str], trust_code: bool) -> None:
+    """Raise UserError if a file chooses a cluster, and `trust_code` is False: its processes can run code as the user.
+
+    The cluster `local` is allowed, because a run that uses it starts it. `origin` maps an option to its file.
+    """
+    cluster = options.get("cluster")
+    if cluster in (None, "none", "local"):
+        return
+    problems = []
+    for key in ("cluster", "trust_open_cluster"):
+        if key in origin and str(options[key]).lower() not in FALSE_VALUES:
+            flag = f"--{key.replace('_', '-')} {options[key]}"
+            if trust_code:
+                note(f"--trust-code: this command uses {flag}, as in {origin[key]}")
+            else:
+                problems.append(
+                    f"{origin[key]} sets {flag}, and the processes of this cluster could run code as you; if you "
+                    "trust it, add --trust-code"
+                )
+    if problems:
+        raise UserError(*problems)
 
 
 def _read_config(path: str) -> dict[str, Any]:

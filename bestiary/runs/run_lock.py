@@ -23,7 +23,7 @@ from bestiary.utils.errors import UserError
 
 def is_locked(path: Path) -> bool:
     """Return whether a training process is writing to the run folder now."""
-    if not (path / "lock_owner.json").exists() or not stat.S_ISREG(_mode(path / "lock")):
+    if not (path / "lock_owner.json").exists() or not _is_lock_file(path / "lock"):
         return False
     try:
         with filelock.FileLock(path / "lock").acquire(timeout=0):
@@ -88,33 +88,38 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def _check_links(path: Path) -> None:
-    """Raise UserError if the run folder contains a symbolic link except the checkpoint links `latest` and `best*`.
+    """Raise UserError if the run folder contains a symbolic link that no training has created.
 
-    If training wrote through another link, it could change files outside the run folder.
+    If training, or a logger, wrote through such a link, it could change files outside the run folder.
     """
-    allowed = ("latest", *BEST_LINKS)
-    for folder in (path, path / "checkpoints"):
-        try:
-            with os.scandir(folder) as entries:
-                links = [entry.name for entry in entries if entry.is_symlink()]
-        except OSError:
-            continue
-        for name in links:
-            if folder == path or name not in allowed:
-                raise UserError(f"{folder / name} is a symbolic link; remove it, or copy its target to this place")
-    if stat.S_IFMT(_mode(path / "lock")) not in (0, stat.S_IFREG):
-        raise UserError(f"{path / 'lock'} is not a regular file; remove it")
-    # Some versions of filelock open the lock with O_TRUNC, which would remove the content of a hard-linked file.
-    if stat.S_ISREG(_mode(path / "lock")) and (path / "lock").lstat().st_nlink > 1:
-        raise UserError(f"{path / 'lock'} is a hard link; remove it")
+    for folder, folders, files in os.walk(path):
+        for entry in (Path(folder, name) for name in (*folders, *files)):
+            if entry.is_symlink() and not _is_own_link(entry.relative_to(path), os.readlink(entry)):
+                raise UserError(f"{entry} is a symbolic link; remove it, or copy its target to this place")
+    if os.path.lexists(path / "lock") and not _is_lock_file(path / "lock"):
+        raise UserError(f"{path / 'lock'} is not a regular file, or is a hard link; remove it")
 
 
-def _mode(path: Path) -> int:
-    """Return the mode of a file (type and permissions), or 0 if it does not exist. Do not follow links."""
+def _is_own_link(path: Path, target: str) -> bool:
+    """Return whether a link may be in a run folder. `path` is its path relative to the run folder.
+
+    Bestiary creates links to checkpoints and replaces them. W&B creates links to files in its own folder and, for each
+    session, a link debug-core.log to its cache folder.
+    """
+    if path.parent == Path("checkpoints"):
+        return path.name in ("latest", *BEST_LINKS)
+    if path.parent == Path("wandb"):
+        return not os.path.isabs(target) and ".." not in Path(target).parts
+    return path.match("wandb/*/logs/debug-core.log")
+
+
+def _is_lock_file(path: Path) -> bool:
+    """Return whether a file may be opened as a lock. Some versions of filelock truncate it, so it has only one name."""
     try:
-        return path.lstat().st_mode
+        status = path.lstat()
     except OSError:
-        return 0
+        return False
+    return stat.S_ISREG(status.st_mode) and status.st_nlink == 1
 
 
 def _describe_owner(path: Path) -> str:

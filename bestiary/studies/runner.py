@@ -30,6 +30,7 @@ from bestiary.studies.study_progress import StudyProgress
 from bestiary.studies.study_report import write_study_report
 from bestiary.studies.trial import Trial, make_trials
 from bestiary.training.interrupts import Interrupted, Interrupts
+from bestiary.utils import safe_files
 from bestiary.utils.console import format_count, note, stdout, warn
 from bestiary.utils.errors import RunError, UserError
 
@@ -134,8 +135,8 @@ def print_trials(trials: list[Trial]) -> None:
 def _check_folder(folder: Path) -> None:
     """Raise UserError if `folder` is a file, or a folder that has files but no study.toml.
 
-    Also raise UserError if the folder contains a link or a pipe. The folder may come from another person, and the study
-    could write to another folder through a link, or wait for ever when it opens a pipe.
+    Also raise UserError if the folder contains a link, a hard link or a pipe. The folder may come from another person,
+    and the study could change files outside of it through a link, or wait for ever when it opens a pipe.
     """
     is_occupied = folder.is_dir() and any(folder.iterdir()) and not (folder / "study.toml").is_file()
     if is_occupied or folder.is_file():
@@ -143,8 +144,12 @@ def _check_folder(folder: Path) -> None:
             f"{folder} exists and is not the folder of a study; choose another folder with --dir, or rename the study"
         )
     for path in (path for inner in (folder, folder / "configs", folder / "logs") for path in inner.glob("*")):
-        if stat.S_IFMT(path.lstat().st_mode) not in (stat.S_IFREG, stat.S_IFDIR):
-            raise UserError(f"{path} is not a regular file or folder; remove it, or choose another folder with --dir")
+        status = path.lstat()
+        if not stat.S_ISDIR(status.st_mode) and (not stat.S_ISREG(status.st_mode) or status.st_nlink > 1):
+            raise UserError(
+                f"{path} is not a folder or a regular file with one name; remove it, or choose another folder "
+                "with --dir"
+            )
 
 
 @contextmanager
@@ -216,10 +221,10 @@ def prepare_folder(study: Study, trials: list[Trial], folder: Path, if_changed: 
         if trial.log.exists():
             trial.log.rename(unused_path(trial.log.with_name(f"{abandoned.name}.log")))
         note(f"{trial.path} has other settings than the study file; it was renamed to {abandoned.name}")
-    (folder / "study.toml").write_text(study.text)
-    (folder / "configs").mkdir(exist_ok=True)
+    safe_files.write_text(folder / "study.toml", study.text)
+    safe_files.make_folder(folder / "configs", folder)
     for trial in trials:
-        trial.config_path.write_text(trial.config.to_toml())
+        safe_files.write_text(trial.config_path, trial.config.to_toml(), folder)
     names = {trial.name for trial in trials}
     existing = sorted(path.parent.name for path in folder.glob("*/config.toml") if not path.parent.is_symlink())
     ignored = [name for name in existing if name not in names and not name.startswith(ABANDONED_PREFIX)]

@@ -123,10 +123,11 @@ class Trial:
 
     def next_command(self) -> list[str] | None:
         """Return the arguments of the `bestiary` command that continues the trial, or None if it is done."""
+        machine = machine_flags(self.config.training)
         if not self.exists:
-            return ["train", "--config", str(self.config_path), "--run-dir", str(self.path)]
+            return ["train", "--config", str(self.config_path), "--run-dir", str(self.path), *machine]
         if not self.is_trained:
-            return ["resume", str(self.path), *machine_flags(self.config.training)]
+            return ["resume", str(self.path), *machine]
         if self.evaluate and self.evaluation() is None:
             return ["eval", str(self.path), "--episodes", str(self.evaluate)]
         return None

@@ -33,8 +33,8 @@ def evil(measures): return measures["reward"]
 COMMANDS = {
     "eval": "eval r --episodes 2",
     "video": "video r --length 5 --out a.gif",
-    "look": "look actions r --length 5 --out actions",
-    "export": "export r --steps 8 --out exported",
+    "look": "look actions r --episodes 2 --out actions.png",
+    "export": "export r --length 5 --rollouts 1 --out exported.npz",
     "audit": "audit r --episodes 2 --out audited",
     "report": "report . --out report.html",
     "report --no-draw": "report . --no-draw --out report.html",
@@ -193,9 +193,17 @@ json.dump({"opened": opened, "executed": executed}, __import__("builtins").open(
 
 
 @pytest.mark.parametrize(
-    "plugin", [{"env.name": ["outside/evil.py:{Evil}"]}, {"true_reward": "outside/evil.py:evil "}, {}]
+    ("plugin", "linked_checkpoints"),
+    [
+        ({"env.name": ["outside/evil.py:{Evil}"]}, False),
+        ({"true_reward": "outside/evil.py:evil "}, False),
+        ({}, False),
+        ({}, True),
+    ],
 )
-def test_no_command_opens_or_executes_a_file_outside_the_folder(toy_run: Path, plugin: dict[str, Any]) -> None:
+def test_no_command_opens_or_executes_a_file_outside_the_folder(
+    toy_run: Path, plugin: dict[str, Any], linked_checkpoints: bool
+) -> None:
     """An audit hook records every file that is opened, after links are followed, and all code that is executed."""
     evil = write_evil("outside/evil.py")
     os.mkfifo("outside/pipe")
@@ -216,6 +224,11 @@ def test_no_command_opens_or_executes_a_file_outside_the_folder(toy_run: Path, p
         f"plugins/{sha256(evil)[:8]}/evil.py": "evil.py",
         "checkpoints/latest": "",
     }
+    shutil.copytree("other/checkpoints", "outside/checkpoints", symlinks=True)
+    if linked_checkpoints:
+        del links["checkpoints/latest"]
+        shutil.rmtree(run / "checkpoints")
+        links["checkpoints"] = "checkpoints"
     for name, target in links.items():
         (run / name).parent.mkdir(parents=True, exist_ok=True)
         (run / name).unlink(missing_ok=True)
@@ -226,18 +239,20 @@ def test_no_command_opens_or_executes_a_file_outside_the_folder(toy_run: Path, p
         [sys.executable, "-c", AUDITED, json.dumps(commands)], stderr=subprocess.PIPE, text=True, timeout=300
     )
     assert process.returncode == 0, process.stderr
-    assert process.stderr.count("status ") == len(commands)
+    assert len([line for line in process.stderr.splitlines() if line.startswith("status ")]) == len(commands)
     assert "Traceback" not in process.stderr
+    assert "unknown option" not in process.stderr
     events = json.loads(Path("audit.json").read_text())
-    assert any(path.endswith("model.safetensors") for path in events["opened"])  # the hook works
+    assert any(path.endswith("model.safetensors") for path in events["opened"])  # the hook works: the run `other`
     assert [path for path in events["opened"] if "outside" in path or Path(path).name.startswith("private")] == []
     own_files = [path for path in events["executed"] if path.startswith((str(Path().absolute()), "r/", "outside"))]
     assert own_files == []
     assert not Path("executed").exists()
 
 
+@pytest.mark.parametrize("hard", [False, True])
 @pytest.mark.parametrize("name", ["study.toml", "configs", "configs/base-s1.toml", "logs/base-s1.log", ".results.csv"])
-def test_study_does_not_write_through_links(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_study_does_not_write_through_links(name: str, hard: bool, capsys: pytest.CaptureFixture[str]) -> None:
     Path("s.toml").write_text('seeds = [1]\n[base]\nenv = "toy/catch"\nsteps = 320\n')
     for folder in ("configs", "logs"):
         Path("runs/s", folder).mkdir(parents=True)
@@ -248,7 +263,7 @@ def test_study_does_not_write_through_links(name: str, capsys: pytest.CaptureFix
     if path.is_dir():
         path.rmdir()
     path.unlink(missing_ok=True)
-    path.symlink_to(target.absolute())
+    path.hardlink_to(target) if hard else path.symlink_to(target.absolute())
     assert run_command(["study", "s.toml"]) == 2
     assert target.read_text() == "private"
     assert "runs/s" in capsys.readouterr().err
@@ -293,6 +308,28 @@ def test_cluster_of_a_foreign_config_is_not_used(
     error = capsys.readouterr().err
     assert address in error
     assert "add --cluster" in error
+
+
+@pytest.mark.parametrize("command", ["train --config c.toml --run-dir new", "study s.toml"])
+@pytest.mark.parametrize("options", [{"cluster": "10.9.8.7:6379"}, {"cluster": {"name": "auto"}}])
+def test_cluster_of_a_config_or_study_file_is_used_only_with_trust_code(
+    command: str, options: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The processes of a cluster can run code on the machine of the user."""
+    config = {"env": "toy/catch", "runtime": "cluster", "trust_open_cluster": True, **options}
+    Path("c.toml").write_text(dump_toml(config))
+    Path("s.toml").write_text(dump_toml({"seeds": [1], "base": config}))
+    monkeypatch.setattr("socket.create_connection", lambda *_, **__: pytest.fail("connected"))
+    assert run_command(command.split()) == 2
+    error = capsys.readouterr().err
+    assert "--cluster 10.9.8.7:6379" in error or "--cluster auto" in error
+    assert "add --trust-code" in error
+    assert run_command([*command.split(), "--trust-code", "--dry-run"]) == 0
+    assert "this command uses --trust-open-cluster True" in capsys.readouterr().err
+    if command.startswith("train"):
+        assert run_command([*command.split(), "--cluster", "10.9.8.7:6379"]) == 2
+        assert "--trust-open-cluster True" in capsys.readouterr().err
+        assert run_command([*command.split(), "--cluster", "local", "--dry-run"]) == 0
 
 
 def test_machine_options_of_a_foreign_config_are_not_used(

@@ -86,6 +86,44 @@ def test_resume_does_not_change_hard_linked_files(name: str, capsys: pytest.Capt
         assert "hard link" in text
 
 
+@pytest.mark.parametrize("link", ["wandb/run", "tensorboard", "wandb/run/logs/debug.log", "wandb/debug.log"])
+def test_resume_does_not_give_links_to_loggers(toy_run: Path, link: str, capsys: pytest.CaptureFixture[str]) -> None:
+    run = copy_run(toy_run)
+    (run.path / link).parent.mkdir(parents=True, exist_ok=True)
+    (run.path / link).symlink_to(Path("elsewhere").absolute())
+    status, text = run_and_read(capsys, "resume", "r", "--steps", "640", "--tensorboard")
+    assert status == 2
+    assert f"r/{link} is a symbolic link" in text
+    assert not Path("elsewhere").exists()
+
+
+def test_links_of_wandb_do_not_prevent_resume(toy_run: Path) -> None:
+    run = copy_run(toy_run)
+    (run.path / "wandb/run-1/logs").mkdir(parents=True)
+    (run.path / "wandb/latest-run").symlink_to("run-1")
+    (run.path / "wandb/debug.log").symlink_to("run-1/logs/debug.log")
+    (run.path / "wandb/run-1/logs/debug-core.log").symlink_to(Path("cache/core.log").absolute())
+    assert run_command(["resume", "r", "--steps", "640"]) == 0
+
+
+def test_names_with_formulas_are_drawn_as_text(toy_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("a$\\frac$", "b$x_{$"):
+        shutil.copytree(toy_run, name, symlinks=True)
+    assert run_and_read(capsys, "compare", "a$\\frac$", "b$x_{$", "--out", "c.png")[0] == 0
+    assert run_and_read(capsys, "report", ".", "--no-draw", "--out", "r.html")[0] == 0
+
+
+def test_output_is_not_written_through_a_link_without_target(toy_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    copy_run(toy_run)
+    for name in ("c.csv", "a.npz", "v.gif"):
+        Path(name).symlink_to(Path("new").absolute())
+    for command in ("compare r --out c.png", "export r --length 5 --rollouts 1 --out a.npz", "video r --out v.gif"):
+        status, text = run_and_read(capsys, *command.split())
+        assert status == 2
+        assert "exist" in text
+    assert not Path("new").exists()
+
+
 def test_evaluation_is_not_written_through_a_linked_folder(toy_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = copy_run(toy_run)
     Path("elsewhere").mkdir()

@@ -71,6 +71,18 @@ def test_wandb_settings_file_is_ignored() -> None:
     assert result.stdout.startswith("https://"), result.stderr
 
 
+def test_wandb_does_not_run_git(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The configuration of a repository can make git execute commands."""
+    Path("bin").mkdir()
+    Path("bin/git").write_text(f"#!/bin/sh\ntouch '{Path('executed').absolute()}'\n")
+    Path("bin/git").chmod(0o755)
+    monkeypatch.setenv("PATH", str(Path("bin").absolute()), prepend=os.pathsep)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    sizes = "--num-envs 4 --batch-size 4 --micro-batch-size 4 --steps 320"
+    check_that_nothing_is_executed(f"train toy/catch --wandb --runtime serial {sizes} --run-dir r")
+    assert Path("r/wandb").is_dir()
+
+
 @pytest.mark.parametrize("module", ["threading", "bestiary"])
 def test_trials_do_not_import_modules_of_the_working_directory(module: str) -> None:
     Path("s.toml").write_text(STUDY)

@@ -39,6 +39,17 @@ def test_links_are_not_followed() -> None:
     assert safe_files.list_files(root / "folder", root) == []
 
 
+def test_files_with_a_second_name_are_not_changed_in_place() -> None:
+    Path("secret").write_text("private")
+    Path("run").mkdir()
+    Path("run/x").hardlink_to("secret")
+    with pytest.raises(OSError, match="hard link"):
+        safe_files.append_text(Path("run/x"), "new")
+    assert safe_files.read_text(Path("run/x")) == "private"
+    safe_files.write_text(Path("run/x"), "new")
+    assert Path("secret").read_text() == "private"
+
+
 def test_root_may_be_a_link() -> None:
     Path("run").mkdir()
     Path("latest").symlink_to("run")
