@@ -23,13 +23,17 @@ MEMORY_GAMES = "dodgeball heist maze miner caveflyer jumper".split()
 # Flag -> memory. If several of these flags are given, the first one in this order applies, as in the original.
 MEMORIES = {
     "use_delta": "delta",
+    "use_lt": "linear-transformer",
+    "use_delta_rnn": "delta-rnn",
+    "use_rec_delta": "recurrent-delta",
+    "use_dd": "delta-delta",
     "use_sr": "srwm",
     "use_psr": "fake-sr",
     "use_smfwp": "sr-delta",
     "use_no_carry_sr": "srwm-no-carry",
+    "use_deep_ff": "deep-ff",
 }
-TRUNCATED = ("delta", "srwm", "sr-delta", "srwm-no-carry")  # memories with the option `truncate`
-NOT_AVAILABLE = "this model is not available; the nearest memories are delta and srwm (docs/memories.md)"
+WITHOUT_STATE = ("fake-sr", "deep-ff")  # memories without the option `truncate`
 
 
 def games(values: Values) -> tuple[str, ...]:
@@ -75,16 +79,15 @@ def memory(values: Values) -> Words:
     """Return the options of the memory: its kind and its sizes."""
     chosen = next((name for name in MEMORIES if values[name]), None)
     if chosen is None:
-        if values["use_deep_ff"]:
-            return Words(("--torso.depth", str(values["num_layers"])))
         return Words(("--memory", "lstm", "--memory.hidden", "256") if values["use_lstm"] else ("--memory", "none"))
-    sizes = {"hidden": "hidden_size", "layers": "num_layers", "heads": "num_head", "ff": "dim_ff"}
+    sizes = {"hidden": "hidden_size", "layers": "num_layers", "ff": "dim_ff"}
+    if chosen != "use_deep_ff":
+        sizes |= {"heads": "num_head", "head-size": "dim_head"}
     words = ["--memory", MEMORIES[chosen]]
     for option, flag in sizes.items():
         words += [f"--memory.{option}", str(values[flag])]
-    words += ["--memory.head-size", str(values["dim_head"])]
     differences: tuple[str, ...] = ()
-    if MEMORIES[chosen] in TRUNCATED:
+    if MEMORIES[chosen] not in WITHOUT_STATE:
         words += ["--memory.truncate", "step"]
         differences = (
             f"--{chosen}: gradients do not pass from step to step, as in the published code; --memory.truncate none "
@@ -231,18 +234,18 @@ FLAGS = (
         bool,
     ),
     Flag("use_no_carry_sr", False, "`--memory srwm-no-carry --memory.truncate step`", status=JOINT, kind=bool),
+    Flag("use_deep_ff", False, "`--memory deep-ff`", status=JOINT, kind=bool),
+    Flag("use_lt", False, "`--memory linear-transformer --memory.truncate step`", status=JOINT, kind=bool),
+    Flag("use_delta_rnn", False, "`--memory delta-rnn --memory.truncate step`", status=JOINT, kind=bool),
+    Flag("use_rec_delta", False, "`--memory recurrent-delta --memory.truncate step`", status=JOINT, kind=bool),
     Flag(
-        "use_deep_ff",
+        "use_dd",
         False,
-        "`--torso.depth` num_layers",
-        "fully connected layers without residual connections and layer normalisation",
+        "`--memory delta-delta --memory.truncate step`",
+        "the published code of this model ends with an error",
         JOINT,
         bool,
     ),
-    Flag("use_lt", False, "", NOT_AVAILABLE, REFUSED, bool),
-    Flag("use_delta_rnn", False, "", NOT_AVAILABLE, REFUSED, bool),
-    Flag("use_rec_delta", False, "", NOT_AVAILABLE, REFUSED, bool),
-    Flag("use_dd", False, "", NOT_AVAILABLE, REFUSED, bool),
     Flag("keep_dd", False, "", "not used, as in the original", EXPLAINED, bool),
     Flag("allow_oov", False, "", "not used, as in the original", EXPLAINED, bool),
     Flag("hidden_size", 128, "`--memory.hidden`", status=JOINT, kind=int),
@@ -251,7 +254,14 @@ FLAGS = (
     Flag("dim_head", 32, "`--memory.head-size`", status=JOINT, kind=int),
     Flag("dim_ff", 512, "`--memory.ff`", status=JOINT, kind=int),
     Flag("conv_scale", 1, "`--torso.channels` 16N,32N,32N", status=JOINT, kind=int),
-    Flag("dropout", 0.0, "", "the memories have no dropout; use 0", REFUSED, float),
+    Flag(
+        "dropout",
+        0.0,
+        "",
+        "the memories have no dropout, because actor and learner would then compute different policies; use 0",
+        REFUSED,
+        float,
+    ),
     # Devices and loggers
     Flag(
         "single_gpu",

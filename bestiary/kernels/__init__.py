@@ -6,9 +6,11 @@ that computes the updates and the outputs of all steps of a sequence, and their 
 Operations:
     delta_seq   delta rule: each step moves the value that the matrix stores for a key towards a new value, and then
                 reads the value for a query
+    sum_seq     sum rule of linear transformers: each step adds a value under a key, and then reads the value for a
+                query; one implementation for all devices and floating-point types
     srwm_seq    self-referential weight matrix (SRWM): a matrix that also computes its own updates
 
-Implementations:
+Implementations of delta_seq and srwm_seq:
     reference   loops of PyTorch operations, for all devices and floating-point types
     numba       for CPUs, float32 and float64; uses one thread and releases the GIL
     triton      for GPUs, float32
@@ -33,6 +35,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bestiary.kernels import sum_rule
 from bestiary.utils.errors import UserError
 
 IMPLEMENTATIONS = ("auto", "reference", "numba", "triton")
@@ -65,6 +68,30 @@ def delta_seq(
     with _without_autocast(k.device.type):
         module = load_implementation(implementation, k.device.type, k.dtype)
         return module.delta_seq(q, k, v, beta, done, state, truncate)
+
+
+def sum_seq(
+    q: Tensor,  # queries [B,H,T,E]
+    k: Tensor,  # keys [B,H,T,E]
+    v: Tensor,  # values [B,H,T,M]
+    done: Tensor,  # bool [T,B]: if True, an episode starts and the state is set to zero before the step
+    state: Tensor,  # initial fast weights [B,H,E,M]
+    *,
+    truncate: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Compute the sum rule over T steps. Return the outputs o [B,H,T,M] and the final fast weights W [B,H,E,M].
+
+    Each step computes W <- W + k ⊗ v and then o = q W, where ⊗ is the outer product. Raise ValueError if the shapes of
+    the arguments are inconsistent.
+    """
+    batch, heads, steps, rows = k.shape
+    _check("q", q, (batch, heads, steps, rows))
+    _check("v", v, (batch, heads, steps, v.shape[-1]))
+    _check("done", done, (steps, batch), torch.bool)
+    _check("state", state, (batch, heads, rows, v.shape[-1]))
+    q, k, v, state = _to_common_dtype(q, k, v, state)
+    with _without_autocast(k.device.type):
+        return sum_rule.sum_seq(q, k, v, done, state, truncate)
 
 
 def srwm_seq(

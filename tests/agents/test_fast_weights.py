@@ -11,9 +11,21 @@ import pytest
 import torch
 
 import bestiary
-from bestiary.agents.memories import MEMORIES, SRWM, DeltaNet, FakeSR, SRDelta, SRWMNoCarry
+from bestiary.agents.memories import (
+    MEMORIES,
+    SRWM,
+    DeltaDelta,
+    DeltaNet,
+    DeltaRNN,
+    FakeSR,
+    LinearTransformer,
+    RecurrentDelta,
+    SRDelta,
+    SRWMNoCarry,
+)
 from bestiary.agents.policy_runner import run_policy
 from bestiary.config.resolve import resolve
+from bestiary.kernels import sum_seq
 from bestiary.training.devices import check_devices
 from bestiary.training.factory import make_actors_and_learner
 from bestiary.training.serial import collect_rollouts
@@ -28,6 +40,10 @@ FAST: dict[str, Any] = {
     "sr-delta": SRDelta,
     "fake-sr": FakeSR,
     "srwm-no-carry": SRWMNoCarry,
+    "linear-transformer": LinearTransformer,
+    "recurrent-delta": RecurrentDelta,
+    "delta-rnn": DeltaRNN,
+    "delta-delta": DeltaDelta,
 }
 
 
@@ -82,9 +98,10 @@ def slow_forward(memory, kind, x, done, feature_map="elu", softmaxed=True, norm=
                 heads = []
                 for head in range(H):
                     own = slice(head * E, (head + 1) * E)
-                    if kind == "delta":
-                        qkvb = linear(layer_norm(h, mixer.norm), mixer.slow).reshape(H, 3 * E + 1)[head]
-                        heads.append(delta(fast, (layer, head), qkvb, FEATURE_MAPS[feature_map], E))
+                    if kind in VARIANTS:
+                        columns = linear(layer_norm(h, mixer.norm), mixer.slow).reshape(H, -1)[head]
+                        key, phi = (layer, head), FEATURE_MAPS[feature_map]
+                        heads.append(VARIANTS[kind](fast, key, columns, phi, E, mixer, head))
                         continue
                     head_input = (layer_norm(h, mixer.norm) if norm else h)[own]
                     head_input = softmax(head_input) if softmaxed else head_input
@@ -100,12 +117,49 @@ def slow_forward(memory, kind, x, done, feature_map="elu", softmaxed=True, norm=
     return out
 
 
-def delta(fast, key, qkvb, feature_map, E):
+def delta(fast, key, qkvb, feature_map, E, *_):
     q, k = feature_map(qkvb[:E]), feature_map(qkvb[E : 2 * E])
-    v, beta = qkvb[2 * E : 3 * E], sigmoid(qkvb[3 * E])
-    w = fast.setdefault(key, np.zeros((E, E)))
+    v, beta = qkvb[2 * E : -1], sigmoid(qkvb[-1])
+    w = fast.setdefault(key, np.zeros((E, len(v))))
     fast[key] = w + np.outer(k, beta * (v - k @ w))
     return q @ fast[key]
+
+
+def linear_transformer(fast, key, qkv, feature_map, E, *_):
+    q, k, v = feature_map(qkv[:E]), feature_map(qkv[E : 2 * E]), qkv[2 * E :]
+    fast[key] = fast.get(key, np.zeros((E, E))) + np.outer(k, v)
+    return q @ fast[key]
+
+
+def recurrent_delta(fast, key, qkvb, _, E, mixer, head):
+    r = np.tanh(fast.get((*key, "out"), np.zeros(E)))
+    change = [r @ matrix[head].detach().numpy() for matrix in mixer.recurrent]
+    fast[(*key, "out")] = delta(fast, key, qkvb + np.concatenate(change), softmax, E)
+    return fast[(*key, "out")]
+
+
+def delta_rnn(fast, key, columns, _, E, *__):
+    q, k, v, k2, v2 = (columns[i * E : (i + 1) * E] for i in range(5))
+    z = delta(fast, (*key, "first"), np.concatenate([q, k, v, columns[5 * E : 5 * E + 1]]), softmax, E)
+    w = fast.get((*key, "second"), np.zeros((E, E)))
+    k2 = softmax(k2)
+    w = w + np.outer(k2, sigmoid(columns[5 * E + 1]) * (v2 - k2 @ w))
+    out = z + softmax(fast.get((*key, "out"), np.zeros(E))) @ w
+    fast[(*key, "second")], fast[(*key, "out")] = w, out
+    return out
+
+
+def delta_delta(fast, key, columns, feature_map, E, *_):
+    return delta(fast, (*key, "second"), delta(fast, (*key, "first"), columns, feature_map, E), feature_map, E)
+
+
+VARIANTS = {
+    "delta": delta,
+    "linear-transformer": linear_transformer,
+    "recurrent-delta": recurrent_delta,
+    "delta-rnn": delta_rnn,
+    "delta-delta": delta_delta,
+}
 
 
 def self_referential(fast, key, x, matrix, head):
@@ -121,6 +175,12 @@ def self_referential(fast, key, x, matrix, head):
         ("delta", {"feature_map": "elu"}),
         ("delta", {"feature_map": "softmax"}),
         ("delta", {"feature_map": "silu"}),
+        ("linear-transformer", {"feature_map": "elu"}),
+        ("linear-transformer", {"feature_map": "softmax"}),
+        ("recurrent-delta", {}),
+        ("delta-rnn", {}),
+        ("delta-delta", {"feature_map": "elu"}),
+        ("delta-delta", {"feature_map": "silu"}),
         ("srwm", {"softmax": True}),
         ("srwm", {"softmax": False, "norm": True}),
         ("sr-delta", {"softmax": True}),
@@ -154,9 +214,30 @@ def test_initial_weights_as_published(name):
         assert all(torch.equal(a, b) for a, b in zip(same, mixer.matrix.base, strict=False))
 
 
-PUBLISHED = {"srwm": 967_760, "fake-sr": 958_544, "sr-delta": 976_208, "delta": 1_054_800}
-UNUSED = {"delta": 0}  # the other published counts include an unused layer norm of 256 parameters per layer
-STATE_SIZES = {"srwm": 13_312, "delta": 4_096, "sr-delta": 25_856, "fake-sr": 0}
+PUBLISHED = {
+    "srwm": 967_760,
+    "fake-sr": 958_544,
+    "sr-delta": 976_208,
+    "delta": 1_054_800,
+    "linear-transformer": 1_052_752,
+    "recurrent-delta": 1_054_800 + 2 * 8 * 16 * (3 * 16 + 1),  # per layer and head: maps from E to 3E + 1 numbers
+    "delta-rnn": 1_054_800 + 2 * 8 * 128 * (2 * 16 + 1),  # per layer and head: 2E + 1 more columns of the linear layer
+    "delta-delta": 1_054_800 + 2 * 8 * 128 * (2 * 16 + 1),
+    "deep-ff": 921_168,
+}
+# The other published counts include an unused layer norm of 256 parameters per layer.
+UNUSED = dict.fromkeys(("delta", "linear-transformer", "recurrent-delta", "delta-rnn", "delta-delta", "deep-ff"), 0)
+STATE_SIZES = {
+    "srwm": 13_312,
+    "delta": 4_096,
+    "sr-delta": 25_856,
+    "fake-sr": 0,
+    "linear-transformer": 4_096,
+    "recurrent-delta": 4_352,
+    "delta-rnn": 8_448,
+    "delta-delta": 16_640,
+    "deep-ff": 0,
+}
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -184,6 +265,57 @@ def test_every_matrix_gets_a_gradient_unless_truncated(kind, truncate):
         assert output.grad.abs().max() > 0
         for matrix in rest:
             assert (matrix.grad.abs().max() == 0) == (truncate == "step")
+
+
+@pytest.mark.parametrize("kind", ["linear-transformer", "recurrent-delta", "delta-rnn", "delta-delta"])
+def test_truncated_gradients_stay_within_a_step(kind):
+    """The output of a step depends on earlier inputs, but with `truncate` it has no gradient with respect to them.
+
+    Without `truncate`, the gradients equal finite differences, also across the start of an episode.
+    """
+    x, done = torch.randn(T, B, D, dtype=torch.float64), torch.zeros(T, B, dtype=torch.bool)
+    done[2, 1] = True
+    for truncate in ("none", "step"):
+        memory = make_memory(FAST[kind], truncate=truncate)
+        state = tuple(0.3 * torch.randn_like(s) for s in memory.initial_state(B))
+        inputs = x.clone().requires_grad_()
+        y, _ = memory(inputs, done, state)
+        (gradient,) = torch.autograd.grad(y[-1].sum(), inputs)
+        assert gradient[-1].abs().max() > 0
+        assert (gradient[:-1].abs().max() == 0) == (truncate == "step")
+    memory = make_memory(FAST[kind])
+    small = 1e-6
+    inputs, states = x.clone().requires_grad_(), [s.clone().requires_grad_() for s in state]
+    after = memory(inputs, done, tuple(states))
+    weights = [torch.randn_like(tensor) for tensor in (after[0], *after[1])]
+    loss = sum((w * tensor).sum() for w, tensor in zip(weights, (after[0], *after[1]), strict=True))
+    tensors = [inputs, *states, *memory.parameters()]
+    for tensor, gradient in zip(tensors, torch.autograd.grad(loss, tensors), strict=True):
+        direction = torch.randn_like(tensor)
+        values = []
+        with torch.no_grad():
+            for sign in (1, -1):
+                tensor.add_(direction, alpha=sign * small)
+                out, new = memory(inputs, done, tuple(states))
+                values.append(sum((w * t).sum() for w, t in zip(weights, (out, *new), strict=True)))
+                tensor.add_(direction, alpha=-sign * small)
+        slope = (values[0] - values[1]) / (2 * small)
+        assert (gradient * direction).sum().item() == pytest.approx(slope.item(), rel=1e-4, abs=1e-6)
+
+
+def test_sum_rule_over_several_chunks_equals_a_loop():
+    q, k, v = (torch.randn(B, 2, 150, 4, dtype=torch.float64) for _ in range(3))
+    state = torch.randn(B, 2, 4, 4, dtype=torch.float64)
+    done = torch.rand(150, B) < 0.03
+    assert 1 < done.sum() < 30
+    out, after = sum_seq(q, k, v, done, state)
+    for b, h in itertools.product(range(B), range(2)):
+        w = state[b, h]
+        for t in range(150):
+            w = torch.zeros_like(w) if done[t, b] else w
+            w = w + torch.outer(k[b, h, t], v[b, h, t])
+            torch.testing.assert_close(out[b, h, t], q[b, h, t] @ w)
+        torch.testing.assert_close(after[b, h], w)
 
 
 def test_srwm_no_carry_resets_at_each_interval():
@@ -234,6 +366,10 @@ METRICS = {
     "srwm-no-carry": {"shift_norm", "shift_beta"},
     "sr-delta": {"shift_norm", "shift_beta", "delta_norm", "delta_beta"},
     "fake-sr": set(),
+    "linear-transformer": {"sum_norm"},
+    "recurrent-delta": {"delta_norm", "delta_beta"},
+    "delta-rnn": {"delta_norm", "delta_beta"},
+    "delta-delta": {"delta_norm", "delta_beta"},
 }
 
 
@@ -288,7 +424,7 @@ def test_metrics_equal_their_definition():
 
 
 @pytest.mark.parametrize("value", [math.nan, 1e30])
-@pytest.mark.parametrize("name", ["delta", "srwm", "sr-delta"])
+@pytest.mark.parametrize("name", ["delta", "srwm", "sr-delta", "linear-transformer", "recurrent-delta", "delta-rnn"])
 def test_update_with_non_finite_norms_is_skipped(name, value):
     """The update is skipped even if the loss is finite: the square of 1e30 overflows float32."""
 

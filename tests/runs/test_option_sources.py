@@ -148,6 +148,14 @@ BISLIP = {
         ("lstm-procgen-easy6", {**PROCGEN, "memory": "lstm", "memory.hidden": 256, "env.levels": "0:200"}),
         ("lstm-procgen-memory4", {**PROCGEN, "memory": "lstm", "env.levels": "0:500", "num_envs": 48}),
         ("srwm-procgen-easy6", {**PROCGEN, **SRWM, "env": EASY, "env.levels": "0:200", "valid_levels": "500:700"}),
+        (
+            "srwm-no-carry-procgen-easy6",
+            {**PROCGEN, **SRWM, "memory": "srwm-no-carry", "memory.reset_interval": 50, "env": EASY},
+        ),
+        (
+            "srwm-no-carry-procgen-memory4",
+            {**PROCGEN, **SRWM, "memory": "srwm-no-carry", "memory.reset_interval": 50, "env": MEMORY},
+        ),
         ("srwm-procgen-memory4", {**PROCGEN, **SRWM, "env": MEMORY, "env.levels": "0:500", "num_envs": 48}),
         (
             "iam-warehouse",

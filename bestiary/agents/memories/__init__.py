@@ -3,8 +3,12 @@
 import torch.nn as nn
 
 from bestiary.agents.memories.base import Memory, NoMemory, State
+from bestiary.agents.memories.deep_feedforward import DeepFeedForward
+from bestiary.agents.memories.delta_delta import DeltaDelta
 from bestiary.agents.memories.delta_net import DeltaNet
+from bestiary.agents.memories.linear_transformer import LinearTransformer
 from bestiary.agents.memories.recurrent import GRU, LSTM
+from bestiary.agents.memories.recurrent_delta import DeltaRNN, RecurrentDelta
 from bestiary.agents.memories.self_referential import SRWM, FakeSR, SRDelta, SRWMNoCarry
 
 MEMORIES: dict[str, type[nn.Module]] = {
@@ -16,6 +20,11 @@ MEMORIES: dict[str, type[nn.Module]] = {
     "fake-sr": FakeSR,
     "sr-delta": SRDelta,
     "srwm-no-carry": SRWMNoCarry,
+    "linear-transformer": LinearTransformer,
+    "recurrent-delta": RecurrentDelta,
+    "delta-rnn": DeltaRNN,
+    "delta-delta": DeltaDelta,
+    "deep-ff": DeepFeedForward,
 }
 
 __all__ = [
@@ -23,10 +32,15 @@ __all__ = [
     "LSTM",
     "MEMORIES",
     "SRWM",
+    "DeepFeedForward",
+    "DeltaDelta",
     "DeltaNet",
+    "DeltaRNN",
     "FakeSR",
+    "LinearTransformer",
     "Memory",
     "NoMemory",
+    "RecurrentDelta",
     "SRDelta",
     "SRWMNoCarry",
     "State",

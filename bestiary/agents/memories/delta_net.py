@@ -90,17 +90,18 @@ def apply_delta_rule(
     """Run the delta rule over a sequence.
 
     Args:
-        qkvb: queries, keys, values (E features each) and one learning-rate logit, concatenated, [B,H,T,3E+1].
+        qkvb: queries and keys (E features each), values (M features) and one learning-rate logit, concatenated,
+            [B,H,T,2E+M+1].
         done: bool [T,B]; True at the first step of each episode.
-        weights: fast weights (the matrices that are written) before the first step, [B,H,E,E].
+        weights: fast weights (the matrices that are written) before the first step, [B,H,E,M].
         feature_map: function that is applied to queries and keys.
         options: the size of the heads (E) and the kernel that computes the recurrence.
         metrics: dict to which the function adds the metrics `delta_norm` and `delta_beta`; None: compute no metrics.
 
-    Return the outputs [B,H,T,E] and the fast weights after the last step [B,H,E,E].
+    Return the outputs [B,H,T,M] and the fast weights after the last step [B,H,E,M].
     """
     size = options.size
-    q, k, v, beta_logit = qkvb.split((size, size, size, 1), dim=-1)
+    q, k, v, beta_logit = qkvb.split((size, size, weights.shape[-1], 1), dim=-1)
     beta = beta_logit.sigmoid()
     y, weights = delta_seq(feature_map(q), feature_map(k), v, beta, done, weights, **options.kernel_arguments(v))
     record_metrics(metrics, "delta", (weights,), beta)

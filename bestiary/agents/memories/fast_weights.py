@@ -13,6 +13,8 @@ A mixer splits h into H heads of E features each. Each head has one or more matr
     sr-delta       like delta, but a self-referential matrix computes keys, values, queries and learning rates.
     fake-sr        like srwm, but the matrix does not change, so the agent has no memory (a control experiment).
     srwm-no-carry  like srwm, but the state is reset at the start of each rollout.
+    linear-transformer, recurrent-delta, delta-rnn, delta-delta
+                   variants of delta (`linear_transformer.py`, `recurrent_delta.py`, `delta_delta.py`).
 
 The recurrences are in `bestiary.kernels`. Gradients pass through the whole rollout, unless the option `truncate` cuts
 them after each step, as in the code of Irie et al. (2022).
@@ -73,8 +75,8 @@ class FastWeightOptions:
 
 
 @dataclass(frozen=True)
-class RecurrenceOptions(FastWeightOptions):
-    """Options of a fast-weight memory with a recurrent state: sizes, truncation of gradients, kernel."""
+class TruncationOptions(FastWeightOptions):
+    """Options of a fast-weight memory with a recurrent state: sizes and truncation of gradients."""
 
     truncate: str = option(
         "none",
@@ -82,6 +84,12 @@ class RecurrenceOptions(FastWeightOptions):
         "al. 2022)",
         choices=("none", "step"),
     )
+
+
+@dataclass(frozen=True)
+class RecurrenceOptions(TruncationOptions):
+    """Options of a fast-weight memory whose recurrence has several kernels."""
+
     kernel: str = option(
         "auto", "implementation of the recurrence (auto: numba on CPUs, triton on GPUs)", choices=IMPLEMENTATIONS
     )
@@ -154,17 +162,19 @@ class FeedForward(nn.Module):
 
 
 @torch.no_grad()
-def record_metrics(metrics: LayerMetrics | None, name: str, matrices: State, betas: Tensor) -> None:
+def record_metrics(metrics: LayerMetrics | None, name: str, matrices: State, betas: Tensor | None = None) -> None:
     """Append two metrics of one layer to `metrics`: the norm of its fast weights and its mean learning rate.
 
     The names of the metrics are `{name}_norm` and `{name}_beta`. `matrices` are one or more tensors [B,H,E,columns],
-    `betas` are the learning rates. The norm of a head is the square root of the sum of all squared entries of the
-    head's matrices; the metric is the mean of this norm over heads and batch. If `metrics` is None, do nothing.
+    `betas` are the learning rates; if it is None, only the norm is appended. The norm of a head is the square root of
+    the sum of all squared entries of the head's matrices; the metric is the mean of this norm over heads and batch. If
+    `metrics` is None, do nothing.
     """
     if metrics is not None:
         squares = torch.stack([matrix.square().sum((-2, -1)) for matrix in matrices])  # [len(matrices),B,H]
         metrics.setdefault(f"{name}_norm", []).append(squares.sum(0).sqrt().mean())
-        metrics.setdefault(f"{name}_beta", []).append(betas.float().mean())
+        if betas is not None:
+            metrics.setdefault(f"{name}_beta", []).append(betas.float().mean())
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
