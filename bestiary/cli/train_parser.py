@@ -54,7 +54,7 @@ def read_flags(argv: list[str], parser: Parser) -> dict[str, Any]:
     words = list(argv)
     while words:
         word = words.pop(0)
-        if word == "-h":
+        if word in ("-h", "--help"):
             continue
         if word.startswith("-") and not word.startswith("--"):
             raise UserError(f"unknown option {word}; options start with two hyphens, for example --seed 3")
@@ -64,26 +64,34 @@ def read_flags(argv: list[str], parser: Parser) -> dict[str, Any]:
         name, equals, value = word.partition("=")
         action = parser._option_string_actions.get(name)
         key = name.removeprefix("--").replace("-", "_") if action is None else action.dest
-        following = words[0] if words and not words[0].startswith("--") else None
-        is_env = following is not None and _looks_like_env(following)
         earlier = given.get(key)
         if equals:
             given[key] = value
-        elif action is not None and action.nargs == 0:
-            given[key] = action.const
-        elif action is not None and action.nargs == "?":
-            is_boolean = action.metavar == BOOLEAN_METAVAR
-            takes_value = following is not None and not is_env and (not is_boolean or following in BOOLEANS)
-            given[key] = words.pop(0) if takes_value else action.const
-        elif following is not None and (action is not None or not is_env):
+        elif words and _takes_value(action, words[0]):
             given[key] = words.pop(0)
-        elif action is not None:
-            raise UserError(f"{name} needs a value")
+        elif action is None:
+            given[key] = True  # in the first pass, all flags of components are unknown
+        elif action.const is not None:
+            given[key] = action.const
         else:
-            given[key] = True  # unknown flag without a value; in the first pass, all flags of components are unknown
+            raise UserError(f"{name} needs a value")
         if earlier is not None and isinstance(action, argparse._AppendAction):
             given[key] = f"{earlier},{given[key]}"
     return {**given, "env": env_names} if env_names else given
+
+
+def _takes_value(action: argparse.Action | None, word: str) -> bool:
+    """Return whether `word`, the next word of the command line, is the value of a flag.
+
+    `action` describes the flag; None: the flag is unknown.
+    """
+    if word.startswith("--"):
+        return False
+    if action is None:
+        return not _looks_like_env(word)
+    if action.nargs == "?":
+        return word in BOOLEANS if action.metavar == BOOLEAN_METAVAR else not _looks_like_env(word)
+    return action.nargs != 0
 
 
 def _looks_like_env(word: str) -> bool:
