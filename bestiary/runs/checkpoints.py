@@ -25,8 +25,9 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -156,33 +157,51 @@ def write_checkpoint(
     """
     import safetensors.torch
 
-    temporary = folder / f".saving-{steps:012d}"
-    final = folder / f"{steps:012d}"
-    if final.exists():
-        if Checkpoint(final).find_damage() is None:
-            return Checkpoint(final)
-        final.rename(unused_path(folder / f"damaged-{final.name}"))
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
+    name, temporary = f"{steps:012d}", f".saving-{steps:012d}"
+    safe_files.make_folder(folder, folder.parent)
+    # All files are opened relative to the folder, which another user might replace by a link during the training.
+    with safe_files.open_parent(folder / name, folder.parent) as parent:
+        if name in os.listdir(parent):
+            if Checkpoint(folder / name).find_damage() is None:
+                return Checkpoint(folder / name)
+            damaged = unused_path(folder / f"damaged-{name}").name
+            os.rename(name, damaged, src_dir_fd=parent, dst_dir_fd=parent)
+        shutil.rmtree(temporary, ignore_errors=True, dir_fd=parent)
+        os.mkdir(temporary, dir_fd=parent)
+        try:
+            files: dict[str, Callable[[], bytes]] = {}
+            for part in (part for part in TENSOR_FILES if part != "algorithm" or tensors.get(part)):
+                contiguous = {key: value.detach().contiguous() for key, value in tensors[part].items()}
+                files[f"{part}.safetensors"] = partial(safetensors.torch.save, contiguous)
+            files["actor.safetensors"] = partial(safetensors.numpy.save, actor)
+            files["state.json"] = lambda: json.dumps(state, indent=1).encode()
+            _write_files(temporary, parent, files)
+            os.rename(temporary, name, src_dir_fd=parent, dst_dir_fd=parent)
+            os.fsync(parent)
+        except OSError:
+            shutil.rmtree(temporary, ignore_errors=True, dir_fd=parent)
+            raise
+    replace_link(folder / "latest", name, folder.parent)
+    return Checkpoint(folder / name)
+
+
+def _write_files(folder: str, parent: int, files: Mapping[str, Callable[[], bytes]]) -> None:
+    """Write files and manifest.json to a folder, and wait until they are on disk.
+
+    `parent` is the descriptor of the folder that contains `folder`. `files` maps the name of each file to a function
+    that returns its content, so that only one content is in memory.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
     try:
-        names = [name for name in TENSOR_FILES if name != "algorithm" or tensors.get(name)]
-        for name in names:
-            contiguous = {key: value.detach().contiguous() for key, value in tensors[name].items()}
-            (temporary / f"{name}.safetensors").write_bytes(safetensors.torch.save(contiguous))
-        (temporary / "actor.safetensors").write_bytes(safetensors.numpy.save(actor))
-        (temporary / "state.json").write_text(json.dumps(state, indent=1))
-        files = (*(f"{name}.safetensors" for name in names), "actor.safetensors", "state.json")
-        write_manifest(temporary, files)
-        for name in (*files, "manifest.json"):
-            _sync(temporary / name)
-        _sync(temporary)
-        temporary.rename(final)
-        _sync(folder)
-    except OSError:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
-    replace_link(folder / "latest", final.name)
-    return Checkpoint(final)
+        manifest = {}
+        for name, get_content in files.items():
+            content = get_content()
+            manifest[name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+            safe_files.write_new(name, content, descriptor)
+        safe_files.write_new("manifest.json", json.dumps(manifest, indent=1).encode(), descriptor)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def write_manifest(folder: Path, names: Iterable[str]) -> None:
@@ -193,10 +212,13 @@ def write_manifest(folder: Path, names: Iterable[str]) -> None:
 
 def remove_unfinished(folder: Path) -> list[str]:
     """Remove the temporary folders of a training process that was killed. Return the names of these folders."""
-    left = sorted([*folder.glob(".saving-*"), *folder.glob(".removing-*")])
-    for path in left:
-        shutil.rmtree(path, ignore_errors=True)
-    return [path.name for path in left]
+    left = [path.name for path in safe_files.list_folders(folder, folder.parent)]
+    left = [name for name in left if name.startswith((".saving-", ".removing-"))]
+    if left:
+        with safe_files.open_parent(folder / "x", folder.parent) as parent:
+            for name in left:
+                shutil.rmtree(name, ignore_errors=True, dir_fd=parent)
+    return left
 
 
 def remove_old(folder: Path, keep_every: int, keep_at: Iterable[int] = (), keep_newest: int = 2) -> list[str]:
@@ -218,13 +240,13 @@ def remove_old(folder: Path, keep_every: int, keep_at: Iterable[int] = (), keep_
             if checkpoint.steps // keep_every > last_multiple:
                 last_multiple = checkpoint.steps // keep_every
                 kept.add(checkpoint.steps)
-    removed = [checkpoint for checkpoint in found if checkpoint.steps not in kept]
-    for checkpoint in removed:
-        # Rename the folder first. If its removal fails halfway, the rest does not look like a checkpoint.
-        removing = folder / f".removing-{checkpoint.path.name}"
-        checkpoint.path.rename(removing)
-        shutil.rmtree(removing, ignore_errors=True)
-    return [checkpoint.path.name for checkpoint in removed]
+    removed = [checkpoint.path.name for checkpoint in found if checkpoint.steps not in kept]
+    with safe_files.open_parent(folder / "x", folder.parent) as parent:
+        for name in removed:
+            # Rename the folder first. If its removal fails halfway, the rest does not look like a checkpoint.
+            os.rename(name, f".removing-{name}", src_dir_fd=parent, dst_dir_fd=parent)
+            shutil.rmtree(f".removing-{name}", ignore_errors=True, dir_fd=parent)
+    return removed
 
 
 def best_steps(folder: Path, name: str = "best") -> int | None:
@@ -278,29 +300,23 @@ def unused_path(path: Path) -> Path:
     return candidate
 
 
-def replace_link(path: Path, target: str) -> None:
+def replace_link(path: Path, target: str, root: Path | None = None) -> None:
     """Make `path` a symbolic link to `target`. Replace an older link, but do nothing if `path` is a file or folder.
+
+    Links between the folder `root` (default: the folder of the link) and `path` are not followed.
 
     Errors are ignored, because these links are only a convenience and some file systems do not support them.
     """
     if os.path.lexists(path) and not path.is_symlink():
         return
-    with contextlib.suppress(OSError):
-        temporary = path.with_name(f".{path.name}-{os.getpid()}")
-        temporary.unlink(missing_ok=True)
-        temporary.symlink_to(target)
-        temporary.replace(path)
+    with contextlib.suppress(OSError), safe_files.open_parent(path, root) as parent:
+        temporary = f".{path.name}-{os.getpid()}"
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary, dir_fd=parent)
+        os.symlink(target, temporary, dir_fd=parent)
+        os.replace(temporary, path.name, src_dir_fd=parent, dst_dir_fd=parent)
 
 
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _sync(path: Path) -> None:
-    """Wait until a file or folder is written to disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

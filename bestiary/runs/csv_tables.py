@@ -28,9 +28,13 @@ class CsvTable:
     example because the disk is full, they are kept in memory until the next call of `write`.
     """
 
-    def __init__(self, path: Path, keep_rows: int = 0):
-        """Open the table. If the file exists, keep its first `keep_rows` rows and remove the others."""
+    def __init__(self, path: Path, keep_rows: int = 0, root: Path | None = None):
+        """Open the table. If the file exists, keep its first `keep_rows` rows and remove the others.
+
+        Nothing is written through links between the folder `root` (default: the folder of the file) and `path`.
+        """
         self.path = path
+        self.root = root
         self.columns: list[str] = []
         self.num_rows = 0  # number of rows in the file
         self.pending: list[dict[str, Any]] = []  # rows that are not in the file yet
@@ -63,7 +67,7 @@ class CsvTable:
             self._rewrite(columns)
         text = io.StringIO()
         csv.DictWriter(text, self.columns, restval="", lineterminator="\n").writerows(self.pending)
-        safe_files.append_text(self.path, text.getvalue())
+        safe_files.append_text(self.path, text.getvalue(), self.root)
         self.num_rows += len(self.pending)
         self.pending = []
 
@@ -75,7 +79,7 @@ class CsvTable:
         with contextlib.closing(_iterate_rows(self.path, max_bytes=None)) as old_rows:
             columns = list(dict.fromkeys([*next(old_rows, []), *new_columns]))
             num_rows = 0
-            with safe_files.replace_file(self.path) as binary:
+            with safe_files.replace_file(self.path, self.root) as binary:
                 file = io.TextIOWrapper(binary, encoding="utf-8", newline="")
                 writer = csv.writer(file, lineterminator="\n")
                 writer.writerow(columns)

@@ -61,7 +61,8 @@ class RecordingWrapper(VectorEnvWrapper):
         self.dtype = np.dtype("u1" if pool.action_spec.n <= 256 else "<u2")
         path = path.absolute()
         path.parent.parent.mkdir(parents=True, exist_ok=True)
-        safe_files.make_folder(path.parent, path.parent.parent)
+        root = path.parent.parent
+        safe_files.make_folder(path.parent, root)
         metadata = {
             "bestiary": __version__,
             **metadata,
@@ -69,11 +70,11 @@ class RecordingWrapper(VectorEnvWrapper):
             "bytes_per_action": self.dtype.itemsize,
             "action_names": list(pool.action_spec.names),
         }
-        safe_files.write_text(path, json.dumps(metadata, indent=1) + "\n")
+        safe_files.write_text(path, json.dumps(metadata, indent=1) + "\n", root)
         actions_path = path.with_suffix(".actions")
         if not num_steps:
-            safe_files.write_bytes(actions_path, b"")
-        self.actions_file = os.fdopen(safe_files.open_file(actions_path, os.O_RDWR), "r+b", buffering=0)
+            safe_files.write_bytes(actions_path, b"", root)
+        self.actions_file = os.fdopen(safe_files.open_file(actions_path, os.O_RDWR, root), "r+b", buffering=0)
         self.actions_file.truncate(num_steps * self.num_envs * self.dtype.itemsize)
         self.actions_file.seek(0, 2)
         self.unwritten = bytearray()  # actions that are not in the file yet
@@ -83,7 +84,7 @@ class RecordingWrapper(VectorEnvWrapper):
         if games and not np.isin(games.get("env", np.zeros(0)), np.arange(pool.num_envs)).all():
             raise UserError(f"{path.with_suffix('.csv')} is damaged: it has games of other environments")
         num_kept = int((games["first_step"] + games["length"] <= num_steps).sum()) if games else 0
-        self.games = CsvTable(path.with_suffix(".csv"), num_kept)
+        self.games = CsvTable(path.with_suffix(".csv"), num_kept, root)
         self.first_steps = np.zeros(self.num_envs, np.int64)  # [N] first step of the current game of each environment
         for k in range(num_kept):
             self.first_steps[int(games["env"][k])] = int(games["first_step"][k] + games["length"][k])

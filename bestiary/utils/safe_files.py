@@ -69,7 +69,7 @@ def replace_file(path: Path, root: Path | None = None) -> Iterator[IO[bytes]]:
     The content is written to a new temporary file, which is then renamed, so readers see either the old or the new
     content. After an exception, the old file remains. If `path` is a link, the link is replaced.
     """
-    with _open_parent(path, root) as parent:
+    with open_parent(path, root) as parent:
         temporary = f"{TEMPORARY_PREFIX}{secrets.token_hex(8)}-{path.name}"
         try:
             descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAGS, 0o666, dir_fd=parent)
@@ -88,6 +88,16 @@ def write_bytes(path: Path, content: bytes, root: Path | None = None) -> None:
         file.write(content)
 
 
+def write_new(name: str, content: bytes, folder: int) -> None:
+    """Create a file in the folder with the descriptor `folder`, and wait until the file is on disk."""
+    descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAGS, 0o666, dir_fd=folder)
+    try:
+        _write_all(descriptor, content)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def write_text(path: Path, text: str, root: Path | None = None) -> None:
     """Write a text file atomically. See `replace_file`."""
     write_bytes(path, text.encode(), root)
@@ -98,7 +108,7 @@ def make_folder(path: Path, root: Path) -> None:
     made = root
     for part in _parts(path, root):
         made = made / part
-        with _open_parent(made, root) as parent:
+        with open_parent(made, root) as parent:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(part, dir_fd=parent)
             try:
@@ -126,7 +136,7 @@ def make_new_folder(path: Path, parents: bool = False, exist_ok: bool = True) ->
 def list_files(folder: Path, root: Path) -> list[Path]:
     """Return the regular files in a folder, sorted by name. If the folder is missing or a link, the list is empty."""
     try:
-        with _open_parent(folder / "x", root) as descriptor, os.scandir(descriptor) as entries:
+        with open_parent(folder / "x", root) as descriptor, os.scandir(descriptor) as entries:
             return sorted(folder / entry.name for entry in entries if entry.is_file(follow_symlinks=False))
     except OSError:
         return []
@@ -135,7 +145,7 @@ def list_files(folder: Path, root: Path) -> list[Path]:
 def list_folders(folder: Path, root: Path) -> list[Path]:
     """Return the folders in a folder, sorted by name. If the folder is missing or a link, the list is empty."""
     try:
-        with _open_parent(folder / "x", root) as descriptor, os.scandir(descriptor) as entries:
+        with open_parent(folder / "x", root) as descriptor, os.scandir(descriptor) as entries:
             return sorted(folder / entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
     except OSError:
         return []
@@ -146,7 +156,7 @@ def open_file(path: Path, flags: int, root: Path | None = None, max_bytes: int |
 
     A file with several names (hard links) is not opened for writing: it may also be a file outside the run folder.
     """
-    with _open_parent(path, root) as parent:
+    with open_parent(path, root) as parent:
         try:
             # Without O_NONBLOCK, opening a pipe would wait for its other end.
             descriptor = os.open(path.name, flags | _FLAGS | os.O_NONBLOCK, dir_fd=parent)
@@ -167,7 +177,7 @@ def open_file(path: Path, flags: int, root: Path | None = None, max_bytes: int |
 
 
 @contextmanager
-def _open_parent(path: Path, root: Path | None) -> Iterator[int]:
+def open_parent(path: Path, root: Path | None) -> Iterator[int]:
     """Open the folder that contains `path` and yield its file descriptor. Links below `root` are refused."""
     root = path.parent if root is None else root
     parts = _parts(path, root)

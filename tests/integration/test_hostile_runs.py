@@ -18,7 +18,7 @@ from bestiary.cli.main import run_command
 from bestiary.runs.checkpoints import Checkpoint, write_manifest
 from bestiary.runs.recordings import open_recording
 from bestiary.runs.run import Run, open_run
-from bestiary.utils.errors import UserError
+from bestiary.utils.errors import RunError, UserError
 
 SMALL: dict[str, Any] = {"runtime": "serial", "num_envs": 4, "batch_size": 4, "micro_batch_size": 4, "steps": 320}
 
@@ -95,6 +95,35 @@ def test_resume_does_not_give_links_to_loggers(toy_run: Path, link: str, capsys:
     assert status == 2
     assert f"r/{link} is a symbolic link" in text
     assert not Path("elsewhere").exists()
+
+
+SWAP = """
+from pathlib import Path
+from bestiary.training.callbacks.base import Callback
+
+class Swap(Callback):
+    name = "swap"
+
+    def on_update(self, session, metrics, episodes):
+        for name in ("checkpoints", "recordings"):
+            folder = session.run.path / name
+            if session.learner.steps >= 160 and not folder.is_symlink():
+                folder.rename(f"{folder}.moved")
+                folder.symlink_to(Path("elsewhere").absolute())
+"""
+
+
+def test_folders_that_become_links_during_the_training_are_not_followed(capsys: pytest.CaptureFixture[str]) -> None:
+    """Several users may write to the run folder."""
+    Path("swap.py").write_text(SWAP)
+    Path("elsewhere/000000000080").mkdir(parents=True)
+    Path("elsewhere/.saving-000000000320").mkdir()
+    options = {**SMALL, "record": True, "save_every": 80, "max_failed_saves": 2, "callback": "swap.py:Swap"}
+    with pytest.raises(RunError, match="symbolic link"):
+        bestiary.train("toy/catch", run_dir="r", **options)
+    assert sorted(path.name for path in Path("elsewhere").rglob("*")) == [".saving-000000000320", "000000000080"]
+    assert open_run("r").checkpoints == []
+    assert len(list(Path("r/checkpoints.moved").glob("0*"))) > 0
 
 
 def test_links_of_wandb_do_not_prevent_resume(toy_run: Path) -> None:

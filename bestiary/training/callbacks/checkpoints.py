@@ -116,7 +116,8 @@ class CheckpointManager(Callback):
         self.failed_saves = 0
         self.saved_steps = learner.steps
         for link in links:
-            checkpoints.replace_link(session.run.path / "checkpoints" / link, f"{learner.steps:012d}")
+            path = session.run.path / "checkpoints" / link
+            checkpoints.replace_link(path, f"{learner.steps:012d}", session.run.path)
         return True
 
     @property
