@@ -134,7 +134,7 @@ def run_command(argv: list[str]) -> int:
     except OSError as error:
         _print_error(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}")
         return 1
-    except Exception as error:
+    except BaseException as error:
         cause = plugins.describe_error(error)
         if cause is None:
             raise  # an error in Bestiary itself: show the traceback
@@ -156,12 +156,13 @@ def _open_closed_streams() -> None:
 def _drop_unwritable_messages() -> None:
     """Drop the buffered messages if they cannot be written to standard error.
 
-    Otherwise Python would try to write the messages again at exit, fail, and change the exit status to 120.
+    Otherwise Python would try to write the messages again at exit, fail, and change the exit status to 120. Code of an
+    environment may have closed the stream, or set it to None.
     """
     try:
         sys.stderr.flush()
-    except (OSError, ValueError):
-        with contextlib.suppress(OSError, ValueError):
+    except (OSError, ValueError, AttributeError):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 

@@ -133,13 +133,17 @@ def reset_problem(result: Any) -> str | None:
 def step_problem(result: Any) -> str | None:
     """Return a message if `step` did not return (observation, reward, terminated, truncated, info), otherwise None."""
     if isinstance(result, tuple) and len(result) == 5 and isinstance(result[4], dict):
-        reward = result[1]
-        if isinstance(reward, float | int | np.number | np.bool_) or (
-            isinstance(reward, np.ndarray) and reward.shape == ()
+        for name, value, kinds, expected in (
+            ("reward", result[1], "biuf", "a number"),
+            # Texts and nan would count as True.
+            ("terminated", result[2], "biu", "True or False"),
+            ("truncated", result[3], "biu", "True or False"),
         ):
-            return None
-        found = f"an array of shape {list(reward.shape)}" if isinstance(reward, np.ndarray) else type(reward).__name__
-        return f"step returned a reward that is {found}; expected a number"
+            array = np.asarray(value)
+            if array.shape != () or array.dtype.kind not in kinds:
+                found = f"an array of shape {list(array.shape)}" if array.shape else type(value).__name__
+                return f"step returned {name}, which is {found}; expected {expected}"
+        return None
     return (
         f"step returned {_describe_result(result)}; it must return (observation, reward, terminated, truncated, info), "
         "where info is a dict (the old Gym API returned 4 values with done)"

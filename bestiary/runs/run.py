@@ -3,6 +3,7 @@
 Only `Run.config` and the methods that use it import torch, so commands that read the tables of runs start fast.
 """
 
+import contextlib
 import itertools
 import time
 import uuid
@@ -116,8 +117,9 @@ class Run:
         try:
             yield
         finally:
-            if before.is_absolute() or (working_directory.exists() and Path.cwd() == working_directory):
-                self.path = before
+            with contextlib.suppress(FileNotFoundError):  # the working directory has been removed
+                if before.is_absolute() or Path.cwd() == working_directory:
+                    self.path = before
 
     @property
     def name(self) -> str:

@@ -145,17 +145,17 @@ class Actor:
     def _env_call(self) -> Iterator[None]:
         """Context for a call of the vector environment. It sets `env_call` and turns exceptions into RunError.
 
-        UserError is raised unchanged. SystemExit is turned into RunError, because otherwise `sys.exit(0)` in an
-        environment would end the run without a message and with the exit status 0.
+        UserError and KeyboardInterrupt are raised unchanged. SystemExit is turned into RunError, because otherwise
+        `sys.exit(0)` in an environment would end the run without a message and with the exit status 0.
         """
         self.env_call = EnvCall(time.monotonic(), threading.get_ident())
         try:
             yield
-        except UserError:
+        except (UserError, KeyboardInterrupt):
             raise
         except RunError as error:
             raise RunError(f"{error} (after step {self.steps} of the actor)") from error
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
             cause = plugins.describe_error(error) or f"{type(error).__name__}: {error}"
             raise RunError(f"the environment failed after step {self.steps} of the actor: {cause}") from error
         finally:

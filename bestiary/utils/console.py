@@ -64,8 +64,12 @@ def warn(text: str) -> None:
 
 
 def print_line(text: str) -> None:
-    """Print a line to standard output, for example the path of a new file, with control characters escaped."""
-    print(printable(text))
+    """Print a line to standard output, for example the path of a new file, with control characters escaped.
+
+    Do nothing if code of an environment has closed the stream.
+    """
+    if sys.stdout is not None and not sys.stdout.closed:
+        print(printable(text))
 
 
 @dataclass(frozen=True)

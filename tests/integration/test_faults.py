@@ -311,6 +311,11 @@ class Broken(gymnasium.Env):
             raise ZeroDivisionError("simulation failed")
         if broken and self.how == "exit":
             raise SystemExit(0)
+        if broken and self.how == "base":
+            raise type("Odd", (BaseException,), {})("simulation failed")
+        terminated = self.clock % 10 == 0
+        if broken and self.how == "flag":
+            terminated = "no"
         observation = np.full(2, np.nan if broken and self.how == "nan" else 0.5, np.float32)
         if broken and self.how == "shape":
             observation = np.zeros(3, np.float32)
@@ -319,7 +324,7 @@ class Broken(gymnasium.Env):
             reward = float("nan")
         if broken and self.how == "huge":
             reward = 1e30
-        return observation, reward, self.clock % 10 == 0, False, {}
+        return observation, reward, terminated, False, {}
 """
 
 
@@ -328,6 +333,8 @@ class Broken(gymnasium.Env):
     [
         ("raise", ("env.py, line", "ZeroDivisionError: simulation failed")),
         ("exit", ("env.py, line", "SystemExit")),
+        ("base", ("env.py, line", "Odd: simulation failed")),
+        ("flag", ("env.py:Broken: step returned terminated, which is str", "True or False")),
         ("nan", ("environment 0", "observation vector that is not finite", "at step")),
         ("nan-reward", ("environment 0", "reward that is not finite", "at step")),
         ("shape", ("env.py:Broken: observation after step", "should be float32[2], got float32[3]")),
@@ -466,6 +473,41 @@ def test_environment_may_change_the_working_directory() -> None:
     assert run.steps == 400
     assert len(run.episodes["step"]) > 0
     assert not (run.path / "lock_owner.json").exists()
+
+
+STREAM_ENV = """
+import os, shutil, sys, tempfile, gymnasium, numpy as np
+from gymnasium.spaces import Box, Discrete
+class Closing(gymnasium.Env):
+    observation_space, action_space = Box(-1, 1, (2,)), Discrete(2)
+    def __init__(self, *, how: str = ""):
+        self.how = how
+        self.steps = 0
+    def reset(self, seed=None, options=None):
+        return np.zeros(2, np.float32), {}
+    def step(self, action):
+        self.steps += 1
+        if self.steps == 30 and self.how == "close":
+            sys.stdout.close()
+            sys.stderr.close()
+        if self.steps == 30 and self.how == "none":
+            sys.stdout = sys.stderr = None
+        if self.steps == 30 and self.how == "folder":
+            os.chdir(tempfile.mkdtemp(dir=os.path.dirname(os.path.abspath(__file__))))
+            os.rmdir(os.getcwd())
+        return np.zeros(2, np.float32), 0.0, self.steps % 10 == 0, False, {}
+"""
+
+
+@pytest.mark.parametrize("how", ["close", "none", "folder"])
+def test_environment_may_close_the_output_and_remove_the_working_directory(how: str) -> None:
+    Path("closing.py").write_text(STREAM_ENV)
+    options = ["--num-envs", "4", "--batch-size", "4", "--rollout-length", "5", "--runtime", "serial"]
+    command = ["train", "closing.py:Closing", "--how", how, *options, "--steps", "400", "--run-dir", "r"]
+    result = bestiary_command(*command, env={})
+    assert result.returncode == 0, result.stderr
+    assert "Traceback" not in result.stderr
+    assert open_run("r").checkpoints[-1].find_damage() is None
 
 
 def test_only_one_of_two_processes_creates_a_run() -> None:
