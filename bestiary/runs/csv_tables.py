@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+import errno
 import io
 import itertools
 import os
@@ -38,6 +39,8 @@ class CsvTable:
         self.columns: list[str] = []
         self.num_rows = 0  # number of rows in the file
         self.pending: list[dict[str, Any]] = []  # rows that are not in the file yet
+        self.failure: OSError | None = None  # error of the last attempt to write, if it failed
+        self.retry_length = 0  # after a failure, the number of pending rows at which writing is tried again
         if keep_rows and os.path.lexists(path):
             self._rewrite([], keep_rows)
         elif os.path.lexists(path):
@@ -54,17 +57,31 @@ class CsvTable:
             self._rewrite(columns)
 
     def write(self, rows: list[dict[str, Any]]) -> None:
-        """Append rows to the file.
+        """Append rows to the file. If `rows` is empty, only try again to write the pending rows.
 
-        Raise OSError if the file cannot be written. The next call then tries again to write these rows.
+        Raise OSError if the file cannot be written. The rows are then pending: a later call tries again to write them.
         """
         self.pending += rows
-        if not self.pending:
-            return
+        # Each attempt formats all pending rows. If each call tried again, a full disk would slow down the training.
+        if rows and self.failure is not None and len(self.pending) < self.retry_length:
+            raise self.failure
+        try:
+            if self.pending:
+                self._write_pending()
+        except OSError as error:
+            self.failure = error
+            self.retry_length = 2 * len(self.pending)
+            raise
+        self.failure = None
+
+    def _write_pending(self) -> None:
         columns = list(dict.fromkeys([*self.columns, *(key for row in self.pending for key in row)]))
-        # Another program may have removed the file while the run was training.
+        # Another program may have removed or damaged the file while the run was training.
         if columns != self.columns or not os.path.lexists(self.path):
-            self._rewrite(columns)
+            try:
+                self._rewrite(columns)
+            except UserError as error:
+                raise OSError(errno.EIO, str(error)) from error
         text = io.StringIO()
         csv.DictWriter(text, self.columns, restval="", lineterminator="\n").writerows(self.pending)
         safe_files.append_text(self.path, text.getvalue(), self.root)

@@ -236,7 +236,10 @@ class Actor:
         """
         self._check_arrays(arrays)
         self.steps = steps
-        self.generator.set_state(torch.from_numpy(arrays["generator"]))
+        try:
+            self.generator.set_state(torch.from_numpy(arrays["generator"]))
+        except RuntimeError as error:
+            raise UserError(f"actor.safetensors does not fit this run: generator: {error}") from error
         if not self.pool.saveable:
             return self.start()
 

@@ -281,6 +281,24 @@ def test_run_whose_output_streams_are_closed_is_trained_and_saved() -> None:
     assert run.metrics["step"][-1] == run.steps
 
 
+def test_table_that_cannot_be_written_does_not_prevent_checkpoints() -> None:
+    process = subprocess.Popen(
+        [*BESTIARY, "train", *TOY, "--steps", "100M", "--save-every", "400", "--log-every", "80", "--run-dir", "r"],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    wait_until(lambda: Path("r/checkpoints/latest").exists())
+    Path("r/metrics.csv").unlink()
+    Path("r/metrics.csv").mkdir()
+    before = open_run("r").steps
+    wait_until(lambda: open_run("r").steps > before + 800)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 143
+    assert "of metrics.csv could not be written" in errors
+    assert open_run("r").checkpoints[-1].find_damage() is None
+
+
 def test_recording_continues_in_memory_while_the_disk_is_full() -> None:
     result = run_on_full_disk("train", *TOY, "--steps", "10k", "--run-dir", "r", "--record", "--runtime", "serial")
     assert "actions are not written to the recording yet" in result.stderr

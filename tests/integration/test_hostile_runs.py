@@ -229,6 +229,7 @@ def test_optimizer_state_that_does_not_fit_is_rejected(
         ("last_actions", np.full(4, 99)),
         ("step.task", np.full(4, -5)),
         ("generator", np.zeros(3, np.uint8)),
+        ("generator", np.full(5056, 255, np.uint8)),
     ],
 )
 def test_environment_state_that_does_not_fit_is_rejected(

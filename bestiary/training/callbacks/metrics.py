@@ -11,8 +11,10 @@ from bestiary.rollout import Episode
 from bestiary.runs.csv_tables import CsvTable
 from bestiary.runs.loggers import SafeLogger, make_loggers
 from bestiary.training.callbacks.base import Callback
+from bestiary.training.callbacks.checkpoints import FULL_DISK_ERRORS
 from bestiary.training.callbacks.reward_monitor import RewardMonitor
 from bestiary.training.session import Session
+from bestiary.utils.console import plural, warn
 
 
 class MetricsWriter(Callback):
@@ -31,11 +33,13 @@ class MetricsWriter(Callback):
         self.log_intervals = 0  # number of completed intervals of --log-every steps
         self.pending: list[dict[str, float]] = []  # metrics of each update since the last row of metrics.csv
         self.loggers: list[SafeLogger] = []
+        self.tables: list[CsvTable] = []  # the tables below
 
     def on_start(self, session: Session) -> None:
         folder = session.run.path
         self.metrics = CsvTable(folder / "metrics.csv", self.saved_rows["metrics"])
         self.episodes = CsvTable(folder / "episodes.csv", self.saved_rows["episodes"])
+        self.tables = [self.metrics, self.episodes]
         self.episodes.write_header(list(make_episode_row(_empty_episode(session), session.channels)))
         self.loggers = make_loggers(session.config, folder, session.learner.steps)
 
@@ -52,13 +56,21 @@ class MetricsWriter(Callback):
             self._write_row(session)  # the last log interval may be shorter than --log-every
 
     def close(self) -> None:
+        for table in self.tables:
+            if table.pending:
+                warn(f"{plural(len(table.pending), 'row')} of {table.path.name} could not be written")
         for logger in self.loggers:
             logger.close()
 
     def save(self) -> dict[str, Any]:
-        # Try again to write rows that could not be written before.
-        self.metrics.write([])
-        self.episodes.write([])
+        for table in self.tables:
+            try:
+                table.write([])  # try again to write rows that could not be written before
+            except OSError as error:
+                # A table that cannot be written for another reason, for example because it was replaced by a folder,
+                # must not prevent that the agent is saved. The user has been warned by `_write`.
+                if error.errno in FULL_DISK_ERRORS:
+                    raise
         return {
             "rows": {"metrics": self.metrics.num_rows, "episodes": self.episodes.num_rows},
             "log_intervals": self.log_intervals,

@@ -6,6 +6,7 @@ from bestiary.envs.episode_stats import short_name
 from bestiary.evaluation.game_runner import EvaluationInterrupted
 from bestiary.runs.csv_tables import CsvTable
 from bestiary.training.callbacks.base import Callback
+from bestiary.training.callbacks.checkpoints import FULL_DISK_ERRORS
 from bestiary.training.session import Session
 from bestiary.training.validation import Validator
 from bestiary.utils.console import format_number, note
@@ -65,7 +66,11 @@ class Validation(Callback):
                 self.best_score = previous_score
 
     def save(self) -> dict[str, Any]:
-        self.table.write([])  # try again to write rows that could not be written before
+        try:
+            self.table.write([])  # try again to write rows that could not be written before
+        except OSError as error:  # see MetricsWriter.save
+            if error.errno in FULL_DISK_ERRORS:
+                raise
         return {"rows": self.table.num_rows, "best_score": self.best_score, "last_step": self.last_step}
 
     def load(self, state: dict[str, Any]) -> None:
