@@ -2,8 +2,8 @@
 
     python examples/redraw_results.py [FOLDER]
 
-The curves in these files were smoothed with centred windows by version 0.1. They cannot be smoothed in the present way,
-because the games are not stored. The captions of the figures name the old method.
+Most of the curves were smoothed with centred windows by version 0.1. They cannot be smoothed in the present way,
+because the games are not stored. The captions of these figures name the old method.
 """
 
 import sys
@@ -12,20 +12,22 @@ from typing import Any
 
 import numpy as np
 
-from bestiary.evaluation.curve_plots import plot_checkpoint_curves
+from bestiary.evaluation.curve_plots import curve_caption, plot_checkpoint_curves
 from bestiary.evaluation.figure_helpers import format_axes, import_pyplot, panel_grid, save_figure
+from bestiary.evaluation.learning_curves import DEFAULT_SMOOTH
 from bestiary.evaluation.results import TaskResult
 from bestiary.rollout import Episode
 from bestiary.runs.csv_tables import read_rows
 
-LEARNING_CURVES = ("breakout", "pong-aaa", "pong-minutes", "pong-steps", "popart", "procgen", "transfer")
-CAPTION = (
+CURVES = ("classic", "lunarlander")
+CENTRED_CURVES = ("breakout", "pong-aaa", "pong-minutes", "pong-steps", "popart", "procgen", "transfer")
+CENTRED_CAPTION = (
     "Lines: mean over seeds. Bands: lowest to highest seed. Curves of version 0.1: windows are centred, so a point\n"
     "also contains games that ended later, by up to about 10 times the mean number of steps per finished game."
 )
 
 
-def draw_learning_curves(path: Path) -> None:
+def draw_learning_curves(path: Path, caption: str) -> None:
     """Draw the curves of a CSV file of `bestiary compare`: one panel per task, one line per group."""
     rows = read_rows(path)
     axis = "minutes" if "minutes" in rows[0] else "steps"
@@ -52,7 +54,7 @@ def draw_learning_curves(path: Path) -> None:
         steps_label = "steps of the task" if task else "steps"
         format_axes(axes, task, steps_label if axis == "steps" else axis, axis == "steps")
         axes.set_ylabel("return of a game")
-    save_figure(plt, figure, path.with_suffix(".png"), legend=list(lines.values()), caption=CAPTION)
+    save_figure(plt, figure, path.with_suffix(".png"), legend=list(lines.values()), caption=caption)
 
 
 def draw_checkpoints(path: Path) -> None:
@@ -69,6 +71,8 @@ def draw_checkpoints(path: Path) -> None:
 
 if __name__ == "__main__":
     results_folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parents[1] / "docs" / "results"
-    for name in LEARNING_CURVES:
-        draw_learning_curves(results_folder / f"{name}.csv")
+    for name in CURVES:
+        draw_learning_curves(results_folder / f"{name}.csv", curve_caption(DEFAULT_SMOOTH))
+    for name in CENTRED_CURVES:
+        draw_learning_curves(results_folder / f"{name}.csv", CENTRED_CAPTION)
     draw_checkpoints(results_folder / "forgetting.csv")

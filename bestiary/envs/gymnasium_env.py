@@ -226,6 +226,8 @@ class GymnasiumVectorEnv(VectorEnv):
     # Measured on the classic tasks (docs/results/classic.md). Episodes are short and a step takes little time, so many
     # small updates learn fastest. Rewards are not clipped. They are scaled, because returns can be in the hundreds:
     # without scaling, the loss of the critic would dominate the gradient of the torso, which policy and critic share.
+    # IMPALA does not normalise advantages, so the factor also decides how much the entropy bonus counts. With the
+    # factor 0.1, policies became deterministic within 10,000 steps of LunarLander.
     vector_defaults: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "": {"num_envs": 16, "algo.reward_clipping": "none", "algo.reward_scale": 0.1},
         "ppo": {
@@ -235,7 +237,7 @@ class GymnasiumVectorEnv(VectorEnv):
             "algo.lr": 5e-4,
             "algo.clip": 0.2,
         },
-        "impala": {"algo.lr": 2e-3, "algo.entropy_coef": 0.001},
+        "impala": {"algo.lr": 2e-3, "algo.entropy_coef": 0.0003, "algo.reward_scale": 0.01},
     }
 
     def __init__(
