@@ -136,10 +136,20 @@ def run_command(argv: list[str]) -> int:
         return 1
     except BaseException as error:
         cause = plugins.describe_error(error)
+        if cause is None and _is_out_of_memory(error):
+            cause = f"not enough memory ({plugins.error_line(error)}); use a smaller network or fewer environments"
         if cause is None:
             raise  # an error in Bestiary itself: show the traceback
         _print_error(cause)
         return 1
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    """Return whether NumPy or torch could not allocate memory. Torch raises RuntimeError on a CPU."""
+    texts = ("can't allocate memory", "out of memory")
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and any(text in str(error) for text in texts)
+    )
 
 
 def _open_closed_streams() -> None:

@@ -189,3 +189,11 @@ def test_invalid_input_is_reported_with_status_2_and_writes_no_file(
 def test_all_problems_are_reported_together(capsys: pytest.CaptureFixture[str]) -> None:
     assert command("train", "toy/chain", "--steps", "0", "--lr", "x", "--memory", "lstn", "--tims", "3") == 2
     assert len(capsys.readouterr().err.splitlines()) == 4
+
+
+def test_network_that_needs_too_much_memory_is_reported_with_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    # A weight matrix of 1.6 PB is larger than the address space of a process.
+    assert command("train", "toy/recall", "--memory", "lstm", "--memory.hidden", "10000000", "--run-dir", "r") == 1
+    errors = capsys.readouterr().err
+    assert "not enough memory" in errors
+    assert "smaller network" in errors
