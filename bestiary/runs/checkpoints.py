@@ -271,6 +271,8 @@ def choose(run_path: Path, steps: int | None = None) -> Checkpoint:
     """
     folder = run_path / "checkpoints"
     found = list_checkpoints(folder)
+    if not found and folder.is_symlink():
+        raise UserError(f"{folder} is a symbolic link, which is not followed; replace it by its target")
     if not found:
         raise UserError(f"{run_path} has no checkpoint yet")
     chosen = found[-1] if steps is None else min(found, key=lambda c: abs(c.steps - steps))

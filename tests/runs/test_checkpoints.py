@@ -115,6 +115,14 @@ class Canary:
         return (os.system, ("touch canary",))
 
 
+def test_linked_folder_is_named(run: Path, tmp_path: Path) -> None:
+    write(run, 100)
+    (run / "checkpoints").rename(tmp_path / "moved")
+    (run / "checkpoints").symlink_to(tmp_path / "moved")
+    with pytest.raises(UserError, match="checkpoints is a symbolic link"):
+        choose(run)
+
+
 def test_pickle_in_place_of_the_model_is_not_executed(run: Path, tmp_path: Path) -> None:
     folder = run / "checkpoints" / "000000000300"
     malicious = pickle.dumps(Canary())
