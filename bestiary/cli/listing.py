@@ -17,6 +17,7 @@ from bestiary.runs import zoo
 from bestiary.runs.csv_tables import read_columns
 from bestiary.runs.listing import COLUMNS, describe_run, find_runs
 from bestiary.runs.run_lock import is_locked
+from bestiary.studies.study_file import published_studies
 from bestiary.utils import trust
 from bestiary.utils.console import is_interactive, plain, stdout
 from bestiary.utils.errors import UserError
@@ -116,8 +117,8 @@ def list_command(argv: list[str]) -> None:
     """Print the names that can be given to other commands, each with a description."""
     parser = Parser(
         "list",
-        "List the names of environments, components, presets, rewards or zoo agents (trained agents that come with the "
-        "package), with descriptions.",
+        "List the names of environments, components, presets, rewards, studies (published experiments) or zoo agents "
+        "(trained agents that come with the package), with descriptions.",
     )
     names = ", ".join([*LISTS, "rewards"])
     parser.add_argument("what", metavar="WHAT", choices=[*LISTS, "rewards"], help=f"what to list: {names}")
@@ -157,6 +158,10 @@ def _list_presets() -> dict[str, str]:
     return {name: path.read_text().splitlines()[0].removeprefix("# ") for name, path in preset_paths().items()}
 
 
+def _list_studies() -> dict[str, str]:
+    return {name: path.read_text().splitlines()[0].removeprefix("# ") for name, path in published_studies().items()}
+
+
 def _list_rewards(env: str) -> dict[str, str]:
     """Return {name: description} of the reward components and named rewards that an environment supports."""
     if not env:
@@ -189,5 +194,6 @@ LISTS: dict[str, Callable[[], dict[str, str]]] = {
     "memories": partial(_list_components, "memory"),
     "critics": partial(_list_components, "critic"),
     "presets": _list_presets,
+    "studies": _list_studies,
     "zoo": lambda: dict.fromkeys(zoo.agent_names(), "trained agent; all commands except resume accept it as RUN"),
 }

@@ -17,7 +17,19 @@ def study(argv: list[str]) -> None:
         "Train the runs of a study that are not finished, and then write a table, learning curves and an HTML page. To "
         "continue an interrupted study, start it again.",
     )
-    parser.add_argument("file", metavar="FILE", help="TOML file that describes the study (see docs/studies.md)")
+    parser.add_argument(
+        "file",
+        metavar="FILE",
+        help="TOML file that describes the study (see docs/studies.md), or published/NAME: a published experiment (to "
+        "list all: bestiary list studies)",
+    )
+    parser.add_argument(
+        "--scale",
+        metavar="NAME",
+        default="",
+        help="smaller version of the study, as described by the table [scale.NAME] of its file; for example, "
+        "--scale small for a published experiment (default: the full study)",
+    )
     parser.add_argument(
         "--dry-run", action="store_true", help="do not train; list the runs with their progress and network sizes"
     )
@@ -66,6 +78,7 @@ def study(argv: list[str]) -> None:
         dry_run=a.dry_run,
         report_only=a.report,
         trust_code=a.trust_code,
+        scale=a.scale,
     )
 
 

@@ -1,6 +1,6 @@
 """Figures of learning curves, of PopArt's mu and sigma, and of the results of several evaluated checkpoints."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,15 @@ def plot_curves(
     zoom: tuple[float, float] | None = None,
     x_label: str = "steps",
     raw: bool = False,
+    published: Mapping[str, Sequence[tuple[float, float]]] | None = None,
 ) -> None:
     """Draw one panel for each task, with a line and a band for each group of runs. A caption explains lines and bands.
 
     If runs have a true reward (`--true-reward`), a second panel of the task shows their true returns. A group whose
     label is in `flat` is drawn as a horizontal dashed line at its final return, without a curve. If `zoom` is (low,
     high), each panel is followed by a second panel, which shows only the part of the x axis from low to high. If `raw`
-    is True, the panels show one point per game instead of lines and bands.
+    is True, the panels show one point per game instead of lines and bands. `published` has published curves, which are
+    dotted: {label of a group: points (steps, return)}.
     """
     plt = import_pyplot()
     with_true = [(task, own) for task, groups in panels.items() for own in (groups, true_groups(groups)) if own]
@@ -49,6 +51,10 @@ def plot_curves(
             if group.label not in lines:
                 line.set_label(group.legend)
                 lines[group.label] = line
+        for label, points in (published or {}).items():
+            x, y = np.array([point for point in points if window is None or window[0] <= point[0] <= window[1]]).T
+            (line,) = axes.plot(x, y, ":", color=colours.get(label, "gray"), marker=".", markersize=4, linewidth=1.4)
+            lines.setdefault(f"{label}, published", line).set_label(f"{label}, published")
         format_axes(axes, task, x_label if axis == "steps" else "minutes", axis == "steps")
         axes.set_ylabel(f"{_return_kind(groups)} of a game")
     caption = curve_caption(all_groups[0].smooth, bool(flat), raw)

@@ -76,8 +76,7 @@ def evaluate(
     if levels:
         split_options = [with_levels(config.envs[0], config.env_options, range_) for range_ in levels]
     splits = [
-        (options, episodes or (_default_games(options.levels) if levels else DEFAULT_GAMES))
-        for options in split_options
+        (options, episodes or (default_games(options.levels) if levels else DEFAULT_GAMES)) for options in split_options
     ]
     if record:
         _check_recordable(names, splits)
@@ -90,7 +89,8 @@ def evaluate(
     for one, other in itertools.combinations(levels, 2):
         if levels_overlap(one, other):
             warn(f"--levels {one} and {other} overlap, so the results on these ranges are not independent")
-    _check_envs(config, names)
+    check_playable(config, names)
+    _note_untrained_critic(config, names)
     chosen = _undamaged_checkpoints(run) if every_checkpoint else [checkpoints.choose(run.path, checkpoint)]
     if reset_state_every == 0:
         reset_state_every = config.make_algorithm().sequence_length
@@ -282,7 +282,7 @@ def _check_recordable(names: Sequence[str], splits: Sequence[tuple[Any, int]]) -
                 )
 
 
-def _default_games(levels: str) -> int:
+def default_games(levels: str) -> int:
     """Return the default number of games: one per level, or DEFAULT_GAMES if there are more than MAX_DEFAULT_LEVELS."""
     first, last = parse_levels(levels)
     return last - first if last - first <= MAX_DEFAULT_LEVELS else DEFAULT_GAMES
@@ -314,11 +314,8 @@ def level_role(config: Config, task: str, levels: str) -> str:
     return "test"
 
 
-def _check_envs(config: Config, names: Sequence[str]) -> None:
-    """Raise UserError if the agent cannot play one of the environments.
-
-    If the critic has separate values for each task, print a note about environments on which it was not trained.
-    """
+def check_playable(config: Config, names: Sequence[str]) -> None:
+    """Raise UserError if the agent of a run cannot play one of the environments."""
     new_names = [name for name in names if name not in config.envs]
     if not new_names:
         return
@@ -330,7 +327,12 @@ def _check_envs(config: Config, names: Sequence[str]) -> None:
             )
     all_names = (config.envs[0], *new_names)
     check_compatible(all_names, task_interfaces(all_names, config.env_options))
-    if "critic" in config.components and config.components["critic"].name != "shared":
+
+
+def _note_untrained_critic(config: Config, names: Sequence[str]) -> None:
+    """If the critic has separate values for each task, print a note about tasks on which it was not trained."""
+    new_names = [name for name in names if name not in config.envs]
+    if new_names and "critic" in config.components and config.components["critic"].name != "shared":
         note(
             f"note: the critic was not trained on {', '.join(new_names)}, so its values have no meaning there; "
             "the returns are not affected"

@@ -7,7 +7,8 @@ study that was stopped in any way can be continued.
     runs/STUDY/study.toml              copy of the study file
     runs/STUDY/VARIANT-sSEED/          run folders
     runs/STUDY/configs/, logs/         config file and log file of each run
-    runs/STUDY/results.csv, runs.csv, curves.png, index.html
+    runs/STUDY/analysis/NAME/          files of the analyses, which run after the training
+    runs/STUDY/results.csv, runs.csv, evaluations.csv, curves.png, index.html
 """
 
 import shlex
@@ -23,6 +24,7 @@ import filelock
 from rich.table import Table
 
 from bestiary.runs.checkpoints import unused_path
+from bestiary.studies.analysis_runner import run_analyses
 from bestiary.studies.executors import Executor, LocalExecutor, Process, RayExecutor
 from bestiary.studies.run_log import close_log, failure_reason, last_output
 from bestiary.studies.study import Study, read_study
@@ -69,11 +71,12 @@ def run_study(
     dry_run: bool = False,
     report_only: bool = False,
     trust_code: bool = False,
+    scale: str = "",
 ) -> None:
-    """Run all unfinished trials (runs) of a study and write its report.
+    """Run all unfinished trials (runs) of a study and its analyses, and write its report.
 
     Args:
-        path: study file.
+        path: study file, or the name of a study of the package (`published/NAME`).
         folder: folder of the study; by default runs/NAME.
         jobs: number of runs that are trained at the same time; not used if `cluster` is given.
         cluster: Ray cluster to train on; None: this machine. The resources of the cluster decide how many runs are
@@ -83,8 +86,9 @@ def run_study(
         dry_run: only print the trials and their states.
         report_only: only write the report.
         trust_code: execute the plug-ins that the study file names even if the user has not used them before.
+        scale: name of the table [scale.NAME] of the study file; empty: the full study.
     """
-    study = read_study(path, trust_code)
+    study = read_study(path, trust_code, scale)
     study_folder = folder or Path("runs") / study.name
     trials = make_trials(study, study_folder)
     _check_folder(study_folder)
@@ -92,16 +96,25 @@ def run_study(
         return print_trials(trials)
     if report_only:
         if not study_folder.is_dir():
-            raise UserError(f"{study_folder} does not exist; run the study first: bestiary study {path}")
+            raise UserError(f"{study_folder} does not exist; run the study first, without --report")
         _refuse_changed(study, changed_trials(trials))
         return write_study_report(study, trials, study_folder)
     with _lock_folder(study_folder):
         with _open_executor(study_folder, jobs, cluster) as executor:
             prepare_folder(study, trials, study_folder, if_changed)
             signum = run_trials(trials, executor)
+        failed_analyses: dict[str, str] = {}
+        if signum is None and study.analyses:
+            with Interrupts() as interrupts:
+                failed_analyses = run_analyses(
+                    study.analyses, trials, study_folder, lambda: interrupts.received is not None
+                )
+            signum = interrupts.received
         write_study_report(study, trials, study_folder)
     if signum is not None:
         arguments = [str(path)]
+        if scale:
+            arguments += ["--scale", scale]
         if folder:
             arguments += ["--dir", str(folder)]
         if jobs > 1:
@@ -110,7 +123,11 @@ def run_study(
             arguments += cluster.to_flags()
         note(f"the study was interrupted; to continue: bestiary study {shlex.join(arguments)}")
         raise Interrupted(signum)
+    for name, reason in failed_analyses.items():
+        warn(f"analysis {name}: {reason}")
     _raise_if_unfinished(trials)
+    if failed_analyses:
+        raise RunError(f"{len(failed_analyses)} of {len(study.analyses)} analyses failed")
 
 
 def print_trials(trials: list[Trial]) -> None:
@@ -261,6 +278,7 @@ def run_trials(trials: list[Trial], executor: Executor) -> int | None:
                     waiting = []
                     for job in running:
                         job.process.stop()
+                _drop_blocked(waiting, [job.trial for job in running], progress)
                 while len(running) < executor.capacity() and (trial := _next_trial(waiting, progress)) is not None:
                     waiting.remove(trial)
                     running += _start_next_command(trial, executor, progress)
@@ -289,15 +307,28 @@ def run_trials(trials: list[Trial], executor: Executor) -> int | None:
 
 
 def _next_trial(waiting: list[Trial], progress: StudyProgress) -> Trial | None:
-    """Return the first waiting trial whose run folder is not locked by another process; None if there is none.
+    """Return the first waiting trial that can start now; None if there is none.
 
-    A run folder can be locked if the study was killed and started again while the old commands still save their runs.
+    A trial cannot start if the trial from whose checkpoint it starts is not trained, or if another process has locked
+    its run folder. A run folder can be locked if the study was killed and started again while the old commands still
+    save their runs.
     """
     for trial in waiting:
+        if trial.is_blocked:
+            continue
         if not trial.exists or not trial.run.is_locked:
             return trial
         progress.print_once(f"{trial.name}: waiting for another process that is writing this run")
     return None
+
+
+def _drop_blocked(waiting: list[Trial], running: list[Trial], progress: StudyProgress) -> None:
+    """Remove trials from `waiting` that can never start, because the trial from which they start has failed."""
+    for trial in list(waiting):
+        if trial.is_blocked and trial.predecessor not in (*waiting, *running):
+            assert trial.predecessor is not None
+            waiting.remove(trial)
+            progress.trial_ended(trial, f"not started, because {trial.predecessor.name} is not trained")
 
 
 def _start_next_command(trial: Trial, executor: Executor, progress: StudyProgress) -> list[Job]:
@@ -336,6 +367,9 @@ def _raise_if_unfinished(trials: list[Trial]) -> None:
     """If there are unfinished trials, print why each one failed and the end of its log, then raise RunError."""
     unfinished = [trial for trial in trials if trial.next_command() is not None]
     for trial in unfinished:
+        if trial.is_blocked:
+            warn(f"{trial.name} was not started, because it needs a run that failed")
+            continue
         warn(f"{trial.name} failed: {failure_reason(trial.log)} ({trial.log})")
         for line in last_output(trial.log)[-LOG_TAIL_LINES:]:
             note(f"  {line}")

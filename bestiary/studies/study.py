@@ -2,7 +2,7 @@
 
     name = "recall-memories"
     seeds = [1, 2, 3]
-    evaluate = 200                      # after training, each agent is evaluated with this number of games
+    evaluate = 200                      # after training, each agent is evaluated (see evaluations.py)
     dashed = ["stack8"]                 # drawn as a dashed horizontal line at the final return, without a curve
     zoom = "200k:300k"                  # an additional panel shows this range of the x axis
 
@@ -16,6 +16,17 @@
     name = "stack8"
     frame_stack = 8
 
+    [[variant]]
+    name = "finetuned"
+    after = "stack8"                    # starts from the last checkpoint of this variant with the same seed
+    grid = { env = ["toy/chain", "toy/bandit"] }   # the variant's own grid
+
+    [[analysis]]                        # interpretability tools and audits after the training (see analyses.py)
+    [[published]]                       # published results, shown beside the own results (see published_values.py)
+
+    [scale.small.options]               # `--scale small`: options that override all other tables
+    steps = "10k"
+
 If there are named variants and a grid, each named variant is combined with each combination of the grid. All variants
 are checked before the first run starts. Error messages state the line of the file.
 """
@@ -23,15 +34,19 @@ are checked before the first run starts. Error messages state the line of the fi
 import itertools
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bestiary.agents.agent import count_parameters
-from bestiary.config.config import Config
 from bestiary.config.resolve import resolve
+from bestiary.envs.levels import with_levels
+from bestiary.evaluation.evaluate import check_playable
 from bestiary.runs.loggers import check_loggers
 from bestiary.runs.option_sources import merge_sources
+from bestiary.studies.analyses import Analysis, read_analyses
+from bestiary.studies.evaluations import EvaluationPlan, read_evaluations
+from bestiary.studies.published_values import PublishedResults, read_published
 from bestiary.studies.study_file import (
     FOLDER_NAME,
     FOLDER_NAME_RULE,
@@ -39,37 +54,28 @@ from bestiary.studies.study_file import (
     VariantDraft,
     draft_variants,
     read_study_file,
+    scaled_value,
 )
+from bestiary.studies.variants import Variant
 from bestiary.training.devices import check_devices
+from bestiary.training.warm_start import copy_weights
 from bestiary.utils.errors import UserError
 from bestiary.utils.options import parse_range, suggest
 
-KEYS = ("name", "seeds", "evaluate", "dashed", "zoom", "base", "grid", "variant", "normalise")
-
-
-@dataclass(frozen=True)
-class Variant:
-    """One configuration of a study. Its runs differ only in their seed."""
-
-    name: str
-    name_without_env: str  # `name` without `env=...`; normalised results combine variants that differ only in `env`
-    own_name: str  # name in the [[variant]] table; empty if the variant has no such table
-    grid_point: str  # values of the grid options except `env`, as text; empty if the grid has no other option
-    config: Config
-    parameters: int  # number of network parameters
-
-    @property
-    def curve_label(self) -> str:
-        return self.own_name or self.name
-
-    def with_seed(self, seed: int, evaluate: int) -> Config:
-        """Return the configuration of the run with this seed.
-
-        If `evaluate` is not 0, the agent is evaluated with this number of games after training.
-        """
-        training = self.config.training
-        eval_at_end = evaluate or training.eval_at_end
-        return replace(self.config, training=replace(training, seed=seed, eval_at_end=eval_at_end))
+KEYS = (
+    "name",
+    "seeds",
+    "evaluate",
+    "dashed",
+    "zoom",
+    "base",
+    "grid",
+    "variant",
+    "normalise",
+    "analysis",
+    "published",
+    "scale",
+)
 
 
 @dataclass(frozen=True)
@@ -80,47 +86,76 @@ class Study:
     text: str  # content of the file
     name: str
     seeds: tuple[int, ...]
-    evaluate: int  # number of games of the evaluation after training; 0: no evaluation
     variants: list[Variant]
     normalise: dict[str, tuple[float, float]]  # environment -> (return normalised to 0, return normalised to 1)
+    evaluations: tuple[EvaluationPlan, ...] = ()
+    analyses: tuple[Analysis, ...] = ()
+    published: tuple[PublishedResults, ...] = ()
     dashed: tuple[str, ...] = ()  # variants drawn as a dashed horizontal line at the final return, without a curve
     zoom: tuple[float, float] | None = None  # range of the x axis of an additional panel
+    scale: str = ""  # name of the selected scale; empty: the full study
+
+    @property
+    def tasks(self) -> list[str]:
+        """The environments of all variants, each once."""
+        return list(dict.fromkeys(env for variant in self.variants for env in variant.config.envs))
+
+    def evaluations_of(self, variant: Variant) -> tuple[EvaluationPlan, ...]:
+        """Return the evaluations that the runs of a variant have."""
+        return tuple(plan for plan in self.evaluations if not plan.variants or set(plan.variants) & set(variant.names))
 
 
-def read_study(path: Path, trust_code: bool = False) -> Study:
+def read_study(path: Path, trust_code: bool = False, scale: str = "") -> Study:
     """Read a study file and check the configurations of all its variants. Raise UserError with all problems found.
 
-    Plug-ins that the user has not used before are executed only if `trust_code` is true.
+    Plug-ins that the user has not used before are executed only if `trust_code` is true. `scale` selects the table
+    [scale.NAME] of the file; its name is appended to the name of the study.
     """
-    file = read_study_file(path)
+    file = read_study_file(path, scale)
     problems: list[str] = []
     for key in set(file.tables) - set(KEYS):
         problems.append(f"{file.location('', key)}: unknown key {key}{suggest(key, KEYS)} (keys: {', '.join(KEYS)})")
     name = file.tables.get("name", path.stem)
     if not isinstance(name, str) or not FOLDER_NAME.fullmatch(name):
         problems.append(f"{file.location('', 'name')}: name = {name!r}: {FOLDER_NAME_RULE}")
-    evaluate = file.tables.get("evaluate", 0)
-    if not isinstance(evaluate, int) or isinstance(evaluate, bool) or evaluate < 0:
-        problems.append(
-            f"{file.location('', 'evaluate')}: evaluate = {evaluate!r}: expected a number of games, such as 100"
-        )
     seeds = _read_seeds(file, problems)
     normalise = _read_normalise(file, problems)
     drafts = draft_variants(file, problems)
+    names = [name for draft in drafts for name in (draft.name, draft.own_name, draft.name_without_env) if name]
+    names = list(dict.fromkeys(names))
     dashed = _read_dashed(file, [draft.name for draft in drafts], problems)
     zoom = _read_zoom(file, problems)
+    evaluations = read_evaluations(file, names, problems)
+    analyses = read_analyses(file, names, problems)
+    published = read_published(file, names, [plan.name for plan in evaluations], problems)
     if problems:
         raise UserError(*problems)
     variants = _resolve_variants(file, drafts, seeds[0], trust_code)
-    _check_normalise(file, variants, normalise)
-    return Study(path, file.text, name, seeds, evaluate, variants, normalise, dashed, zoom)
+    study = Study(
+        path,
+        file.text,
+        f"{name}-{scale}" if scale else name,
+        seeds,
+        variants,
+        normalise,
+        evaluations,
+        analyses,
+        published,
+        dashed,
+        zoom,
+        scale,
+    )
+    _check_normalise(file, study.tasks, normalise)
+    _check_evaluations(file, study)
+    _check_stages(file, study)
+    return study
 
 
 # --- keys of the file ---
 
 
 def _read_seeds(file: StudyFile, problems: list[str]) -> tuple[int, ...]:
-    seeds, location = file.tables.get("seeds"), file.location("", "seeds")
+    seeds, location = scaled_value(file, "seeds"), file.location("", "seeds")
     if not isinstance(seeds, list) or not seeds:
         problems.append(f"{location}: seeds: expected a list, such as seeds = [1, 2, 3]")
         return ()
@@ -143,7 +178,7 @@ def _read_dashed(file: StudyFile, variants: list[str], problems: list[str]) -> t
 
 
 def _read_zoom(file: StudyFile, problems: list[str]) -> tuple[float, float] | None:
-    zoom = file.tables.get("zoom")
+    zoom = scaled_value(file, "zoom")
     if zoom is None:
         return None
     try:
@@ -173,9 +208,8 @@ def _read_normalise(file: StudyFile, problems: list[str]) -> dict[str, tuple[flo
     return ranges
 
 
-def _check_normalise(file: StudyFile, variants: list[Variant], normalise: dict[str, tuple[float, float]]) -> None:
+def _check_normalise(file: StudyFile, envs: list[str], normalise: dict[str, tuple[float, float]]) -> None:
     """Raise UserError if the study has a table [normalise] whose keys are not exactly the study's environments."""
-    envs = dict.fromkeys(variant.config.envs[0] for variant in variants)
     missing = [env for env in envs if normalise and env not in normalise]
     unknown = [env for env in normalise if env not in envs]
     if missing:
@@ -183,6 +217,40 @@ def _check_normalise(file: StudyFile, variants: list[Variant], normalise: dict[s
     if unknown:
         location = file.location("normalise", unknown[0].replace("-", "_"))
         raise UserError(f"{location}: no variant uses the environment {unknown[0]}{suggest(unknown[0], envs)}")
+
+
+def _check_evaluations(file: StudyFile, study: Study) -> None:
+    """Raise UserError if a variant cannot be evaluated in the environments or levels of an evaluation."""
+    for number, plan in enumerate(study.evaluations):
+        for variant in study.variants:
+            if plan not in study.evaluations_of(variant):
+                continue
+            try:
+                check_playable(variant.config, plan.env)
+            except UserError as error:
+                location = file.location(f"evaluate {number}", "env")
+                raise UserError(f"{location}: {error} (variant {variant.name})") from error
+            for levels in plan.levels:
+                location = file.location(f"evaluate {number}", "levels")
+                with_levels(variant.config.envs[0], variant.config.env_options, levels, f"{location}: levels")
+
+
+def _check_stages(file: StudyFile, study: Study) -> None:
+    """Raise UserError if a variant cannot start from the weights of the variant that its key `after` names."""
+    for variant in study.variants:
+        if variant.after is None:
+            continue
+        source = variant.after.config
+        try:
+            copy_weights(
+                variant.config.make_agent(),
+                variant.config.interface,
+                source,
+                source.make_agent().state_dict(),
+                f"after = {variant.after.name}",
+            )
+        except UserError as error:
+            raise UserError(f"{file.path}: variant {variant.name}: {error}") from error
 
 
 # --- from drafts to configurations ---
@@ -197,31 +265,41 @@ def _resolve_variants(file: StudyFile, drafts: list[VariantDraft], seed: int, tr
     variants_by_problem: dict[str, list[str]] = {}
     for draft in drafts:
         try:
-            variants.append(_resolve_variant(file, draft, seed, trust_code))
+            earlier = {variant.name: variant for variant in variants}
+            variants.append(_resolve_variant(file, draft, earlier, seed, trust_code))
         except UserError as error:
             for problem in error.problems:
                 located = f"{_locate_problem(file, problem, draft)}: {problem}"
                 variants_by_problem.setdefault(located, []).append(draft.name)
     lines = [text + _affected_variants(names, len(drafts)) for text, names in variants_by_problem.items()]
     for first, second in itertools.combinations(variants, 2):
-        if first.config == second.config:
+        if first.config == second.config and first.after is second.after:
             lines.append(f"{file.path}: variants {first.name} and {second.name} have the same configuration")
     if lines:
         raise UserError(*lines)
     return variants
 
 
-def _resolve_variant(file: StudyFile, draft: VariantDraft, seed: int, trust_code: bool) -> Variant:
-    """Return the variant of a draft. Check its configuration and build its agent, so that errors are found early."""
+def _resolve_variant(
+    file: StudyFile, draft: VariantDraft, earlier: Mapping[str, Variant], seed: int, trust_code: bool
+) -> Variant:
+    """Return the variant of a draft. Check its configuration and build its agent, so that errors are found early.
+
+    `earlier` maps the names of the variants above this one in the file to these variants.
+    """
     options, origin = merge_sources({**draft.options, "seed": seed}, trust_code=trust_code, study=str(file.path))
     config = resolve(options, origin)
-    if len(config.envs) > 1:
-        raise UserError(f"env = {list(config.envs)}: a run of a study has one task; list the environments in [grid]")
     check_loggers(config)
     check_devices(config)
     agent = config.make_agent()
     return Variant(
-        draft.name, draft.name_without_env, draft.own_name, draft.grid_point, config, count_parameters(agent)
+        draft.name,
+        draft.name_without_env,
+        draft.own_name,
+        draft.grid_point,
+        config,
+        count_parameters(agent),
+        earlier.get(draft.after),
     )
 
 

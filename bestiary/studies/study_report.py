@@ -1,18 +1,33 @@
-"""Write the report of a study: results.csv, runs.csv, learning curves and an HTML page. Also print a table."""
+"""Write the report of a study: CSV files, figures and an HTML page. Also print the tables."""
 
 import csv
 import html
 import io
 import re
+import shlex
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bestiary import __version__
+from bestiary.envs.episode_stats import short_name
 from bestiary.evaluation.curve_plots import curve_caption, plot_curves
 from bestiary.evaluation.learning_curves import DEFAULT_SMOOTH
+from bestiary.evaluation.media import IMAGE_SUFFIXES, VIDEO_SUFFIXES
 from bestiary.evaluation.multitask_scores import ScoreComparison, plot_profiles, score_tables, scores_to_csv
 from bestiary.evaluation.statistics import T_INTERVAL_BELOW
+from bestiary.studies.analyses import TOOLS, Analysis
+from bestiary.studies.analysis_runner import analysis_commands, analysis_folder, analysis_problem
+from bestiary.studies.evaluation_report import (
+    EvaluationResults,
+    collect_evaluations,
+    evaluation_csv_rows,
+    evaluation_table,
+    plot_evaluation,
+    published_table,
+)
+from bestiary.studies.folder_report import MAX_FILE_BYTES
 from bestiary.studies.results import (
     TrialResult,
     VariantResult,
@@ -23,9 +38,10 @@ from bestiary.studies.results import (
 )
 from bestiary.studies.run_log import last_output
 from bestiary.studies.study import Study
-from bestiary.studies.trial import Trial
+from bestiary.studies.trial import Trial, TrialState
+from bestiary.utils import safe_files
 from bestiary.utils.console import TextTable, format_count, format_duration, note, print_table
-from bestiary.utils.html import render_details, render_image, render_page, render_table
+from bestiary.utils.html import render_details, render_figure, render_image, render_page, render_table
 
 FINAL_RETURN_CAPTION = (
     "mean and IQM: statistics of the final returns; the final return of a run is its mean return in the last tenth of "
@@ -56,24 +72,51 @@ VARIANT_STATISTICS = (
 LOG_TAIL_LINES = 20  # number of lines at the end of a failed run's log that the page shows
 
 
+@dataclass
+class _Page:
+    """The content of the HTML page. Figures are the bytes of PNG files."""
+
+    results: list[TrialResult]
+    # The first table lists the variants with their results. The other tables compare the variants over all tasks.
+    tables: list[TextTable]
+    evaluations: list[tuple[TextTable, bytes | None]]  # table and, with several checkpoints, figure of each evaluation
+    published: list[TextTable]
+    curves: dict[str, bytes]  # {task: learning curves}
+    profiles: bytes | None  # performance profiles
+
+
 def write_study_report(study: Study, trials: list[Trial], folder: Path) -> None:
     """Write all files of the report from the current data in the run folders, and print the tables."""
-    results = collect_results(trials)
+    results = collect_results(study, trials)
     variants = summarise_variants(study, results)
+    evaluations = collect_evaluations(study, trials)
     _write_file(folder / "results.csv", _to_csv([_variant_record(variant) for variant in variants]))
     _write_file(folder / "runs.csv", _to_csv([_trial_record(result) for result in results]))
-    figures = _draw_curves(study, trials, folder)
-    tables = [_make_table(study, variants, results, folder)]
+    if evaluations:
+        _write_file(folder / "evaluations.csv", _to_csv(evaluation_csv_rows(evaluations)))
+    page = _Page(
+        results,
+        [_make_table(study, variants, results, folder)],
+        [(evaluation_table(found), _draw_evaluation(found, study, folder)) for found in evaluations],
+        [published_table(published, study, variants, evaluations) for published in study.published],
+        _draw_curves(study, trials, folder),
+        None,
+    )
     comparison = compare_variants(study, variants)
-    profiles = None
     if comparison is not None:
-        tables += score_tables(comparison)
+        page.tables += score_tables(comparison)
         _write_file(folder / "scores.csv", scores_to_csv(comparison).encode())
-        profiles = _draw_profiles(comparison, folder)
-    _write_file(folder / "index.html", _make_page(study, tables, results, figures, profiles).encode())
-    for table in tables:
+        page.profiles = _draw_profiles(comparison, folder)
+    _write_file(folder / "index.html", _render_study_page(study, page, trials, folder).encode())
+    shown = [table for table, _ in page.evaluations] if len(evaluations) > 1 or _needs_table(evaluations) else []
+    for table in [*page.tables, *shown, *page.published]:
         print_table(table)
     note(f"report: {folder / 'index.html'}; the CSV files and figures are in the same folder")
+
+
+def _needs_table(evaluations: list[EvaluationResults]) -> bool:
+    """Return whether the results of an evaluation are not in the table of variants already."""
+    return any(plan.levels or plan.env or plan.checkpoints == "all" for plan in (e.plan for e in evaluations))
 
 
 def _write_file(path: Path, content: bytes) -> None:
@@ -110,7 +153,7 @@ def _variant_record(variant: VariantResult) -> dict[str, Any]:
 
 
 def _trial_record(result: TrialResult) -> dict[str, Any]:
-    """Return the row of a trial in runs.csv."""
+    """Return the row of a trial and one of its tasks in runs.csv."""
     trial = result.trial
     numbers = {name: getattr(result, name) for name in ("final_return", "eval_return", "seconds", "envs_in_first_game")}
     for name in ("true_final_return", "true_eval_return"):
@@ -119,6 +162,7 @@ def _trial_record(result: TrialResult) -> dict[str, Any]:
     return {
         "run": trial.name,
         "variant": trial.variant.name,
+        "task": result.task,
         "seed": trial.seed,
         "steps": trial.run.steps,
         "total_steps": trial.total_steps,
@@ -136,9 +180,9 @@ def _format_number(number: float | str | None) -> str:
 
 
 def _draw_curves(study: Study, trials: list[Trial], folder: Path) -> dict[str, bytes]:
-    """Draw one figure per environment, because returns of different environments are not comparable.
+    """Draw one figure per task, because returns of different tasks are not comparable.
 
-    Return {environment: content of the PNG file}.
+    Return {task: content of the PNG file}.
     """
     curves = learning_curves(study, trials)
     dashed = [variant.curve_label for variant in study.variants if variant.name in study.dashed]
@@ -146,10 +190,27 @@ def _draw_curves(study: Study, trials: list[Trial], folder: Path) -> dict[str, b
     for env, panels in curves.items():
         name = "curves.png" if len(curves) == 1 else f"curves-{re.sub('[^A-Za-z0-9]+', '-', env)}.png"
         temporary = folder / f".{name}"
-        plot_curves(panels, temporary, flat=dashed, zoom=study.zoom)
+        published = {
+            name: curve
+            for found in study.published
+            if not found.compare
+            for name, curve in found.curves().get(env, {}).items()
+        }
+        x_label = "steps of the task" if any(len(v.config.envs) > 1 for v in study.variants) else "steps"
+        plot_curves(panels, temporary, flat=dashed, zoom=study.zoom, x_label=x_label, published=published)
         temporary.replace(folder / name)
         figures[env] = (folder / name).read_bytes()
     return figures
+
+
+def _draw_evaluation(results: EvaluationResults, study: Study, folder: Path) -> bytes | None:
+    """Draw the returns of all checkpoints, and return the PNG file. Return None if there is only one checkpoint."""
+    name = f"evaluation-{re.sub('[^A-Za-z0-9]+', '-', results.plan.name)}.png"
+    temporary = folder / f".{name}"
+    if not plot_evaluation(results, study, temporary):
+        return None
+    temporary.replace(folder / name)
+    return (folder / name).read_bytes()
 
 
 def _draw_profiles(comparison: ScoreComparison, folder: Path) -> bytes | None:
@@ -170,8 +231,8 @@ def _make_table(study: Study, variants: list[VariantResult], results: list[Trial
     header = ["variant", "runs", "parameters", "mean", "95% interval", "IQM"]
     if has_true:
         header.append("true return")
-    if study.evaluate:
-        header.append(f"evaluation, {study.evaluate} games")
+    if _shows_evaluation(study):
+        header.append(f"evaluation, {study.evaluations[0].games} games")
     header += ["time per run", "steps/s"]
     captions = [FINAL_RETURN_CAPTION, INTERVAL_CAPTION, IQM_CAPTION]
     if any(len(variant.environments) > 1 for variant in variants):
@@ -187,10 +248,15 @@ def _make_table(study: Study, variants: list[VariantResult], results: list[Trial
     if waiting:
         captions.append(
             "runs in which environments had not finished a game at the end of the training (number of environments), "
-            f"so their returns are biased towards short games: {', '.join(waiting)}"
+            f"so their returns are biased towards short games: {', '.join(dict.fromkeys(waiting))}"
         )
     rows = [_variant_cells(study, variant, has_true) for variant in variants]
     return TextTable(f"{study.name} ({folder})", header, rows, captions)
+
+
+def _shows_evaluation(study: Study) -> bool:
+    """Return whether the table of variants has a column with the results of the first evaluation."""
+    return bool(study.evaluations) and not study.evaluations[0].levels and not study.evaluations[0].env
 
 
 def _variant_cells(study: Study, variant: VariantResult, has_true: bool) -> list[str]:
@@ -213,7 +279,7 @@ def _variant_cells(study: Study, variant: VariantResult, has_true: bool) -> list
     ]
     if has_true:
         cells.append(cell("true_final_return"))
-    if study.evaluate:
+    if _shows_evaluation(study):
         cells.append(cell("eval_return"))
     minutes, speed = statistics.get("minutes_per_run"), statistics.get("steps_per_second")
     cells.append("" if minutes is None else format_duration(60 * minutes))
@@ -224,47 +290,77 @@ def _variant_cells(study: Study, variant: VariantResult, has_true: bool) -> list
 # --- HTML page ---
 
 
-def _make_page(
-    study: Study,
-    tables: list[TextTable],
-    results: list[TrialResult],
-    figures: dict[str, bytes],
-    profiles: bytes | None,
-) -> str:
-    """Return an HTML page with tables, learning curves, runs, failures and the study file. Figures are embedded.
-
-    The first table lists the variants with their results. The other tables compare the results of the variants over all
-    environments of the study. `profiles` is a figure with the performance profiles of the variants, or None.
-    """
-    states = {result.trial: result.trial.state() for result in results}
+def _render_study_page(study: Study, page: _Page, trials: list[Trial], folder: Path) -> str:
+    """Return an HTML page with tables, figures, analyses, runs, failures and the study file. Figures are embedded."""
+    states = {trial: trial.state() for trial in trials}
     done = sum(state.kind == "done" for state in states.values())
+    scale = f" · scale {html.escape(study.scale)}" if study.scale else ""
     sections = [
         f"<h1>{html.escape(study.name)}</h1>",
-        f'<p class="small">{done} of {len(results)} runs done · {time.strftime("%Y-%m-%d %H:%M")} · '
-        f"bestiary {__version__}</p>",
-        *_render_text_table(tables[0]),
+        f'<p class="small">{done} of {len(trials)} runs done · {time.strftime("%Y-%m-%d %H:%M")} · '
+        f"bestiary {__version__}{scale}</p>",
+        *_render_text_table(page.tables[0]),
     ]
-    for table in tables[1:]:
-        sections += [f"<h2>{html.escape(table.title.capitalize())}</h2>", *_render_text_table(table)]
-    if profiles is not None:
-        sections += ["<h2>Performance profiles</h2>", render_image(profiles, "Performance profiles")]
-    for env, png in figures.items():
-        title = f"Learning curves{f': {env}' if len(figures) > 1 else ''}"
+    for table in (*page.published, *page.tables[1:]):
+        sections += [f"<h2>{html.escape(_capitalise(table.title))}</h2>", *_render_text_table(table)]
+    if page.profiles is not None:
+        sections += ["<h2>Performance profiles</h2>", render_image(page.profiles, "Performance profiles")]
+    for table, figure in page.evaluations:
+        sections += [f"<h2>{html.escape(_capitalise(table.title))}</h2>", *_render_text_table(table)]
+        if figure is not None:
+            sections.append(render_image(figure, table.title))
+    for env, png in page.curves.items():
+        title = f"Learning curves{f': {env}' if len(page.curves) > 1 else ''}"
         sections += [f"<h2>{html.escape(title)}</h2>", render_image(png, title)]
         caption = curve_caption(DEFAULT_SMOOTH, bool(study.dashed))
         sections.append(f'<p class="small">{html.escape(caption)}</p>')
+    for analysis in study.analyses:
+        sections += _render_analysis(analysis, trials, folder)
+    sections += _render_runs(page.results, states)
+    sections += ["<h2>Study file</h2>", render_details(study.path.name, study.text)]
+    return render_page(study.name, sections)
+
+
+def _capitalise(title: str) -> str:
+    return title[:1].upper() + title[1:]
+
+
+def _render_analysis(analysis: Analysis, trials: list[Trial], folder: Path) -> list[str]:
+    """Return the HTML of the figures and videos of an analysis, or why it has none."""
+    own = analysis_folder(analysis, folder)
+    sections = [f"<h2>{html.escape(TOOLS[analysis.tool].title)}: {html.escape(analysis.name)}</h2>"]
+    command = shlex.join(["bestiary", *analysis_commands(analysis, trials, folder)[0]])
+    sections.append(f'<p class="small">first command: {html.escape(command)}</p>')
+    if problem := analysis_problem(analysis, trials, folder):
+        sections.append(f"<p>{html.escape(problem)}</p>")
+    figures = []
+    for path in safe_files.list_files(own, folder):
+        if path.suffix not in (*IMAGE_SUFFIXES, *VIDEO_SUFFIXES):
+            continue
+        if (size := path.stat().st_size) > MAX_FILE_BYTES:
+            sections.append(
+                f'<p class="small">{html.escape(path.name)} is too large for this page ({size:,} bytes)</p>'
+            )
+        else:
+            figures.append(render_figure(path, path.stem, small=TOOLS[analysis.tool].each_task))
+    return [*sections, f'<div class="figures">{"".join(figures)}</div>'] if figures else sections
+
+
+def _render_runs(results: list[TrialResult], states: dict[Trial, TrialState]) -> list[str]:
+    """Return the HTML of the table of runs, and the end of the log of each failed run."""
+    has_tasks = any(len(trial.config.envs) > 1 for trial in states)
     has_true = any(result.true_final_return is not None for result in results)
-    header = ["run", "state", "steps", "final return", *(["true return"] if has_true else []), "evaluation", "time"]
-    rows = [_trial_cells(result, states[result.trial].text, has_true) for result in results]
-    sections += ["<h2>Runs</h2>", render_table(header, rows)]
+    header = ["run", *(["task"] if has_tasks else []), "state", "steps", "final return"]
+    header += [*(["true return"] if has_true else []), "evaluation", "time"]
+    rows = [_trial_cells(result, states[result.trial].text, has_true, has_tasks) for result in results]
+    sections = ["<h2>Runs</h2>", render_table(header, rows)]
     failed = [trial for trial, state in states.items() if state.kind == "failed"]
     if failed:
         sections.append("<h2>Failed runs</h2>")
     for trial in failed:
         log = "\n".join(last_output(trial.log)[-LOG_TAIL_LINES:])
         sections.append(render_details(f"{trial.name}: {states[trial].text}", log))
-    sections += ["<h2>Study file</h2>", render_details(study.path.name, study.text)]
-    return render_page(study.name, sections)
+    return sections
 
 
 def _render_text_table(table: TextTable) -> list[str]:
@@ -272,12 +368,13 @@ def _render_text_table(table: TextTable) -> list[str]:
     return [render_table(table.header, table.rows), *captions]
 
 
-def _trial_cells(result: TrialResult, state: str, has_true: bool) -> list[str]:
+def _trial_cells(result: TrialResult, state: str, has_true: bool, has_tasks: bool) -> list[str]:
     def cell(value: float | None) -> str:
         return "" if value is None else f"{value:.2f}"
 
     return [
         result.trial.name,
+        *([short_name(result.task)] if has_tasks else []),
         state,
         format_count(result.trial.run.steps),
         cell(result.final_return),

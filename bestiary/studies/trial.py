@@ -1,10 +1,9 @@
 """Trials of a study. A trial is one run: a variant with a seed. Its progress is stored only in its run folder."""
 
 import contextlib
-import json
 import os
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,10 @@ from bestiary.config.toml import flatten
 from bestiary.config.training_options import UNCOMPARED
 from bestiary.runs.machine_options import machine_flags
 from bestiary.runs.run import ID_FILE, Run
+from bestiary.studies.evaluations import EvaluationPlan, EvaluationRecord, find_records
 from bestiary.studies.run_log import failure_reason
-from bestiary.studies.study import Study, Variant
+from bestiary.studies.study import Study
+from bestiary.studies.variants import Variant
 from bestiary.utils import safe_files
 from bestiary.utils.console import format_count
 from bestiary.utils.errors import UserError
@@ -39,7 +40,8 @@ class Trial:
     variant: Variant
     seed: int
     folder: Path  # folder of the study
-    evaluate: int = 0  # number of games of the evaluation after training; 0: no evaluation
+    evaluations: tuple[EvaluationPlan, ...] = ()
+    predecessor: "Trial | None" = None  # the trial from whose last checkpoint this one starts; None: random weights
 
     @property
     def name(self) -> str:
@@ -59,7 +61,11 @@ class Trial:
 
     @cached_property
     def config(self) -> Config:
-        return self.variant.with_seed(self.seed, self.evaluate)
+        games = next((plan.episodes for plan in self.evaluations if plan.is_default), None)
+        config = self.variant.with_seed(self.seed, games or 0)
+        if self.predecessor is None:
+            return config
+        return replace(config, training=replace(config.training, init_from=str(self.predecessor.path)))
 
     @property
     def total_steps(self) -> int:
@@ -95,42 +101,28 @@ class Trial:
             return max(self.run.steps, int(complete_rows.rpartition("\n")[2].partition(",")[0]))
         return self.run.steps
 
-    def evaluation(self) -> dict[str, float | None] | None:
-        """Return the result of the evaluation after training, or None if the trial has not been evaluated.
-
-        `mean` is the mean return. If the run has a true reward, `true_mean` is the mean true return.
-        """
-        if not self.evaluate or not self.exists:
-            return None
-        required = {
-            "checkpoint_steps": self.run.steps,
-            "games": self.evaluate,
-            "policy": "sampled",
-            "seed": 0,
-            "environment_options": self.config.tables()["env"],
-        }
-        files = safe_files.list_files(self.path / "evaluations", self.path)
-        for path in (path for path in files if path.suffix == ".json"):
-            with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-                content = json.loads(safe_files.read_text(path))
-                if all(content["protocol"].get(key) == value for key, value in required.items()):
-                    statistics = content.get("statistics", {"game_return": {"mean": None}})
-                    means = {"mean": statistics["game_return"]["mean"]}
-                    if "game_true_return" in statistics:
-                        means["true_mean"] = statistics["game_true_return"]["mean"]
-                    return means
-        return None
+    def records(self, plan: EvaluationPlan) -> list[EvaluationRecord] | None:
+        """Return the results of an evaluation, or None if the trial has not been evaluated in this way."""
+        return find_records(self.run, self.config, plan) if self.exists else None
 
     def next_command(self) -> list[str] | None:
         """Return the arguments of the `bestiary` command that continues the trial, or None if it is done."""
         machine = machine_flags(self.config.training)
         if not self.exists:
-            return ["train", "--config", str(self.config_path), "--run-dir", str(self.path), *machine]
+            # The config file has init_from. As an option, it would also select the options of the other run.
+            others = [flag for flag in machine if not flag.startswith("--init-from=")]
+            return ["train", "--config", str(self.config_path), "--run-dir", str(self.path), *others]
         if not self.is_trained:
             return ["resume", str(self.path), *machine]
-        if self.evaluate and self.evaluation() is None:
-            return ["eval", str(self.path), "--episodes", str(self.evaluate)]
+        for plan in self.evaluations:
+            if self.records(plan) is None:
+                return plan.command(self.path)
         return None
+
+    @property
+    def is_blocked(self) -> bool:
+        """True if the trial cannot start yet, because the trial from which it starts is not trained."""
+        return not self.exists and self.predecessor is not None and not self.predecessor.is_trained
 
     def state(self) -> TrialState:
         """Return the progress of the trial, read from its files."""
@@ -142,6 +134,9 @@ class Trial:
             return TrialState("running", f"running, {self._progress(self.steps)}")
         if reason := failure_reason(self.log):
             return TrialState("failed", f"failed: {reason}")
+        if not self.exists and self.is_blocked:
+            assert self.predecessor is not None
+            return TrialState("missing", f"missing, starts after {self.predecessor.name}")
         if not self.exists:
             return TrialState("missing", "missing")
         if self.is_trained:
@@ -158,6 +153,9 @@ class Trial:
             found = _compared_settings(self.run.config)
         except UserError as error:  # the config cannot be read, or the file of a plug-in has changed
             return [str(error)]
+        if self.predecessor is not None:  # the path may be written in another way
+            expected.pop("init_from", None)
+            found.pop("init_from", None)
         differing = [key for key in {**found, **expected} if expected.get(key) != found.get(key)]
         return [
             f"{key}: {found.get(key, 'none')} in the run, {expected.get(key, 'none')} in the study file"
@@ -179,8 +177,13 @@ class Trial:
 
 
 def make_trials(study: Study, folder: Path) -> list[Trial]:
-    """Return the trials of a study, one for each variant and seed."""
-    return [Trial(variant, seed, folder, study.evaluate) for variant in study.variants for seed in study.seeds]
+    """Return the trials of a study, one for each variant and seed. A trial comes after the trial it starts from."""
+    trials: dict[tuple[Variant, int], Trial] = {}
+    for variant in study.variants:
+        for seed in study.seeds:
+            predecessor = trials[variant.after, seed] if variant.after is not None else None
+            trials[variant, seed] = Trial(variant, seed, folder, study.evaluations_of(variant), predecessor)
+    return list(trials.values())
 
 
 def _compared_settings(config: Config) -> dict[str, Any]:

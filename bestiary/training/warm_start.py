@@ -11,6 +11,8 @@ actions with the same index have different names. A match by name is not possibl
 memory's weights, and this module does not know which of them belong to which action.
 """
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -33,12 +35,29 @@ def load_pretrained(agent: Agent, interface: EnvInterface, source: Run) -> str:
     Raises:
         UserError: the weights do not fit the agent.
     """
-    critic = find_child(agent, "critic")
-    source_critic = find_child(source.config.make_agent(), "critic")
     saved = checkpoints.choose(source.path).load_model()
+    description = copy_weights(agent, interface, source.config, saved, f"--init-from {source.path}")
+    return f"weights of {source.path} at step {source.steps}{description}"
+
+
+@torch.no_grad()
+def copy_weights(
+    agent: Agent, interface: EnvInterface, source: Config, saved: Mapping[str, Tensor], name_of_source: str
+) -> str:
+    """Copy weights of another agent into a new agent. Return a description of the weights that are not copied.
+
+    Args:
+        source: configuration of the agent that has the weights `saved`.
+        name_of_source: start of error messages, for example "--init-from runs/pong".
+
+    Raises:
+        UserError: the weights do not fit the agent.
+    """
+    critic = find_child(agent, "critic")
+    source_critic = find_child(source.make_agent(), "critic")
     weights = agent.state_dict()
     # The names of the rows: the policy head has one row per action, the critic one row per task.
-    source_rows = {"policy": source.config.interface.action_spec.names, "critic": source.config.interface.tasks}
+    source_rows = {"policy": source.interface.action_spec.names, "critic": source.interface.tasks}
     rows = {"policy": interface.action_spec.names, "critic": interface.tasks}
     if isinstance(critic, SharedCritic):
         del source_rows["critic"]  # the shared critic has one value for all tasks
@@ -71,21 +90,20 @@ def load_pretrained(agent: Agent, interface: EnvInterface, source: Run) -> str:
                 f"the source run has {len(source_actions)} actions, this run has {len(actions)} "
                 "(with --full-actions on, all Atari games have the same actions)",
             )
-        raise UserError(f"--init-from {source.path}: its weights do not fit this agent: {problems[0]}")
+        raise UserError(f"{name_of_source}: its weights do not fit this agent: {problems[0]}")
     agent.load_state_dict(weights)
     if isinstance(critic, PopArt):
         # The returns may have another scale than in the source run. PopArt adapts its statistics faster while its
         # counter of updates is low, so the counter is set to 0.
         critic.updates.zero_()
-    notes = [f"weights of {source.path} at step {source.steps}"]
-    notes += [f"new {head} outputs for {', '.join(keys)}" for head, keys in new_rows.items()]
+    notes = [f"new {head} outputs for {', '.join(keys)}" for head, keys in new_rows.items()]
     different = [names for names in zip(source_actions, actions, strict=False) if names[0] != names[1]]
     if different and isinstance(agent, AgentDefaults) and agent.uses_last_action:
         source_action, action = different[0]
         notes.append(
             f"the observed last action is matched by index: {source_action} in the source run is {action} in this run"
         )
-    return "; ".join(notes)
+    return "".join(f"; {text}" for text in notes)
 
 
 def _shape_mismatch(name: str, saved: Tensor, own: Tensor) -> str:

@@ -6,7 +6,7 @@ import pytest
 
 from bestiary.studies.results import TrialResult, compare_variants, score_ranges, summarise_variants
 from bestiary.studies.study import Study, read_study
-from bestiary.studies.trial import make_trials
+from bestiary.studies.trial import Trial, make_trials
 
 TWO_ENVIRONMENTS = """
 seeds = [1, 2]
@@ -23,12 +23,16 @@ env = ["toy/bandit", "toy/chain"]
 """
 
 
+def finished(trial: Trial, final_return: float) -> TrialResult:
+    return TrialResult(trial, trial.config.envs[0], True, final_return)
+
+
 def test_results_over_environments_use_normalised_returns() -> None:
     Path("s.toml").write_text(TWO_ENVIRONMENTS)
     study: Study = read_study(Path("s.toml"))
     finals = [0.5, 0.75, 0.0, 1.0]  # normalised: 0, 0.5, 0.5, 1
     trials = make_trials(study, Path("runs/s"))
-    results = [TrialResult(trial, True, final) for trial, final in zip(trials, finals, strict=True)]
+    results = [finished(trial, final) for trial, final in zip(trials, finals, strict=True)]
     bandit, chain, both = summarise_variants(study, results)
     assert (bandit.statistics()["mean"], chain.statistics()["mean"]) == (0.625, 0.5)
     assert both.label == "all (normalised, 2 environments)"
@@ -45,7 +49,7 @@ def test_results_over_environments_use_normalised_returns() -> None:
         [0.625 - 12.706 / 8, 0.625 + 12.706 / 8], 1e-4
     )
     # Without results of one environment, there is no result over all environments.
-    unfinished = [TrialResult(trial, False) for trial in trials[2:]]
+    unfinished = [TrialResult(trial, trial.config.envs[0], False) for trial in trials[2:]]
     assert len(summarise_variants(study, [*results[:2], *unfinished])) == 2
 
 
@@ -53,7 +57,7 @@ def test_many_seeds_in_each_environment_have_a_bootstrap_interval() -> None:
     Path("s.toml").write_text(TWO_ENVIRONMENTS.replace("[1, 2]", str(list(range(1, 21)))))
     study = read_study(Path("s.toml"))
     trials = make_trials(study, Path("runs/s"))
-    results = [TrialResult(trial, True, trial.seed / 20) for trial in trials]
+    results = [finished(trial, trial.seed / 20) for trial in trials]
     assert summarise_variants(study, results)[-1].statistics()["interval"].startswith("stratified percentile bootstrap")
 
 
@@ -61,7 +65,7 @@ def test_one_seed_has_no_interval() -> None:
     Path("s.toml").write_text(TWO_ENVIRONMENTS.replace("[1, 2]", "[1]"))
     study = read_study(Path("s.toml"))
     trials = make_trials(study, Path("runs/s"))
-    results = [TrialResult(trial, True, final) for trial, final in zip(trials, (0.5, 0.0), strict=True)]
+    results = [finished(trial, final) for trial, final in zip(trials, (0.5, 0.0), strict=True)]
     for summary in summarise_variants(study, results):
         assert "ci_low" not in summary.statistics()
         assert summary.statistics()["interval"] == "none, because n = 1"
@@ -78,7 +82,7 @@ def test_environments_with_score_ranges_need_no_normalise_table() -> None:
     results = []
     for trial in trials:
         (values,) = (v for (game, lr), v in finals.items() if game in trial.name and f"lr={lr}" in trial.name)
-        results.append(TrialResult(trial, True, values[trial.seed - 1]))
+        results.append(finished(trial, values[trial.seed - 1]))
     summaries = summarise_variants(study, results)
     slow, fast = summaries[-2:]
     assert slow.statistics()["mean"] == pytest.approx((0 + 0.2 + 0 + 1) / 4)

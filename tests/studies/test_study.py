@@ -95,6 +95,75 @@ def test_variants_and_grid_are_combined() -> None:
     ]
 
 
+def test_variant_with_its_own_grid_and_stages() -> None:
+    found = study("""
+        seeds = [1, 2]
+        [base]
+        steps = 500
+        [[variant]]
+        name = "first"
+        env = "toy/chain"
+        [[variant]]
+        name = "single"
+        grid = { env = ["toy/chain", "toy/catch"], lr = [0.1] }
+        [[variant]]
+        name = "second"
+        after = "first"
+        env = "toy/chain"
+        lr = 0.1
+        """)
+    names = ["first", "single,env=toy-chain,lr=0.1", "single,env=toy-catch,lr=0.1", "second"]
+    assert [variant.name for variant in found.variants] == names
+    assert [variant.name_without_env for variant in found.variants][1:3] == ["single,lr=0.1"] * 2
+    trials = make_trials(found, Path("f"))
+    assert [trial.config.training.init_from for trial in trials] == [*[None] * 6, "f/first-s1", "f/first-s2"]
+    assert trials[-1].predecessor is trials[1]
+    assert trials[-1].is_blocked
+    assert trials[-1].state().text == "missing, starts after first-s2"
+
+
+def test_scale_overrides_all_tables_and_names_the_study() -> None:
+    text = """
+        name = "s"
+        seeds = [1, 2]
+        evaluate = 9
+        [base]
+        env = "toy/chain"
+        steps = 500
+        [grid]
+        lr = [0.1, 0.2, 0.3]
+        [[variant]]
+        name = "a"
+        steps = 700
+        [[variant]]
+        name = "b"
+        num_envs = 8
+        [[analysis]]
+        tool = "actions"
+        episodes = 50
+        [[analysis]]
+        tool = "filters"
+        points = 10
+        [scale.small]
+        seeds = [3]
+        evaluate = 2
+        grid = { lr = [0.1] }
+        analysis = { episodes = 5 }
+        [scale.small.options]
+        steps = 100
+        [scale.small.variant.b]
+        steps = 200
+        """
+    assert len(study(text).variants) == 6
+    small = read_study(Path("s.toml"), scale="small")
+    assert (small.name, small.seeds) == ("s-small", (3,))
+    assert [(v.name, v.config.training.steps) for v in small.variants] == [("a,lr=0.1", 100), ("b,lr=0.1", 200)]
+    assert [plan.episodes for plan in small.evaluations] == [2]
+    assert [analysis.options for analysis in small.analyses] == [{"episodes": 5}, {"points": 10}]
+    with pytest.raises(UserError, match=r"--scale smal: .*did you mean small"):
+        read_study(Path("s.toml"), scale="smal")
+
+
 def test_study_with_seeds_only_has_one_variant() -> None:
     assert [variant.name for variant in study('seeds = [1, 2]\n[base]\nenv = "toy/bandit"\n').variants] == ["base"]
 
@@ -146,6 +215,26 @@ MISTAKES: list[tuple[str, tuple[str, ...]]] = [
     ("\nsead = 3\n" + HEAD, ("s.toml, line 2: unknown key sead; did you mean seeds",)),
     ('name = "a/b"\n' + HEAD, ("s.toml, line 1: name = 'a/b'",)),
     ("evaluate = -1\n" + HEAD, ("s.toml, line 1: evaluate = -1: expected a number of games",)),
+    (HEAD + '[[variant]]\nname = "a"\nafter = "b"', ("s.toml, line 6: after = 'b': the file has no variant b above",)),
+    (
+        HEAD + "[[evaluate]]\nepisode = 3",
+        ("s.toml, line 5: unknown key episode of an evaluation; did you mean episodes",),
+    ),
+    (HEAD + "[[evaluate]]\nlevels = ['0:9']", ("s.toml, line 5: levels 0:9: toy/chain has no levels",)),
+    (HEAD + "[[evaluate]]\nenv = ['warehouse']", ("s.toml, line 5: --env warehouse: the agent was trained on",)),
+    (HEAD + "[[evaluate]]\nvariants = ['bas']", ("s.toml, line 5: there is no variant bas; did you mean base",)),
+    (HEAD + '[[analysis]]\ntool = "filter"', ("s.toml, line 5: tool = 'filter'", "did you mean filters")),
+    (HEAD + '[[analysis]]\ntool = "actions"\nepisode = 3', ("line 6: unknown key episode", "did you mean episodes")),
+    (HEAD + '[[analysis]]\ntool = "audit"\nepisodes = "3"', ("line 6: episodes = '3': expected an integer",)),
+    (HEAD + '[[published]]\ntitle = "t"\nsource = "x"\n[published.values.bas]\na = 1', ("there is no variant bas",)),
+    (
+        HEAD + '[[published]]\ntitle = "t"\nsource = "x"\n[published.values.base]\na = [1]',
+        ("line 8: a = [1]: expected",),
+    ),
+    (
+        HEAD + "[scale.small.option]\nsteps = 3",
+        ("s.toml, line 4: unknown key option of a scale; did you mean options",),
+    ),
     ("seeds = = 3", ("s.toml: not a valid TOML file", "line 1")),
 ]
 
