@@ -90,6 +90,7 @@ class Analysis:
     variants: tuple[str, ...]  # names of variants; empty: all
     options: dict[str, Any] = field(default_factory=dict)
     trusted: str = ""  # audit: variant whose policy is compared with the policies of all runs; empty: none
+    published: str = ""  # published result, shown above the figures
 
 
 def read_analyses(file: StudyFile, variants: list[str], problems: list[str]) -> tuple[Analysis, ...]:
@@ -113,7 +114,14 @@ def read_analyses(file: StudyFile, variants: list[str], problems: list[str]) -> 
         name = content.get("name", tool)
         if not isinstance(name, str) or not FOLDER_NAME.fullmatch(name):
             problems.append(f"{file.location(table, 'name')}: name = {name!r}: {FOLDER_NAME_RULE}")
-        known = ["name", "tool", "variants", *(["trusted"] if tool == "audit" else []), *TOOLS[tool].options]
+        known = [
+            "name",
+            "tool",
+            "variants",
+            "published",
+            *(["trusted"] if tool == "audit" else []),
+            *TOOLS[tool].options,
+        ]
         options = {**content, **{key: value for key, value in scaled.items() if key in TOOLS[tool].options}}
         chosen = content.get("variants", [])
         names = [*chosen, *filter(None, [content.get("trusted")])] if isinstance(chosen, list) else [chosen]
@@ -132,7 +140,9 @@ def read_analyses(file: StudyFile, variants: list[str], problems: list[str]) -> 
                 problems.append(f"{file.location(table, key)}: {key} = {value!r}: expected {kind}")
         if len(problems) == found:
             own = {key: value for key, value in options.items() if key in TOOLS[tool].options}
-            analyses.append(Analysis(name, tool, tuple(chosen), own, content.get("trusted", "")))
+            analyses.append(
+                Analysis(name, tool, tuple(chosen), own, content.get("trusted", ""), str(content.get("published", "")))
+            )
     names = [analysis.name.lower() for analysis in analyses]
     for name in sorted({name for name in names if names.count(name) > 1}):
         problems.append(f"{file.location('', 'analysis')}: two analyses have the name {name}; rename one of them")

@@ -1,7 +1,7 @@
 """Part of the report of a study: tables, figures and the CSV file of its evaluations, and published results."""
 
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -76,10 +76,11 @@ class EvaluationResults:
 
 def collect_evaluations(study: Study, trials: list[Trial]) -> list[EvaluationResults]:
     """Read the results of all evaluations from the run folders. Evaluations without results are left out."""
+    ranges = {task_name(task): range_ for task, range_ in study.normalise.items()}
     found = []
     for plan in study.evaluations:
         entries = [
-            (trial, record)
+            (trial, _normalise(record, ranges))
             for trial in trials
             if plan in trial.evaluations and trial.is_trained
             for record in trial.records(plan) or []
@@ -87,6 +88,14 @@ def collect_evaluations(study: Study, trials: list[Trial]) -> list[EvaluationRes
         if entries:
             found.append(EvaluationResults(plan, entries))
     return found
+
+
+def _normalise(record: EvaluationRecord, ranges: Mapping[str, tuple[float, float]]) -> EvaluationRecord:
+    """Return a record with the normalised return according to [normalise] of the study file, if the task is there."""
+    if record.task not in ranges:
+        return record
+    low, high = ranges[record.task]
+    return replace(record, normalised=(record.mean - low) / (high - low))
 
 
 def evaluation_csv_rows(results: list[EvaluationResults]) -> list[dict[str, Any]]:

@@ -331,6 +331,8 @@ def _render_analysis(analysis: Analysis, trials: list[Trial], folder: Path) -> l
     sections = [f"<h2>{html.escape(TOOLS[analysis.tool].title)}: {html.escape(analysis.name)}</h2>"]
     command = shlex.join(["bestiary", *analysis_commands(analysis, trials, folder)[0]])
     sections.append(f'<p class="small">first command: {html.escape(command)}</p>')
+    if analysis.published:
+        sections.append(f'<p class="small">published: {html.escape(analysis.published)}</p>')
     if problem := analysis_problem(analysis, trials, folder):
         sections.append(f"<p>{html.escape(problem)}</p>")
     figures = []
