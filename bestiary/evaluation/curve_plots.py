@@ -52,8 +52,9 @@ def plot_curves(
                 line.set_label(group.legend)
                 lines[group.label] = line
         for label, points in (published or {}).items():
-            x, y = np.array([point for point in points if window is None or window[0] <= point[0] <= window[1]]).T
-            (line,) = axes.plot(x, y, ":", color=colours.get(label, "gray"), marker=".", markersize=4, linewidth=1.4)
+            x, y = np.array(points).T
+            shown = np.full(len(x), True) if window is None else (x >= window[0]) & (x <= window[1])
+            (line,) = axes.plot(x[shown], y[shown], ":.", color=colours.get(label, "gray"), linewidth=1.4)
             lines.setdefault(f"{label}, published", line).set_label(f"{label}, published")
         format_axes(axes, task, x_label if axis == "steps" else "minutes", axis == "steps")
         axes.set_ylabel(f"{_return_kind(groups)} of a game")

@@ -204,7 +204,7 @@ def _evaluated(results: EvaluationResults, variants: list[Variant], task: str, r
     roles = [role] if role else results.roles
     if task == ALL_TASKS:
         return results.normalised(variants, ALL_TASKS, roles[0])
-    returns = [results.returns(variants, task_name(task), one) for one in roles]
+    returns = [results.returns(variants, task, one) for one in roles]
     known = [float(values.mean()) for values in returns if len(values)]
     return float(np.mean(known)) if known else None
 
@@ -212,7 +212,8 @@ def _evaluated(results: EvaluationResults, variants: list[Variant], task: str, r
 def _final(results: list[VariantResult], variants: list[Variant], task: str) -> float | None:
     for result in results:
         is_all = task == ALL_TASKS and len(result.environments) > 1
-        if (is_all or result.environments == (task,)) and result.trials[0].trial.variant in variants:
+        is_task = [task_name(env) for env in result.environments] == [task]
+        if (is_all or is_task) and result.trials[0].trial.variant in variants:
             mean = result.statistics().get("mean")
             if mean is not None:
                 return float(mean)
@@ -244,9 +245,9 @@ def plot_evaluation(results: EvaluationResults, study: Study, path: Path) -> boo
             )
             legend.setdefault(label, line).set_label(label)
         for published in study.published:
-            if published.compare == results.plan.name:
+            if published.compare == results.plan.name and not study.scale:  # a scale has much shorter curves
                 draw_published(axes, published, task, {v.name: c for v, c in colours.items()}, study, legend)
-        format_axes(axes, task, "steps of the task", steps=True)
+        format_axes(axes, task, "steps per task", steps=True)
         axes.set_ylabel("return of a game")
     caption = f"Each point: mean of {results.plan.games} games of one checkpoint. One line for each run."
     save_figure(plt, figure, path, legend=list(legend.values()), caption=caption)
@@ -272,7 +273,7 @@ def draw_published(
     `colours` maps names of variants to the colours of their own curves.
     """
     for name, curve in published.curves().get(task, {}).items():
-        names = [v.name for v in study.variants if name in v.names and task in v.config.envs]
+        names = [v.name for v in study.variants if name in v.names]
         colour = next((colours[own] for own in names if own in colours), "gray")
         (line,) = axes.plot(*zip(*curve, strict=True), ":", color=colour, marker=".", markersize=4, linewidth=1.4)
         label = f"{name}, published"

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from bestiary.envs.multitask import task_name
 from bestiary.studies.study_file import StudyFile, list_of_tables
 from bestiary.utils.options import suggest
 
@@ -104,9 +105,9 @@ def _read_values(
         read[variant] = {}
         for task, value in own.items():
             if isinstance(value, list) and value and all(_is_point(point) for point in value):
-                read[variant][task] = [(float(steps), float(result)) for steps, result in value]
+                read[variant][task_name(task)] = [(float(steps), float(result)) for steps, result in value]
             elif isinstance(value, int | float | str) and not isinstance(value, bool):
-                read[variant][task] = value if isinstance(value, str) else float(value)
+                read[variant][task_name(task)] = value if isinstance(value, str) else float(value)
             else:
                 problems.append(
                     f"{file.location(f'{table} values {variant}', task)}: {task} = {value!r}: expected a number, a "

@@ -12,6 +12,7 @@ from typing import Any
 
 from bestiary import __version__
 from bestiary.envs.episode_stats import short_name
+from bestiary.envs.multitask import task_name
 from bestiary.evaluation.curve_plots import curve_caption, plot_curves
 from bestiary.evaluation.learning_curves import DEFAULT_SMOOTH
 from bestiary.evaluation.media import IMAGE_SUFFIXES, VIDEO_SUFFIXES
@@ -193,8 +194,8 @@ def _draw_curves(study: Study, trials: list[Trial], folder: Path) -> dict[str, b
         published = {
             name: curve
             for found in study.published
-            if not found.compare
-            for name, curve in found.curves().get(env, {}).items()
+            if not found.compare and not study.scale  # a scale has much shorter curves than the published ones
+            for name, curve in found.curves().get(task_name(env), {}).items()
         }
         x_label = "steps of the task" if any(len(v.config.envs) > 1 for v in study.variants) else "steps"
         plot_curves(panels, temporary, flat=dashed, zoom=study.zoom, x_label=x_label, published=published)

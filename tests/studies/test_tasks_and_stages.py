@@ -93,6 +93,12 @@ compare = "evaluation"
 "env.py:Ten" = 45.5
 [published.values.tuned]
 "env.py:Ten" = "about 50"
+
+[[published]]
+title = "Published curve"
+source = "a figure"
+[published.values.tuned]
+"env.py:Ten" = [[100, 20], [400, 44.5]]
 """
 
 
@@ -153,6 +159,8 @@ def test_tasks_stages_and_evaluations_are_reported(capsys: pytest.CaptureFixture
     assert float(rows["multi: env.py:Ten", "env.py:Ten"]["eval_return"]) == pytest.approx(np.mean(ten), rel=1e-4)
     assert "45.5" in printed
     assert "about 50" in printed
+    (line,) = [line for line in printed.splitlines() if "44.5 at 0.0004M steps" in line]
+    assert float(line.split("│")[-2]) == pytest.approx(float(rows["tuned", "env.py:Ten"]["mean"]), rel=1e-4)
     assert Path("runs/s/evaluation-old-task.png").is_file()
     page = Path("runs/s/index.html").read_text()
     assert "Published results" in page
