@@ -22,7 +22,8 @@ from bestiary.utils.local_config import ignore_numba_file
 # started OpenMP threads, there would be more threads than cores. The variable must be set before torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# All processes of Bestiary import this module before Numba: commands, trials of studies, and workers of a cluster.
+# This must happen before Numba is imported. All processes of Bestiary (commands, trials, workers of a cluster) import
+# this module first.
 ignore_numba_file()
 
 __version__ = "0.2.0"

@@ -8,8 +8,8 @@ from bestiary.config.resolve import resolve
 from bestiary.config.toml import flatten
 from bestiary.config.training_options import group_key
 from bestiary.distributed.cluster_training import connect_cluster, train_on_cluster
+from bestiary.envs.as_sb3 import to_sb3
 from bestiary.envs.registry import make_env, make_vec
-from bestiary.envs.sb3_adapter import to_sb3
 from bestiary.evaluation.evaluate import evaluate
 from bestiary.evaluation.result_tables import print_evaluation
 from bestiary.evaluation.results import Evaluation
@@ -153,9 +153,9 @@ def resume(
             renamed to abandoned-*.
         accept_changes: resume although config.toml has other options or another seed than the checkpoint, or although
             another run saved the checkpoint.
-        machine: choices about this machine, for example `device="cpu"` or `tensorboard=True` (see MACHINE_OPTIONS).
-            Other such options have the values in config.toml if you have already trained the run with these values on
-            this machine; otherwise they have their defaults.
+        machine: options of this machine (see MACHINE_OPTIONS), for example `device="cpu"` or `tensorboard=True`. If an
+            option of this machine is not given, its value in config.toml is used, provided that the run was already
+            trained with this value on this machine. Otherwise the default is used.
 
     Raises:
         UserError: the run cannot be resumed as requested.

@@ -72,8 +72,9 @@ class Policy:
             reward: rewards of the previous actions [N]. Most agents have this input; a warning is printed if it is
                 missing. It is not needed in the first call.
             done: bool [N], whether the observation is the first one of a new episode. The default is False, except in
-                the first call and after `reset`. Environments with Gymnasium's NEXT_STEP autoreset return the first
-                observation one step later: pass `terminated | truncated` of the previous step there.
+                the first call and after `reset`. With Gymnasium's NEXT_STEP autoreset, the first observation of an
+                episode is returned one step after the end of the previous episode. Then pass `terminated | truncated`
+                of the previous step.
 
         Raises:
             UserError: an array has the wrong shape or type.

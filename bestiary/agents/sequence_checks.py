@@ -225,7 +225,7 @@ def compare_repeated_calls(module: nn.Module, call: Call, inputs: Inputs, state:
 
 
 def compare_single_steps(module: nn.Module, call: Call, inputs: Inputs, state: State) -> SequenceMismatch | None:
-    """Compare one call of a module with T steps and T calls with one step each. Return None if the results are equal.
+    """Call a module once with T steps, and then T times with one step. Return None if the results are equal.
 
     To find all mistakes, use `inputs` with starts of episodes at later steps than the first, and a `state` that is not
     the initial state. The states of torch's random generator and of the module's buffers are restored afterwards.
@@ -321,7 +321,8 @@ def _run_calls(call: Call, pieces: Iterable[Inputs], state: State) -> None:
 def _recorded_layers(module: nn.Module) -> Iterator[dict[str, tuple[list[Tensor], list[Tensor]]]]:
     """Record the first input tensor and the first output tensor of each call of each layer.
 
-    Return a context that yields {path of the layer: (inputs, outputs)}, in the order in which the layers first finish.
+    Return a context that yields {path of the layer: (inputs, outputs)}. The layers are sorted by the time when their
+    first call ends.
     """
     records: dict[str, tuple[list[Tensor], list[Tensor]]] = {}
 

@@ -63,7 +63,7 @@ def read_logs(path: Path, config: Config) -> list[dict[str, Any]]:
         if len(rows) > MAX_ROWS:
             raise UserError(f"--logs {path}: more than {MAX_ROWS} rows would be written; remove --logs")
     if not rows:
-        raise UserError(f"--logs {path}: the file has no rows with a step")
+        raise UserError(f"--logs {path}: no row of the file contains a number of steps")
     return rows
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from bestiary.agents.agent import Agent
-from bestiary.agents.output_checks import checked_outputs
+from bestiary.agents.component_output_checks import checked_outputs
 from bestiary.agents.sequence_checks import (
     call_agent,
     compare_repeated_calls,

@@ -315,8 +315,8 @@ def _check_rewards(rewards: RewardConfig, choices: Choices) -> float | None:
 def _choose_components(given: Mapping[str, Any], problems: list[str]) -> dict[str, str]:
     """Return a dict: kind -> name of the chosen component. If a kind is not given, its default name is used.
 
-    Besides "algo" and "agent", a run has the kinds in the attribute `components` of the agent class (torso, memory and
-    critic if the class was not found).
+    The kinds are "algo", "agent" and the kinds listed in the attribute `components` of the agent class. If the agent
+    class was not found, torso, memory and critic are assumed.
     """
     names = {kind: _component_name(given.get(kind, DEFAULT_COMPONENTS[kind])) for kind in ("algo", "agent")}
     agent = _find_component("agent", names["agent"], problems)

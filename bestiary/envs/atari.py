@@ -6,7 +6,7 @@ of a game, or FIRE after a lost life. `recv` does not return hidden steps. In a 
 adds the reward of FIRE to the reward of this step, and returns the image after FIRE.
 
 After `enable_components` was called, `Step.measures` also contains the reward components: presses of FIRE, lives, and
-in River Raid quantities that are read from the RAM of the game (see `riverraid.py`).
+in River Raid quantities that are read from the RAM of the game (see `riverraid_rewards.py`).
 
 The state can be saved if sticky actions are off, because the emulators then draw no random numbers during a game. A
 game is then determined by the seed of the environment, the index of the game and the actions. `load` starts the same
@@ -20,11 +20,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from bestiary.envs import riverraid
 from bestiary.envs.atari_games import action_names
 from bestiary.envs.envpool_backend import EnvPoolBackend
 from bestiary.envs.preprocessing import Flicker, FrameStack, Noise
 from bestiary.envs.rewards.components import SCALAR, RewardComponent
+from bestiary.envs.riverraid_rewards import COMPONENTS as RIVERRAID_COMPONENTS
+from bestiary.envs.riverraid_rewards import HALTED, WAITING
+from bestiary.envs.riverraid_rewards import compute_components as compute_riverraid_components
 from bestiary.envs.vector_env import (
     EnvInterface,
     VectorEnv,
@@ -104,8 +106,8 @@ class AtariVectorEnv(VectorEnv):
         )
         stall: int = option(
             0,
-            "number of successive steps without progress after which a game ends (0: never); a step without progress "
-            "is one in which the score does not change, or in Riverraid the plane does not fly",
+            "end a game after this number of successive steps without progress (0: never); progress means that the "
+            "score changes, or in Riverraid that the plane flies",
             low=0,
         )
 
@@ -157,7 +159,7 @@ class AtariVectorEnv(VectorEnv):
             observation_spec={"image": ArraySpec((channels, *options.frame_size), "uint8")},
             action_spec=ActionSpec(actions),
             measures_spec=measures,
-            components={**COMPONENTS, **(riverraid.COMPONENTS if name == "Riverraid" else {})},
+            components={**COMPONENTS, **(RIVERRAID_COMPONENTS if name == "Riverraid" else {})},
             frames_per_step=options.frame_skip,
             saveable=options.sticky == 0,
             max_game_steps=options.time_limit,
@@ -284,7 +286,7 @@ class AtariVectorEnv(VectorEnv):
             "lives_lost": lost.astype(np.float32),
         }
         if self.game == "Riverraid":
-            components |= riverraid.compute_components(self.ram, info["ram"], reward, lost)
+            components |= compute_riverraid_components(self.ram, info["ram"], reward, lost)
         return components
 
     def _find_stalled(self, reward: np.ndarray, ram: np.ndarray, lost: np.ndarray) -> np.ndarray:
@@ -294,7 +296,7 @@ class AtariVectorEnv(VectorEnv):
         the last observation, and stalling would cost the agent nothing.
         """
         if self.game == "Riverraid":
-            still = (ram[:, riverraid.WAITING] == riverraid.HALTED) & ~lost  # a crash also halts the river
+            still = (ram[:, WAITING] == HALTED) & ~lost  # a crash also halts the river
         else:
             still = reward == 0
         self.stalled_steps = np.where(still, self.stalled_steps + 1, 0)
@@ -349,16 +351,16 @@ class AtariVectorEnv(VectorEnv):
         `rows` are the indices of the environments. Overwrite `frame` and `info` with the results of the last step of
         each environment.
         """
-        waiting = np.flatnonzero(info["ram"][:, riverraid.WAITING])
+        waiting = np.flatnonzero(info["ram"][:, WAITING])
         for _ in range(100):
             if not len(waiting):
                 return
-            halted = info["ram"][waiting, riverraid.WAITING] == riverraid.HALTED
+            halted = info["ram"][waiting, WAITING] == HALTED
             self._send(np.where(halted, self.action_spec.names.index("FIRE"), self.noop_action), rows[waiting])
             frame[waiting], _, _, new_info = self.env.recv()
             info["lives"][waiting] = new_info["lives"]
             info["ram"][waiting] = new_info["ram"]
-            waiting = waiting[new_info["ram"][:, riverraid.WAITING] != 0]
+            waiting = waiting[new_info["ram"][:, WAITING] != 0]
         raise RunError(
             f"{self.tasks[0]}: --force-start: the plane did not start to fly within 100 steps; use --force-start off"
         )

@@ -99,7 +99,10 @@ class SameStepVectorEnv:
         }
 
     def _rows(self, observation: Any) -> np.ndarray:
-        """Return copies of the observations of all environments as an array of objects, as Gymnasium's `final_obs`."""
+        """Return copies of the observations of all environments in the format of Gymnasium's `final_obs`.
+
+        This format is an array of objects [N].
+        """
         rows = np.full(self.num_envs, None, object)
         for i in range(self.num_envs):
             if isinstance(observation, dict):

@@ -370,14 +370,14 @@ def make_vec(
     """Return a Gymnasium vector environment of `num_envs` environments, for programs other than Bestiary.
 
     Example: `make_vec("atari/Pong", num_envs=8, seed=1, sticky=0.25)`. `render` requires `render_mode="rgb_array"`. A
-    user's file (`my_env.py:Maze`) is executed. `gymnasium_adapter.GymnasiumAdapter` describes observations, resets and
+    user's file (`my_env.py:Maze`) is executed. `as_gymnasium.GymnasiumAdapter` describes observations, resets and
     `info`.
 
     Raises:
         UserError: the name is unknown, or options are unknown or invalid. The error lists all such options.
     """
 
-    from bestiary.envs.gymnasium_adapter import GymnasiumAdapter  # here, because importing Gymnasium is slow
+    from bestiary.envs.as_gymnasium import GymnasiumAdapter  # here, because importing Gymnasium is slow
 
     def build(seed: int | np.random.SeedSequence) -> VectorEnv:
         return make_env(name, num_envs, seed, render_mode is not None, **options)

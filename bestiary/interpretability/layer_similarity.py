@@ -62,7 +62,7 @@ def linear_cka(x: Tensor, y: Tensor) -> float:
 
 
 def _centred_gram_matrix(features: Tensor) -> Tensor:
-    """Return the Gram matrix [n,n] of features [n,p] with a zero diagonal, U-centred as in Szekely & Rizzo (2014)."""
+    """Return the U-centred Gram matrix [n,n] of features [n,p] (Szekely & Rizzo 2014). Its diagonal is zero."""
     n = len(features)
     centred = features - features.mean(0)
     gram = (centred @ centred.T).fill_diagonal_(0)

@@ -4,10 +4,10 @@ The recurrent state of a fast-weight memory is a weight matrix, which is updated
 that computes the updates and the outputs of all steps of a sequence, and their gradients.
 
 Operations:
-    delta_seq   delta rule: each step moves the value that the matrix stores for a key towards a new value, and then
-                reads the value for a query
-    sum_seq     sum rule of linear transformers: each step adds a value under a key, and then reads the value for a
-                query; one implementation for all devices and floating-point types
+    delta_seq   delta rule: each step changes the value stored for a key towards a new value, and then reads the value
+                stored for a query
+    sum_seq     sum rule of linear transformers: each step adds a value to the value stored for a key, and then reads
+                the value stored for a query; one implementation for all devices and floating-point types
     srwm_seq    self-referential weight matrix (SRWM): a matrix that also computes its own updates
 
 Implementations of delta_seq and srwm_seq:

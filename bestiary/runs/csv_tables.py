@@ -32,7 +32,8 @@ class CsvTable:
     def __init__(self, path: Path, keep_rows: int = 0, root: Path | None = None):
         """Open the table. If the file exists, keep its first `keep_rows` rows and remove the others.
 
-        Nothing is written through links between the folder `root` (default: the folder of the file) and `path`.
+        `root` is a folder that contains the file (default: the folder of the file). If the path from `root` to the file
+        contains a link, nothing is written.
         """
         self.path = path
         self.root = root

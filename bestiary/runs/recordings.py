@@ -121,7 +121,8 @@ class RecordingWrapper(VectorEnvWrapper):
         except OSError as error:
             self.games.pending += [row for row in game_rows if row not in self.games.pending]
             if not self.warned:
-                warn(f"{error.strerror or error}: actions are not written to the recording yet; the run continues")
+                reason = error.strerror or error
+                warn(f"{reason}: the recording cannot be written now; the run continues, and writing is tried again")
             self.warned = True
 
     def _game_row(self, env: int) -> dict[str, Any]:

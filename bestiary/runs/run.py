@@ -236,7 +236,7 @@ class Run:
         `render_mode="rgb_array"`.
         """
         from bestiary.config.config import make_vector_env
-        from bestiary.envs.gymnasium_adapter import GymnasiumAdapter
+        from bestiary.envs.as_gymnasium import GymnasiumAdapter
 
         config = self.config
         name = config.envs[config.task_index(env)]
@@ -278,9 +278,11 @@ class Run:
     def new_output_path(self, folder: str, stem: str, suffix: str) -> Path:
         """Return the path of a new file in a subfolder of the run folder, and create the subfolder.
 
-        The name of the file is the first free name of STEM, STEM-2, STEM-3, ..., plus the suffix. A name is free if no
-        file has this name, with any suffix, because files that belong together differ only in their suffix. The folder
-        of a zoo agent is read-only. For a zoo agent, the subfolder is therefore created in runs/zoo-NAME.
+        The name of the file is the first free stem of STEM, STEM-2, STEM-3, ..., plus the suffix. A stem is free if no
+        file in the subfolder has this stem. The suffix is ignored, because files that belong together differ only in
+        their suffix.
+
+        The folder of a zoo agent is read-only. For a zoo agent, the subfolder is therefore created in runs/zoo-NAME.
         """
         root = Path("runs") / f"zoo-{self.name}" if self.in_zoo else self.path
         parent = root / folder

@@ -114,7 +114,11 @@ def _is_own_link(path: Path, target: str) -> bool:
 
 
 def _is_lock_file(path: Path) -> bool:
-    """Return whether a file may be opened as a lock. Some versions of filelock truncate it, so it has only one name."""
+    """Return whether a file can safely be used as the lock.
+
+    Some versions of filelock empty the lock file. Therefore it must be a regular file without further hard links: a
+    hard link could be another file of the user.
+    """
     try:
         status = path.lstat()
     except OSError:

@@ -226,7 +226,8 @@ def _final(results: list[VariantResult], variants: list[Variant], task: str) -> 
 def plot_evaluation(results: EvaluationResults, study: Study, path: Path) -> bool:
     """Draw the return of each evaluated checkpoint against its steps. Return False if there is only one checkpoint.
 
-    There is one panel for each task, and one line for each run and role of the levels. Published curves are dotted.
+    There is one panel for each task. Each run has one line, or two lines if it is evaluated on training and test
+    levels. Published curves are dotted.
     """
     steps = {(trial.name, record.checkpoint) for trial, record in results.entries}
     if len(steps) == len({name for name, _ in steps}):
@@ -255,7 +256,7 @@ def plot_evaluation(results: EvaluationResults, study: Study, path: Path) -> boo
 
 
 def _lines(results: EvaluationResults, task: str) -> dict[tuple[Trial, str], dict[int, float]]:
-    """Return {(run, role of the levels): {checkpoint: mean return over ranges}} for one task."""
+    """Return {(run, "train", "test" or ""): {checkpoint: mean return over ranges of levels}} for one task."""
     values: dict[tuple[Trial, str], dict[int, list[float]]] = {}
     for trial, record in results.entries:
         if record.task == task:

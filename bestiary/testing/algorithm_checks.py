@@ -271,9 +271,10 @@ def _same(first: Tensor, second: Tensor) -> bool:
 
 
 def _advice(gradient: Sequence[Tensor], total: Sequence[Tensor], num_parts: int) -> str:
-    """Return advice about an algorithm whose gradient of a batch differs from the sum of the gradients of its parts.
+    """Return advice for an algorithm that computes a wrong gradient if a batch is split.
 
-    `gradient` is the gradient of the batch, and `total` is the sum.
+    `gradient` is the gradient of a whole batch. `total` is the sum of the gradients of the parts of this batch. The two
+    differ, although they should be equal.
     """
     products = sum(float((x * y).sum()) for x, y in zip(gradient, total, strict=True))
     squares = sum(float(x.square().sum()) for x in gradient)

@@ -32,7 +32,7 @@ def choose_devices(training: Training) -> tuple[torch.device, torch.device]:
 def learner_device_type(training: Training) -> str:
     """Return the type of the learner's device: cpu or cuda.
 
-    On a cluster, the learner may run on another machine. The device that --device names need not exist on this machine.
+    On a cluster, the learner may run on another machine. Therefore this machine may lack the device given by --device.
     """
     explicit_on_cluster = training.runtime == "cluster" and training.device != "auto"
     return training.device if explicit_on_cluster else choose_device(training.device).type

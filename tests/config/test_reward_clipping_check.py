@@ -12,7 +12,7 @@ from bestiary.envs.atari import COMPONENTS as ATARI
 from bestiary.envs.rewards.components import COMMON_COMPONENTS
 from bestiary.envs.rewards.parser import make_reward
 from bestiary.envs.rewards.wrapper import RewardConfig, RewardWrapper
-from bestiary.envs.riverraid import COMPONENTS
+from bestiary.envs.riverraid_rewards import COMPONENTS
 
 KNOWN = {**COMMON_COMPONENTS, **ATARI, **COMPONENTS}
 

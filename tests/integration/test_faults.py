@@ -301,7 +301,7 @@ def test_table_that_cannot_be_written_does_not_prevent_checkpoints() -> None:
 
 def test_recording_continues_in_memory_while_the_disk_is_full() -> None:
     result = run_on_full_disk("train", *TOY, "--steps", "10k", "--run-dir", "r", "--record", "--runtime", "serial")
-    assert "actions are not written to the recording yet" in result.stderr
+    assert "the recording cannot be written now" in result.stderr
     assert "the final state of r could not be saved" in result.stderr  # training reached its end
     assert "Traceback" not in result.stderr
 

@@ -35,8 +35,8 @@ COMMON_COMPONENTS = {
 def resolve_alias(name: str, available: Mapping[str, RewardComponent]) -> str:
     """Return the name of the component for which `name` is an alias. If `name` is not an alias, return `name`.
 
-    A component is an alias of another if it is tied to it (`RewardComponent.tied`) and both have the same typical
-    values. For example, `reward` is an alias of `score` in Atari.
+    Component A is an alias of component B if `A.tied` is the name of B, and A and B have the same typical values. For
+    example, `reward` is an alias of `score` in Atari.
     """
     component = available[name]
     other = available.get(component.tied)

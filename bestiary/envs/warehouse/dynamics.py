@@ -40,8 +40,11 @@ def advance(
 ) -> None:
     """Make one step in all N warehouses. The module docstring of env.py describes the parts of a step.
 
-    Add the results of each warehouse to three arrays float32 [N]: to `reward` the reward, to `collected` the number of
-    collected items, to `expired` the number of items that disappeared because of their age.
+    The results of each warehouse are added to three arrays, float32 [N]:
+
+        reward      reward of the step
+        collected   number of collected items
+        expired     number of items that disappeared because of their age
     """
     for env in range(len(actions)):
         robot = rules.moves[state.robots[env], actions[env]]

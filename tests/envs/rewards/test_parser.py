@@ -9,7 +9,7 @@ from bestiary.envs.rewards.components import COMMON_COMPONENTS, RewardComponent
 from bestiary.envs.rewards.parser import make_reward
 from bestiary.envs.rewards.reward_functions import ALWAYS, Term, WeightedReward, canonical_reward
 from bestiary.envs.rewards.wrapper import RewardConfig, RewardWrapper
-from bestiary.envs.riverraid import COMPONENTS as RIVERRAID
+from bestiary.envs.riverraid_rewards import COMPONENTS as RIVERRAID
 from bestiary.utils.errors import UserError
 
 KNOWN = {

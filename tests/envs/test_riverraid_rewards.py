@@ -11,7 +11,7 @@ from bestiary.envs import make_env
 from bestiary.envs.atari import AtariVectorEnv
 from bestiary.envs.rewards.parser import make_reward
 from bestiary.envs.rewards.wrapper import RewardConfig, RewardWrapper
-from bestiary.envs.riverraid import COMPONENTS, WAITING, compute_components, count_depots_shot, read_ram
+from bestiary.envs.riverraid_rewards import COMPONENTS, WAITING, compute_components, count_depots_shot, read_ram
 from bestiary.rollout import Arrays
 from bestiary.training.actor import Actor
 
