@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from bestiary.utils.local_config import ignore_numba_file
 
-# Bestiary runs PyTorch operations in several threads of its own, and each of them uses one core. If each operation also
-# started OpenMP threads, there would be more threads than cores. The variable must be set before torch is imported.
+# Bestiary has its own threads, one per core, and each of them runs PyTorch operations. If each operation also started
+# OpenMP threads, there would be more threads than cores. OMP_NUM_THREADS must be set before torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # This must happen before Numba is imported. All processes of Bestiary (commands, trials, workers of a cluster) import

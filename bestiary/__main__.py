@@ -3,8 +3,8 @@
 import os
 import sys
 
-# Python puts the working directory first on the path. Files in it, for example a downloaded numpy.py, must not replace
-# modules.
+# Python searches modules in the working directory first. Without the following lines, a file there (for example a
+# downloaded numpy.py) would be imported instead of the installed module.
 if not sys.flags.safe_path and sys.path and sys.path[0] in ("", os.getcwd()):
     del sys.path[0]
 

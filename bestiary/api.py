@@ -70,8 +70,8 @@ def train(
         run_dir: path of the run folder. It replaces runs/NAME.
         if_exists: what to do if the run folder already exists and is not empty. "error": raise UserError. "resume":
             resume the run in this folder. "new": append a number to the name.
-        trust_code: if True, also execute plug-ins that you have never used, if a config file or the run of `init_from`
-            names them. Plug-ins that you name in `envs` or `options` are always executed.
+        trust_code: plug-ins given in `envs` or `options` are always executed. Other plug-ins come from a config file or
+            from the run of `init_from`. They are executed only if you have used them before or `trust_code` is True.
         options: options of `bestiary train` with underscores instead of hyphens, for example `sticky=0.25`,
             `preset="hello"` or `config="runs/a/config.toml"`. Options of components are given as a dict
             (`memory={"name": "lstm", "hidden": 512}`) or with a dot (`**{"memory.hidden": 512}`).
@@ -172,7 +172,7 @@ def resume(
 
 
 def _set_machine_options(run: Run, chosen: dict[str, Any]) -> None:
-    """Set options in `run.config` to the values in `chosen`. They are choices about this machine (MACHINE_OPTIONS)."""
+    """Set the options of this machine (MACHINE_OPTIONS) in `run.config` to the values in `chosen`."""
     saved = machine_values(run.config.training)
     changed = {name: value for name, value in chosen.items() if value != saved[name]}
     if changed:

@@ -43,7 +43,10 @@ class Output:
 
     @property
     def value_estimate(self) -> ValueEstimate:
-        """The value estimate for the losses: `estimate`, or if it is None, `value` without normalisation."""
+        """The value estimate for the losses.
+
+        If `estimate` is None, the estimate is made of `value`, without normalisation.
+        """
         return ValueEstimate(self.value) if self.estimate is None else self.estimate
 
 
@@ -132,8 +135,8 @@ class BasicAgent(nn.Module, AgentDefaults):
     ):
         """Build the agent.
 
-        `torso`, `memory` and `critic` are functions that create the parts of the agent: `torso` from the specification
-        of the observations, `memory` and `critic` from their number of inputs.
+        `torso`, `memory` and `critic` are functions that create the parts of the agent. The argument of `torso` is the
+        specification of the observations. The argument of `memory` and `critic` is their number of inputs.
         """
         super().__init__()
         self.torso = torso(observation)
@@ -213,7 +216,8 @@ def make_head_layers(
 ) -> tuple[nn.Sequential | None, int]:
     """Return the fully connected layers before a head, and the number of their outputs.
 
-    `inputs` is the number of inputs, `sizes` the number of units of each layer. Without layers, return None.
+    `inputs` is the number of inputs, `sizes` the number of units of each layer. If `sizes` is empty, there are no
+    layers: return (None, `inputs`).
     """
     if not sizes:
         return None, inputs
@@ -235,8 +239,8 @@ def apply_heads(
 ) -> Output:
     """Apply the policy head and the critic to the features x [T,B,F], and return the output of the agent.
 
-    `policy_mlp` and `value_mlp` are layers before the policy head and before the critic; None: no layers. `extras` are
-    further outputs for interpretability tools, which are stored in `Output.extras`.
+    `policy_mlp` are the layers before the policy head, or None. `value_mlp` are the layers before the critic, or None.
+    `extras` are further outputs for interpretability tools, which are stored in `Output.extras`.
     """
     estimate = critic(x if value_mlp is None else value_mlp(x), task)
     estimate.normalised = to_float32(estimate.normalised)

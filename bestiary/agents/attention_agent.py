@@ -7,11 +7,12 @@
     answers   for each query, the weighted sum of the values                                         [B,Q,V+S]
     policy    an LSTM over answers, queries, last reward and last action; then policy and value heads
 
-The weights of a query are a softmax, over all cells, of the scalar products of the query and the keys. The spatial
-basis consists of fixed functions of the location, so that a query can select a location and not only an object. Each
-function is a product f(y) g(x), where the row y and the column x go from 0 to pi across the map. With the option
-`basis` = "fourier", f(y) is cos(u y) or sin(u y) for one of the frequencies u = 1, ..., U, and g(x) is one of the same
-2U functions of x, so S = (2U)^2. With `basis` = "cosine", there are no sines, so S = U^2.
+Each query has one attention weight per cell. The weights are the softmax, over all cells, of the scalar products of the
+query and the keys. The spatial basis consists of fixed functions of the location, so that a query can select a location
+and not only an object. Each function is a product f(y) g(x), where the row y and the column x go from 0 to pi across
+the map. With the option `basis` = "fourier", f(y) is cos(u y) or sin(u y) for one of the frequencies u = 1, ..., U, and
+g(x) is one of the same 2U functions with x in place of y, so S = (2U)^2. With `basis` = "cosine", there are no sines,
+so S = U^2.
 
 According to the paper, the basis has 64 channels, is an outer product over the two axes, and has 4 frequencies per
 axis. This is only possible with sines and cosines: (2 * 4)^2 = 64. A public re-implementation of this agent uses 8
@@ -137,8 +138,8 @@ class AttentionAgent(nn.Module, AgentDefaults):
     def initial_state(self, batch_size: int) -> State:
         """Return four tensors of zeros.
 
-        They are the output and the cell of the convolutional LSTM, [B,channels,h,w], and then the output and the cell
-        of the policy LSTM, [B,hidden].
+        The first two are the output and the cell of the convolutional LSTM, [B,channels,h,w]. The last two are the
+        output and the cell of the policy LSTM, [B,hidden].
         """
         zeros = self.policy.weight.new_zeros
         map_shape = (batch_size, self.core.channels, *self.torso.map_shape[1:])
@@ -148,7 +149,8 @@ class AttentionAgent(nn.Module, AgentDefaults):
     def forward(self, inputs: Inputs, state: State) -> tuple[Output, State]:
         T, B = inputs.done.shape
         observation = {kind: flatten_time(array) for kind, array in inputs.observation.items()}
-        # The inputs' contribution to the gates does not depend on the recurrent state. Compute all steps at once.
+        # The contribution of the inputs to the gates does not depend on the recurrent state, so it is computed for all
+        # steps at once.
         gates = self.core.input_gates(self.torso.encode(observation))  # [T*B,4*(K+V),h,w]
         num_actions = self.num_actions if self.uses_last_action else 0
         extra_features = last_step_features(inputs, self.uses_last_reward, num_actions)  # each [T,B,...]
@@ -249,8 +251,9 @@ class ConvLSTM(nn.Module):
 def spatial_basis(height: int, width: int, frequencies: int, kind: str) -> Tensor:
     """Return the S channels of the spatial basis at each cell of a map with h rows and w columns, [h*w,S].
 
-    Each channel is a product f(y) g(x). f(y) is cos(u y), or for the kind "fourier" also sin(u y), with an integer u
-    from 1 to `frequencies`. g(x) is one of the same functions of x. y and x go from 0 (exclusive) to pi across the map.
+    Each channel is a product f(y) g(x). For the kind "cosine", f(y) is cos(u y) with an integer u from 1 to
+    `frequencies`. For the kind "fourier", f(y) is cos(u y) or sin(u y). g(x) is one of the same functions with x in
+    place of y. Across the map, y and x go from 0 (exclusive) to pi.
     """
     waves = []
     for size in (height, width):

@@ -17,8 +17,9 @@ It also changes the weights w and the bias b of the last layer so that all unnor
     w' = w sigma / sigma'                b' = (sigma b + mu - mu') / sigma'
 
 Debiasing (option `debias`, on by default; not part of the papers). The statistics start at mu = 0 and sigma = 1. With
-beta = 3e-4 they need thousands of updates to reach the scale of a game whose returns are in the hundreds. Until then
-the network would have to output values in the hundreds, which makes its weights too large. With debiasing:
+beta = 3e-4, the statistics need thousands of updates to reach the scale of a game whose returns are in the hundreds.
+Until then, the network would have to output values in the hundreds, and its weights would become too large. With
+debiasing:
 
 1. The statistics of a task do not change before the task's first nonzero reward. Before that reward, the targets of the
    task are only values of the untrained network, and sigma would shrink towards 0.
@@ -27,9 +28,10 @@ the network would have to output values in the hundreds, which makes its weights
    updates; the initial values count as one more update. In other updates, the step size is beta, as in the papers. If
    rewards are rare, sigma therefore stays near the scale of the rewards.
 3. Before a task has had 100 rewarded updates, an update is not accepted (`accepts` returns False) if sigma would grow
-   by more than 25 % or mu would move by more than sigma, because the normalised errors then have the wrong scale. The
-   learner updates the statistics first, and computes the gradient again with the new statistics. In this case the
-   task's row of the last layer is not rescaled, so that the untrained values of the task move to the new mean.
+   by more than 25 % or mu would move by more than sigma. The normalised errors of such an update have the wrong scale.
+   The learner therefore updates the statistics first, and then computes the gradient again with the new statistics. In
+   this case, the task's row of the last layer is not rescaled, so that the untrained values of the task move to the new
+   mean.
 4. Errors of normalised values and normalised advantages are always clipped to [-MAX_ERROR, MAX_ERROR]. Otherwise they
    could be arbitrarily large after a period without rewards, or if the rewards suddenly increase.
 """
@@ -252,7 +254,10 @@ def _standard_deviation(mean: Tensor, second_moment: Tensor) -> Tensor:
 
 
 def _select_task(values: Tensor, task: Tensor) -> Tensor:
-    """Return the value of each entry's task, [T,B], given the values of all K tasks [T,B,K] and task indices [T,B]."""
+    """Select one of the K values [T,B,K] of each entry by the task index [T,B] of the entry.
+
+    Return the values [T,B].
+    """
     return values.gather(-1, task.unsqueeze(-1)).squeeze(-1)
 
 

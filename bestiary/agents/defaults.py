@@ -53,7 +53,7 @@ class MemoryDefaults(ComponentDefaults):
     """Default values of the optional attributes and methods of memories."""
 
     def forward_with_metrics(self: Any, x: Tensor, done: Tensor, state: Any) -> tuple[Tensor, Any, dict[str, Tensor]]:
-        """Return the outputs and the new state, as `forward` does, and scalar metrics, which go to metrics.csv."""
+        """Return the outputs and the new state of `forward`, and scalar metrics that are written to metrics.csv."""
         return *self(x, done, state), {}
 
 
@@ -81,7 +81,8 @@ DEFAULTS: dict[str, type] = {
 
 # Kinds of components. Each key of `config_defaults` is a kind or starts with a kind, for example "algo.lr".
 CONFIG_KINDS = ("algo", "agent", "torso", "memory", "critic", "env")
-# Kind of component -> (a class attribute that is a tuple of names, the names that are allowed in it).
+# Kind of component -> (name of a class attribute, allowed entries). The value of the attribute is a tuple of these
+# entries.
 NAME_ATTRIBUTES = {
     "agent": ("components", ("torso", "memory", "critic")),
     "torso": ("extra_inputs", ("reward", "action")),

@@ -95,8 +95,8 @@ class IAMAgent(nn.Module, AgentDefaults):
     ):
         """Build the agent.
 
-        `torso`, `memory` and `critic` are functions that create the parts of the agent: `torso` from the specification
-        of the observations, `memory` and `critic` from their number of inputs.
+        `torso`, `memory` and `critic` are functions that create the parts of the agent. The argument of `torso` is the
+        specification of the observations. The argument of `memory` and `critic` is their number of inputs.
         """
         super().__init__()
         self.torso = torso(observation)
@@ -218,8 +218,9 @@ class Attention(nn.Module):
     """Computes the d-set (the input of the memory) with softmax attention.
 
     The attention is over the cells of a feature map [B,C,h,w], or over the elements of a vector of inputs [B,D]. For a
-    feature map, each head outputs the weighted sum of the cells, followed by the attention weights, which tell the
-    memory where the attention was. For a vector, each head outputs one number, the weighted sum of the inputs.
+    feature map, each head outputs the weighted sum of the cells, followed by the attention weights. From the weights,
+    the memory knows which cells were attended to. For a vector, each head outputs one number, the weighted sum of the
+    inputs.
     """
 
     def __init__(self, inputs: int, cells: int, heads: int, units: int, bias: bool = False):
@@ -259,8 +260,8 @@ class Attention(nn.Module):
         """Return the input of the memory, [B,output_size], and the attention weights.
 
         The weights are [B,heads,R] for a feature map with R cells, and [B,heads,D] for a vector of D inputs. `values`
-        and `keys` are the results of `values_and_keys`. `last_output` is the memory's output at the previous step, from
-        which the queries are computed.
+        and `keys` are the results of `values_and_keys`. The queries are computed from `last_output`, the memory's
+        output at the previous step.
         """
         query = self.query(last_output).unflatten(-1, (self.heads, self.units))  # [B,heads,U]
         if self.spatial:
@@ -309,11 +310,11 @@ def _default_dset(observation: ObservationSpec, has_map: bool) -> str:
 
 
 def _parse_indices(text: str, observation: ObservationSpec, size: int) -> tuple[int, ...]:
-    """Return the indices that the value of `--agent.dset` selects.
+    """Return the indices selected by the value of `--agent.dset`.
 
-    `text` is an index list such as `49:73` or `0,49:73`, or the name of an index list that the environment defines.
-    The end of a range is not included. `size` is the number of inputs. Raise UserError if the list is invalid or an
-    index is not below `size`.
+    `text` is an index list such as `49:73` or `0,49:73`, or the name of an index list defined by the environment. The
+    end of a range is not included. `size` is the number of inputs. Raise UserError if the list is invalid or an index
+    is not below `size`.
     """
     named: dict[str, tuple[int, ...]] = {}
     offset = 0

@@ -1,4 +1,4 @@
-"""Act with a trained agent in an own loop: NumPy arrays in, NumPy arrays out.
+"""Use a trained agent in your own loop: NumPy arrays in, NumPy arrays out.
 
 policy = bestiary.load("zoo/pong").policy(greedy=True)
 env = run.make_vec(num_envs=8)                        # or any other environment with the same observations
@@ -25,7 +25,7 @@ from bestiary.utils.errors import UserError
 
 
 class Policy:
-    """A trained agent with its recurrent state, the actions that it took last, and a random generator for sampling.
+    """A trained agent with its recurrent state, its last actions, and a random generator for sampling.
 
     The first call of `act` determines the number of environments. `reset()` makes another number possible.
     """
@@ -69,8 +69,8 @@ class Policy:
             observation: observations of N environments, in the format of `bestiary.make_vec`: an array [N,...], or a
                 dict of arrays if there are several observations. The format of the Gymnasium environment on which the
                 agent was trained is accepted, too.
-            reward: rewards of the previous actions [N]. Most agents have this input; a warning is printed if it is
-                missing. It is not needed in the first call.
+            reward: rewards of the previous actions [N]. Most agents have this input. A warning is printed if the agent
+                needs the rewards and they are missing. The first call does not need them.
             done: bool [N], whether the observation is the first one of a new episode. The default is False, except in
                 the first call and after `reset`. With Gymnasium's NEXT_STEP autoreset, the first observation of an
                 episode is returned one step after the end of the previous episode. Then pass `terminated | truncated`
@@ -112,8 +112,8 @@ class Policy:
     def reset(self, rows: int | Sequence[int] | np.ndarray | None = None) -> None:
         """Start new episodes in the environments with these indices (or this mask, bool [N]).
 
-        The recurrent state of these environments is reset in the next call of `act`. If `rows` is None, everything is
-        reset, also the random generator and the number of environments.
+        The recurrent state of these environments is reset in the next call of `act`. If `rows` is None, the whole
+        policy is reset, including the random generator and the number of environments.
         """
         if rows is None:
             self.runner = None
@@ -128,7 +128,7 @@ def _read_rows(name: str, values: Any, num_envs: int, dtype: Any, default: Any) 
     """Return one value per environment, [N]. A single number is accepted if there is one environment.
 
     Raises:
-        UserError: the number of values is not N, or they are not numbers.
+        UserError: the values are not N numbers.
     """
     if values is None:
         return np.full(num_envs, default, dtype)

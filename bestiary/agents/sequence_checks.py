@@ -227,8 +227,8 @@ def compare_repeated_calls(module: nn.Module, call: Call, inputs: Inputs, state:
 def compare_single_steps(module: nn.Module, call: Call, inputs: Inputs, state: State) -> SequenceMismatch | None:
     """Call a module once with T steps, and then T times with one step. Return None if the results are equal.
 
-    To find all mistakes, use `inputs` with starts of episodes at later steps than the first, and a `state` that is not
-    the initial state. The states of torch's random generator and of the module's buffers are restored afterwards.
+    To find all mistakes, use `inputs` in which episodes also start after the first step, and a `state` that differs
+    from the initial state. The states of torch's random generator and of the module's buffers are restored afterwards.
     """
     length = len(inputs.done)
     with unchanged(module):
@@ -284,9 +284,9 @@ def _first_different_layer(
 ) -> str | None:
     """Return the path of the first layer that has different outputs for equal inputs, or None if none is found.
 
-    `first` and `second` divide the same inputs [T,B] into pieces along the time axis, in two ways. The module is called
-    once for each piece. The first axis of a layer's outputs is time, or time merged with the batch, so the outputs of
-    all calls, concatenated along this axis, must be the same for both lists of pieces.
+    `first` and `second` contain the same inputs [T,B], divided into pieces along the time axis in two different ways.
+    The module is called once for each piece. Then the outputs of a layer in all calls are concatenated along their
+    first axis, which is time, or time merged with the batch. The results must be equal for `first` and `second`.
     """
     with unchanged(module), _recorded_layers(module) as expected:
         _run_calls(call, first, state)

@@ -6,7 +6,7 @@ of `width` units.
 
 A torso computes its features in two stages. `encode` returns the feature map of the convolutions (`shallow`, `resnet`)
 or the flattened observations (`mlp`). `project` applies the fully connected layers. If `needs_calibration` is True,
-training starts with a call of `calibrate`: it receives observations that a random policy has collected, and stores
+training starts with a call of `calibrate`. This method receives observations collected by a random policy, and stores
 their statistics in buffers.
 """
 

@@ -147,7 +147,7 @@ class ActorCriticOptions:
         By default, rewards are clipped to [-1, 1]. With PopArt they are not clipped, because PopArt normalises the
         value targets. If rewards are clipped and the user chose a training reward (`--reward`), the reward scale maps
         typical rewards to [-1, 1], so that clipping does not change them. Rewards that are normalised (return_std) have
-        no reward scale, because it would cancel.
+        no reward scale, because the division by the standard deviation would cancel it.
 
         Raises:
             UserError: the user set a reward scale for rewards that are normalised.
@@ -273,7 +273,7 @@ class Algorithm:
 
     @property
     def epochs(self) -> int:
-        """The maximum number of updates that use a new trajectory, without updates that replay it from a buffer."""
+        """The maximum number of updates that use the same new trajectory. Replays from a buffer are not counted."""
         return self.options.reuse
 
     def validate(self, num_envs: int, pools: int) -> list[str]:
@@ -322,19 +322,22 @@ class Algorithm:
     def setup(self, agent: Agent) -> None:
         """Create the algorithm's own parameters, if it has any.
 
-        The learner calls this method once, before it calls `loss`, `batches` or the methods below. The agent is already
-        on its device and has its initial weights.
+        The learner calls this method once, before `loss`, `batches`, `parameters`, `make_optimizers`, `save` and
+        `load`. At this time, the agent is already on its device and has its initial weights.
         """
 
     def parameters(self) -> dict[str, nn.Parameter]:
-        """Return the algorithm's own parameters by name. They are trained and saved with the agent's parameters."""
+        """Return the algorithm's own parameters by name.
+
+        The learner trains and saves them, like the agent's parameters.
+        """
         return {}
 
     def make_optimizers(self, parameters: list[nn.Parameter]) -> dict[str, torch.optim.Optimizer]:
         """Return the optimizers by name. `parameters` are the agent's parameters, followed by the algorithm's own.
 
-        Before each update, the learner sets the learning rate of each parameter group to the rate of the schedule,
-        multiplied by the group's entry `lr_factor` if it has this entry.
+        Before each update, the learner sets the learning rate of each parameter group to the current rate of the
+        schedule. If a group has the entry `lr_factor`, its rate is multiplied by this factor.
         """
         o = self.options
         if o.optimizer == "adam":
@@ -354,11 +357,11 @@ class Algorithm:
 
     @property
     def inherits_state(self) -> bool:
-        """True if `load_pretrained` loads state from the run that --init-from names. Default: False."""
+        """True if `load_pretrained` loads state from the run given by --init-from. Default: False."""
         return False
 
     def load_pretrained(self, tensors: Tensors, task_indices: Sequence[int]) -> str:
-        """Load state of the run that --init-from names, the "other run". It has the same algorithm as this run.
+        """Load state of the run given by --init-from, the "other run". Both runs have the same algorithm.
 
         `tensors` is the state that `save` returned in the other run. `task_indices[k]` is the index, in this run, of
         task k of the other run, or -1 if this run does not have this task. Return a text that describes what was
@@ -428,7 +431,7 @@ def size_problems(algorithm: Algorithm, num_envs: int, pools: int) -> list[str]:
 
 
 def updates_per_learn(algorithm: Algorithm, num_envs: int, pools: int) -> int:
-    """Return the maximum number of updates that one call of `Algorithm.batches` causes.
+    """Return the maximum number of updates during one call of `Algorithm.batches`.
 
     For PPG, count only the updates of the policy, not those of the value function and of the auxiliary phase.
     """
@@ -439,7 +442,8 @@ def updates_per_learn(algorithm: Algorithm, num_envs: int, pools: int) -> int:
 def learner_rewards(rollout: Rollout, options: ActorCriticOptions) -> Tensor:
     """Return the rewards [T,N] that the learner uses: scaled and clipped, or normalised (return_std)."""
     if options.reward_clipping == "return_std":
-        # Auto-tuning measures the time of updates with rollouts whose rewards are not normalised.
+        # Auto-tuning uses rollouts without normalised rewards. It measures only the time of an update, so the rewards
+        # do not matter.
         return rollout.extras.get(NORMALISED_REWARD, rollout.reward[1:])
     return transform_reward(rollout.reward[1:], options.reward_clipping, options.reward_scale)
 
@@ -448,8 +452,8 @@ def rewards_and_discounts(rollout: Rollout, options: ActorCriticOptions) -> tupl
     """Return three tensors [T,N] with one entry per action: rewards, bootstrapped rewards and discounts.
 
     N is the number of environments. The rewards are those of `learner_rewards`. The bootstrapped rewards are equal to
-    the rewards, except for the last action of an episode that a time limit ended: to this reward, the value of the
-    final observation (`rollout.bootstrap`) times the discount factor is added, because a time limit is not a terminal
+    the rewards, with one exception: if a time limit ended an episode, the reward of the last action is increased by the
+    discounted value of the final observation (`rollout.bootstrap`). The reason is that a time limit is not a terminal
     state.
     The discount is zero if the action ended the episode.
     """
@@ -469,7 +473,7 @@ def actor_critic_loss(
 ) -> Loss:
     """Combine policy loss, value loss and entropy, all summed over the batch, into the Loss of the batch.
 
-    `output` is the output of the agent, whose metrics are added to the metrics of the loss. `targets` are the value
+    `output` is the output of the agent. Its metrics are added to the metrics of the loss. `targets` are the value
     targets [T,B]. `sums` are further metrics, also summed over the batch.
     """
     total = policy_loss + options.value_coef * value_loss - options.entropy_coef * entropy

@@ -7,9 +7,9 @@ steps, two further terms of the loss keep the current policy pi close to mu, and
 
     L = L_V-trace(new and replayed) + policy_cloning_coef * sum KL(mu || pi) + value_cloning_coef * sum (V - V_old)^2
 
-The actor computes V_old when it collects the trajectory. The learner computes mu when it receives the trajectory; by
-then, the learner's weights are newer than the actor's weights by the policy lag. The new trajectories of a batch are
-added to the buffer after the update, so they are not replayed in the same update.
+The actor computes V_old when it collects the trajectory. The learner computes mu when it receives the trajectory. At
+this time, the learner's weights are newer than the actor's weights: the difference is the policy lag. The new
+trajectories of a batch are added to the buffer after the update, so they are not replayed in the same update.
 """
 
 from collections.abc import Sequence

@@ -16,8 +16,8 @@ from bestiary.utils.options import option
 class Impala(Algorithm):
     """The algorithm IMPALA.
 
-    The default options are those that learned Pong fastest on two CPU cores (docs/results/pong.md). The presets
-    `impala-shallow`, `impala-deep` (Espeholt et al. 2018) and `torchbeast` have the published options.
+    Of all options that were compared, the default options learned Pong fastest on two CPU cores (docs/results/pong.md).
+    The presets `impala-shallow`, `impala-deep` (Espeholt et al. 2018) and `torchbeast` have the published options.
     """
 
     @dataclass(frozen=True)

@@ -137,13 +137,16 @@ class PPG(PPO):
     def shard(self, learners: int) -> None:
         """Return None: PPG cannot be split among several learners.
 
-        Each learner would store its own rollouts, but a checkpoint can contain those of only one learner.
+        Each learner would store its own rollouts, but a checkpoint can contain the rollouts of only one learner.
         """
 
     # --- batches ---
 
     def batches(self, rollouts: Sequence[Rollout], context: LearnContext) -> Batches:
-        """Yield batches of the policy phase. Each `aux_interval`-th call also yields those of an auxiliary phase."""
+        """Yield the batches of the policy phase.
+
+        Each `aux_interval`-th call also yields the batches of an auxiliary phase.
+        """
         o = self.options
         if self.value_agent is not None:
             context = replace(context, infer=self._infer_value)
@@ -208,7 +211,7 @@ class PPG(PPO):
         )
 
     def value_loss(self, agent: Agent, batch: Rollout, progress: float) -> Loss:
-        """Return the summed loss of the value function: of the separate network if there is one, else of the agent."""
+        """Return the summed value loss of the separate network, or of the agent if there is no separate network."""
         network = self.value_agent or agent
         output, _ = network(batch.inputs()[: batch.length], batch.state)
         value_loss = 0.5 * (output.value - batch.extras["target"]).square().sum()

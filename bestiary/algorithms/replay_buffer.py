@@ -76,7 +76,7 @@ def pack_trajectories(rollout: Rollout) -> Tensors:
 
 
 def unpack_trajectories(tensors: Tensors) -> Rollout:
-    """Return the rollout whose tensors `pack_trajectories` returned. Ignore tensors with other names in `tensors`."""
+    """Return a rollout, given the tensors returned by `pack_trajectories`. Ignore further tensors."""
 
     def group(prefix: str) -> dict[str, Tensor]:
         return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}

@@ -1,14 +1,14 @@
 """Reward normalisation: rewards are divided by the running standard deviation of the discounted returns.
 
-This is the rule of VecNormalize in OpenAI Baselines and Stable-Baselines3, and of the code of PPG (Cobbe et al. 2021).
-R_t is the discounted sum of the rewards of an episode up to step t. R is 0 before the first step of each episode:
+VecNormalize in OpenAI Baselines and Stable-Baselines3 and the code of PPG (Cobbe et al. 2021) use the same rule. R_t is
+the discounted sum of the rewards of an episode up to step t. R is 0 before the first step of each episode:
 
     R_t = r_t + gamma R_{t-1}
     normalised reward = r_t / sqrt(variance of R + 1e-8), clipped to [-10, 10]
 
-The variance is over all steps of the run so far, separately for each task. The actors compute R_t, because an episode
-may last longer than a rollout. The learner updates the variance with all new rollouts, and then normalises their
-rewards.
+The variance is over all steps of the run so far, separately for each task. An episode may last longer than a rollout.
+Therefore R_t is computed by the actors, which see whole episodes. The learner updates the variance with all new
+rollouts, and then normalises their rewards.
 """
 
 from collections.abc import Callable, Sequence
@@ -52,7 +52,7 @@ class ReturnStatistics:
     def update(self, count: Tensor, total: Tensor, squares: Tensor) -> None:
         """Add new returns: their number, their sum and the sum of their squares, all [K].
 
-        The update of the variance is that of Chan et al. (1979).
+        The variance is updated with the formula of Chan et al. (1979).
         """
         mean = total / count.clamp(min=1)
         variance = (squares / count.clamp(min=1) - mean.square()).clamp(min=0)

@@ -1,7 +1,8 @@
 """End-to-end benchmark: the throughput of complete training runs.
 
-The speed of a machine varies over time. Therefore the configurations are measured in turn, each several times for a
-short time. A new run is slow at first, so each run is started only once and is paused between its measurements.
+The speed of a machine varies over time. Therefore the configurations are measured in turn, and each of them is measured
+several times for a short time. A new run is slow at first, so each run is started only once and is paused between its
+measurements.
 """
 
 import os
@@ -87,7 +88,7 @@ class EndToEndRun:
     def _wait_until_paused(self) -> None:
         """Wait until the run is paused. Then wait, for at most 2 s, until the environments have finished their steps.
 
-        They have finished when the process uses almost no CPU time.
+        The steps are finished when the process uses almost no CPU time.
         """
         self.paused.wait()
         if self.failure is not None:
@@ -194,8 +195,8 @@ def _sample_updates(session: Session, learner: Learner, seconds: float) -> list[
     """Start a thread that appends a sample to a list after each update. Return this list.
 
     A warm-up of `seconds` / 3 starts at the first update, so the time to start all processes is not measured. The
-    measurement follows. It takes `seconds`, or longer if needed to contain at least two updates. Then the thread stops
-    the session.
+    measurement follows. It takes `seconds`, or longer if it does not yet contain two updates. Then the thread stops the
+    session.
     """
     samples: list[UpdateSample] = []
 

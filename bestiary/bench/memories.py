@@ -5,8 +5,8 @@
     memories      The time of each complete memory module in one thread: forward pass, forward and backward pass, and
                   acting (one step). If the module uses a kernel, both implementations are measured. The time of acting
                   is also compared with the inference time of a ResNet torso.
-    learning      The time of one learner update on ProcGen for each memory module, on all cores. It is also divided
-                  by the time of an update with an LSTM.
+    learning      The time of one learner update on ProcGen for each memory module, on all cores. The ratio to the time
+                  of an update with an LSTM is also reported.
 
 The speed of a machine varies over time. Therefore compared implementations or memories are measured in turn, and
 medians are reported. Ratios of these times are more reliable than the times.

@@ -1,7 +1,7 @@
 """Delta-delta network (Irie et al. 2021): a DeltaNet whose linear layer is itself replaced by a DeltaNet.
 
-A first matrix per head computes the query, key, value and learning rate of the delta rule that writes and reads a
-second matrix. The first matrix is also written by the delta rule.
+Each head has two matrices. The first matrix computes a query, a key, a value and a learning rate, with which the delta
+rule updates and reads the second matrix. The delta rule also updates the first matrix.
 
 Letters of shapes: H heads, E features per head.
 """
@@ -24,7 +24,10 @@ class DeltaDelta(FastWeightMemory):
 
 
 class DeltaDeltaMixer(nn.Module):
-    """The recurrent part of one layer of DeltaDelta. Its state is the two matrices, [B,H,E,3E+1] and [B,H,E,E]."""
+    """The recurrent part of one layer of DeltaDelta.
+
+    Its state consists of the two matrices, [B,H,E,3E+1] and [B,H,E,E].
+    """
 
     def __init__(self, options: DeltaNet.Options):
         super().__init__()

@@ -46,8 +46,8 @@ FEATURE_MAPS: dict[str, Callable[[Tensor], Tensor]] = {
 class DeltaNet(FastWeightMemory):
     """Fast-weight memory in which each head has one matrix that maps keys to values.
 
-    The delta rule writes a new value under a key: it moves the value that the matrix stores for this key towards the
-    new value, by a fraction beta (the learning rate) of their difference.
+    The delta rule writes a new value for a key: the value stored for the key moves towards the new value, by a fraction
+    beta (the learning rate) of the difference.
     """
 
     @dataclass(frozen=True)

@@ -23,10 +23,10 @@ A matrix that updates itself can grow without limit. An update multiplies the ma
 matrix I, key k, query q, learning rate b). One eigenvalue of this factor is 1 + b (q.k - |k|^2). It is at most 1.25,
 because |q| <= 1 and b <= 1. Repeated equal updates can therefore enlarge the matrix by 25 % per step. In a single step,
 the Euclidean norm of the matrix can grow even more, because I + b k (q - k)^T is not symmetric: if k and q select
-different rows and b = 1, the norm grows by a factor of up to sqrt(2).
+different rows and b = 1, the norm can grow by the factor sqrt(2).
 
 The learner therefore logs the norms and the learning rates of the matrices, and skips an update if one of these metrics
-is not finite. The metrics stay on the device until the learner reads all metrics of an update at once.
+is not finite. The metrics stay on the device, and the learner reads all metrics of an update together.
 """
 
 from collections.abc import Sequence
@@ -88,7 +88,7 @@ class TruncationOptions(FastWeightOptions):
 
 @dataclass(frozen=True)
 class RecurrenceOptions(TruncationOptions):
-    """Options of a fast-weight memory whose recurrence has several kernels."""
+    """Options of a fast-weight memory whose recurrence can be computed by several kernels."""
 
     kernel: str = option(
         "auto", "implementation of the recurrence (auto: numba on CPUs, triton on GPUs)", choices=IMPLEMENTATIONS
@@ -166,9 +166,9 @@ def record_metrics(metrics: LayerMetrics | None, name: str, matrices: State, bet
     """Append two metrics of one layer to `metrics`: the norm of its fast weights and its mean learning rate.
 
     The names of the metrics are `{name}_norm` and `{name}_beta`. `matrices` are one or more tensors [B,H,E,columns],
-    `betas` are the learning rates; if it is None, only the norm is appended. The norm of a head is the square root of
-    the sum of all squared entries of the head's matrices; the metric is the mean of this norm over heads and batch. If
-    `metrics` is None, do nothing.
+    `betas` are the learning rates; if `betas` is None, only the norm is appended. The norm of a head is the square root
+    of the sum of all squared entries of the head's matrices; the metric is the mean of this norm over heads and batch.
+    If `metrics` is None, do nothing.
     """
     if metrics is not None:
         squares = torch.stack([matrix.square().sum((-2, -1)) for matrix in matrices])  # [len(matrices),B,H]

@@ -24,7 +24,7 @@ from bestiary.utils.options import option
 
 
 class LinearTransformer(FastWeightMemory):
-    """Fast-weight memory in which each head has one matrix, to which each step adds a value under a key."""
+    """Fast-weight memory in which each head has one matrix. Each step adds a value to the value stored for a key."""
 
     @dataclass(frozen=True)
     class Options(TruncationOptions):

@@ -78,7 +78,8 @@ class RecurrentDeltaMixer(nn.Module):
 class DeltaRNN(FastWeightMemory):
     """DeltaNet with a second matrix per head, which is multiplied by the previous output of the head.
 
-    The delta rule writes both matrices. The product is added to the output of the first matrix.
+    The product of the second matrix and the previous output is added to the output of the first matrix. The delta rule
+    updates both matrices.
     """
 
     Options = RecurrenceOptions
@@ -130,7 +131,7 @@ class DeltaRNNMixer(nn.Module):
 def previous_output(last: Tensor, done: Tensor, options: RecurrenceOptions) -> Tensor:
     """Return the previous outputs [B,H,E], which are zero at the first step of an episode.
 
-    With the option `truncate`, no gradient flows back through them.
+    With the option `truncate`, no gradient flows through the previous outputs.
     """
     last = last.detach() if options.truncate == "step" else last
     return last.masked_fill(done[:, None, None], 0)
