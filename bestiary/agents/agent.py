@@ -107,7 +107,7 @@ class BasicAgent(nn.Module, AgentDefaults):
         extra_inputs: str = option(
             "auto",
             "inputs of the memory in addition to the features of the torso: the last reward (by default clamped to "
-            "[-1,1]), the last action (auto: both; with --torso resnet only the reward, as in TorchBeast)",
+            "[-1,1]), the last action (auto: both; with --torso resnet or impoola only the reward, as in TorchBeast)",
             choices=("auto", "reward+action", "reward", "action", "none"),
         )
         clamp_reward: bool = option(True, "clamp the last reward to [-1,1] before it is an input of the memory")

@@ -7,7 +7,7 @@ import torch
 import torch.nn as nn
 
 from bestiary.agents.agent import BasicAgent, count_parameters
-from bestiary.agents.torsos import MLP, TORSOS, ResidualBlock, ResNet, Shallow, default_torso
+from bestiary.agents.torsos import MLP, TORSOS, Impoola, ResidualBlock, ResNet, Shallow, default_torso
 from bestiary.config.resolve import resolve
 from bestiary.rollout import ActionSpec, ArraySpec
 from bestiary.training.factory import make_actors_and_learner
@@ -140,7 +140,7 @@ def test_mlp_without_layers_returns_its_inputs():
 
 
 @pytest.mark.parametrize("depth", [0, 1, 3])
-@pytest.mark.parametrize("kind", [Shallow, ResNet, MLP])
+@pytest.mark.parametrize("kind", [Shallow, ResNet, Impoola, MLP])
 def test_width_and_depth(kind, depth):
     torso = kind(ATARI, kind.Options(width=24, depth=depth))
     layers = [m for m in torso.layers if isinstance(m, nn.Linear)]
@@ -162,7 +162,7 @@ def test_layers_do_not_share_weights():
 # --- refused observations, default ---
 
 
-@pytest.mark.parametrize("name", ["shallow", "resnet"])
+@pytest.mark.parametrize("name", ["shallow", "resnet", "impoola"])
 def test_missing_image_is_refused(name):
     with pytest.raises(UserError, match=r"needs an image.*vector.*--torso mlp"):
         TORSOS[name](vector(4))

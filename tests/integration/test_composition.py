@@ -46,9 +46,9 @@ LENGTHS: dict[str, dict[str, Any]] = {
 
 
 def accepts(torso, env):
-    """Return whether the torso accepts the observations: `resnet` needs images, `shallow` needs large images."""
+    """Return whether the torso accepts the observations: only `mlp` needs no image, `shallow` needs large images."""
     large = env.startswith(("atari", "procgen"))
-    return torso == "mlp" or large or (torso == "resnet" and env == "toy/catch")
+    return torso == "mlp" or large or (torso != "shallow" and env == "toy/catch")
 
 
 def cases():
