@@ -146,7 +146,10 @@ def run_command(argv: list[str]) -> int:
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
-    """Return whether NumPy or torch could not allocate memory. Torch raises RuntimeError on a CPU."""
+    """Return whether an exception means that NumPy or torch could not allocate memory.
+
+    In this case, NumPy raises MemoryError, and torch on a CPU raises RuntimeError.
+    """
     texts = ("can't allocate memory", "out of memory")
     return isinstance(error, MemoryError) or (
         isinstance(error, RuntimeError) and any(text in str(error) for text in texts)
@@ -156,8 +159,8 @@ def _is_out_of_memory(error: BaseException) -> bool:
 def _open_closed_streams() -> None:
     """Connect standard streams that the parent process has closed (`>&-`) to /dev/null.
 
-    Otherwise the next files that are opened would get the descriptors 0 to 2 of these streams, and messages would be
-    written to the files.
+    Otherwise files that are opened later would get the descriptors of these streams (0 to 2), and messages would be
+    written to these files.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
@@ -205,7 +208,7 @@ def call_command(argv: Sequence[str]) -> None:
 
 
 def allow_garbage_collection() -> None:
-    """Turn garbage collection on, unless it is on. The objects that exist already are left out: they are modules."""
+    """Turn garbage collection on if it is off. Exclude the objects that exist now: they belong to modules."""
     if not gc.isenabled():
         gc.freeze()
         gc.enable()

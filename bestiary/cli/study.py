@@ -1,4 +1,4 @@
-"""Command `study`: train all runs that a study file describes, and write a report."""
+"""Command `study`: train all runs described by a study file, and write a report."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -83,7 +83,7 @@ def study(argv: list[str]) -> None:
 
 
 def _cluster_of(a: Any) -> "ClusterOptions | None":
-    """Return the cluster options (None without --cluster). Raise UserError for arguments that cannot be combined."""
+    """Return the cluster options, or None without --cluster. Raise UserError if arguments cannot be combined."""
     from bestiary.studies.runner import ClusterOptions
 
     if a.cluster:

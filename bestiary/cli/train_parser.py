@@ -144,7 +144,7 @@ def _base_parser() -> Parser:
 
 
 def _full_parser(argv: list[str]) -> Parser:
-    """Return a parser that also has the options of the environment and components that the command line chooses.
+    """Return a parser that also has the options of the environment and components chosen on the command line.
 
     If an environment or component is unknown, no options are added for it, and `resolve` reports its name later.
     """

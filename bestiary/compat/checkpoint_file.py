@@ -47,7 +47,7 @@ def read_checkpoint(path: Path, max_seconds: float = MAX_SECONDS) -> OriginalChe
         raise UserError(f"{path} cannot be read: {error.strerror or error}") from error
     folder = make_temp_dir("bestiary-import-")
     try:
-        # -P: modules are not imported from the working directory, which may come from another person.
+        # -P: do not import modules from the working directory. Its files may come from another person.
         command = [sys.executable, "-P", checkpoint_reader.__file__, str(folder)]
         quiet = subprocess.DEVNULL
         subprocess.run(command, stdin=descriptor, stdout=quiet, stderr=quiet, timeout=max_seconds, check=False)

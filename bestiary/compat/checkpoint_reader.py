@@ -133,7 +133,7 @@ def read_checkpoint(file: IO[bytes], file_bytes: int) -> tuple[Contents, dict[st
 
 
 def check_archive(file: IO[bytes], file_bytes: int) -> None:
-    """Raise Refused if the file is a pointer of Git LFS, or a ZIP archive with contents larger than the file."""
+    """Raise Refused if the file is a pointer of Git LFS, or a ZIP archive whose contents are larger than the file."""
     try:
         if file.read(len(GIT_LFS_START)) == GIT_LFS_START:
             raise Refused("it is only a pointer of Git LFS; download the file with: git lfs pull")
@@ -153,7 +153,8 @@ def checked_tensor(name: str, value: Any) -> Tensor:
     is_plain = isinstance(value, Tensor) and type(value) in (Tensor, torch.nn.Parameter)
     if not is_plain or value.layout != torch.strided or value.device.type != "cpu" or value.dtype not in TENSOR_TYPES:
         raise Refused(f"{name} is not an ordinary tensor of numbers")
-    # The shape [1000000000, 0] needs no data. With it, a small file could request a huge network.
+    # A tensor of the shape [1000000000, 0] needs no data. With such a tensor, a small file could request a huge
+    # network.
     if value.numel() == 0:
         raise Refused(f"{name} is empty")
     return value

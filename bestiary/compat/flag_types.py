@@ -102,6 +102,7 @@ class Program:
     default_mode: str = "train"
     # detect(values of the given flags) returns Values.variants.
     detect: Callable[[Mapping[str, Any]], tuple[str, ...]] = lambda given: ()
-    # Reason why words that are neither flags nor their values are ignored; empty: such words are errors.
+    # Reason why words that are neither flags nor values of flags are ignored. If the reason is empty, such words are
+    # errors.
     extra_words: str = ""
     supports_cluster: bool = False

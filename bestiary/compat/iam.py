@@ -1,7 +1,7 @@
 """Translation of `main.py` of the influence-aware-memory reproduction, which is based on pytorch-a2c-ppo-acktr.
 
-Each public function with the argument `values`, the values of the original flags, is a rule (`Mode.rules`): it returns
-words of the Bestiary command.
+Each public function with the argument `values` is a rule (`Mode.rules`). A rule gets the values of the original flags
+and returns words of the Bestiary command.
 """
 
 from bestiary.algorithms.ppo import PPO

@@ -36,9 +36,9 @@ def make_config(path: Any, flags: Mapping[str, Any], network: Network, envs: Seq
 
     Args:
         path: path of the checkpoint, for messages.
-        flags: flags of the original program, by name; those that are missing have the defaults of the program.
+        flags: values of flags of the original program, by name. If a flag is missing, its default value is used.
         network: the network of the checkpoint.
-        envs: names of the environments; if empty, those in the flags.
+        envs: names of the environments. If it is empty, the flags must contain the names.
 
     Raises:
         UserError: the environments are unknown, or the network does not fit them.
@@ -47,7 +47,7 @@ def make_config(path: Any, flags: Mapping[str, Any], network: Network, envs: Seq
     names = [name for text in envs for name in (bestiary_names(text) or (text,))]
     if not names and "env" not in flags:
         raise UserError(f"{path} does not contain the name of its environment; add --env, for example --env atari/Pong")
-    # A name in the file must not be the name of a plug-in or of a Python module, which would be imported.
+    # The name in the file must not be the name of a plug-in or of a Python module, because it would be imported.
     env = str(flags.get("env"))
     if not names and env not in GROUPS and not bestiary_names(env):
         raise UserError(f"{path}: its environment {env[:100]} is not known; name the environment with --env")
@@ -60,7 +60,7 @@ def make_config(path: Any, flags: Mapping[str, Any], network: Network, envs: Seq
     options |= {"env": names} if names else {}
     options["agent.reset_inputs"] = False
     # The last reward is an input of all networks and is clamped. Exception: the ResNet of the PopArt fork does not
-    # clamp it if rewards are not clipped.
+    # clamp the last reward if rewards are not clipped.
     is_popart_fork = "use_popart" in flags and options["torso"] == "resnet"
     options["agent.clamp_reward"] = not (is_popart_fork and flags.get("reward_clipping") == "none")
     config = resolve(options)
@@ -72,7 +72,7 @@ def make_config(path: Any, flags: Mapping[str, Any], network: Network, envs: Seq
 
 
 def _env_flags(program: Program, names: Sequence[str]) -> dict[str, Any]:
-    """Return flags of the original program that stand for the environments `names`, which the user has given.
+    """Return the flags of the original program that select the environments `names`, which were given by the user.
 
     `translate` needs these flags, because the number of tasks affects the number of parallel environments.
     """

@@ -52,7 +52,7 @@ class Row:
     def match(self, name: str) -> str | None:
         """Return the name in Bestiary of the original tensor `name`.
 
-        Return "" if the original does not use the tensor. Return None if this row does not describe it.
+        Return "" if the original does not use the tensor. Return None if the row does not describe the tensor.
         """
         pattern = re.escape(self.original).replace(r"\#", "#").replace("#", r"(?P<n>[0-9]{1,3})").replace(r"\*", r"\w+")
         found = re.fullmatch(pattern + r"(?P<rest>\.\w+)?", name)
@@ -139,8 +139,8 @@ def identify(weights: Weights, uses_popart: bool, resets_every_step: bool) -> Ne
 
     Args:
         weights: the tensors by their original names.
-        uses_popart: whether the flags say that PopArt normalises the value heads. If this is False, PopArt is assumed
-            nevertheless if the stored statistics differ from the initial ones (mu 0, sigma 1).
+        uses_popart: whether the flags say that PopArt normalises the value heads. PopArt is also assumed if the stored
+            statistics differ from their initial values (mu 0, sigma 1).
         resets_every_step: whether the SRWM is reset in each step (flag use_no_carry_sr).
 
     Raises:
@@ -178,7 +178,7 @@ def identify(weights: Weights, uses_popart: bool, resets_every_step: bool) -> Ne
 
 
 def _find_torso(weights: Weights) -> tuple[tuple[Row, ...], dict[str, Any], str]:
-    """Return for the torso: the table that maps its tensor names to those of Bestiary, options, and a description."""
+    """Return three things for the torso: the table of its tensor names, its options, and a description."""
     if "conv1.weight" in weights:
         layers = [name for name in weights if re.fullmatch(r"fc\.(\d+\.)?weight", name)]
         width = _axis(weights, layers[0] if layers else "fc.weight", 0)
@@ -196,7 +196,7 @@ def _find_torso(weights: Weights) -> tuple[tuple[Row, ...], dict[str, Any], str]
 
 
 def _find_memory(weights: Weights, resets_every_step: bool) -> tuple[tuple[Row, ...], dict[str, Any], str]:
-    """Return for the memory: the table that maps its tensor names to those of Bestiary, options, and a description."""
+    """Return three things for the memory: the table of its tensor names, its options, and a description."""
     if not any(name.startswith("core.") for name in weights):
         return (), {"memory": "none"}, "no memory"
     if layers := _count(weights, r"core\.weight_ih_l(\d+)"):
@@ -226,7 +226,7 @@ def _find_memory(weights: Weights, resets_every_step: bool) -> tuple[tuple[Row, 
 def _find_mixer(weights: Weights) -> tuple[str, tuple[Row, ...], int, int]:
     """Recognise a memory with fast weights by the names and shapes of its tensors.
 
-    Return its name in Bestiary, the table that maps its tensor names to those of Bestiary, the number of heads and the
+    Return the name of the memory in Bestiary, the table of its tensor names, the number of heads, and the number of
     features per head.
     """
     find = partial(_find, weights)

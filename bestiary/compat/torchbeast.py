@@ -1,7 +1,7 @@
 """Translation of MonoBeast and PolyBeast, the programs of TorchBeast and its forks (PopArt, reward misspecification).
 
-Each public function whose only argument is `values`, the values of the original flags, is a rule (`Mode.rules`): it
-returns words of the Bestiary command.
+Each public function whose only argument is `values` is a rule (`Mode.rules`). A rule gets the values of the original
+flags and returns words of the Bestiary command.
 """
 
 import shlex
@@ -87,7 +87,7 @@ def actors(values: Values, tasks: Sequence[str], wanted: int, name: str, cluster
         values: flags of the original program.
         tasks: names of the environments.
         wanted: number of actors or environment servers of the original.
-        name: flag of the original with this number, for messages.
+        name: flag of the original that gives this number, for messages.
         cluster: value of --cluster. If it is given, there is one actor process per environment if possible.
     """
     algorithm = Impala(Impala.Options(batch_size=values["batch_size"], rollout_length=values["unroll_length"]))

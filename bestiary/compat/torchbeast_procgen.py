@@ -1,7 +1,7 @@
-"""Translation of command lines of a TorchBeast fork, whose PolyBeast trains SRWM agents on ProcGen.
+"""Translation of command lines of a TorchBeast fork that trains SRWM agents on ProcGen with PolyBeast.
 
-Most functions with the argument `values`, the values of the original flags, are rules (`Mode.rules`): they return words
-of the equivalent Bestiary command.
+Most functions with the argument `values` are rules (`Mode.rules`). A rule gets the values of the original flags and
+returns words of the equivalent Bestiary command.
 """
 
 from dataclasses import replace

@@ -64,7 +64,7 @@ def lookup_component(kind: str, name: str) -> Any:
 
 
 def construct_component(kind: str, component: ComponentConfig, *args: Any, **inner: Any) -> Any:
-    """Construct a component. `args`, its options and `inner` are the arguments of its constructor.
+    """Construct a component. Pass `args`, the options of the component and `inner` to its constructor.
 
     Raise UserError if the component is a plug-in and its constructor raises an exception.
     """

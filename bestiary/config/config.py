@@ -52,8 +52,8 @@ class Config:
     def interface(self) -> EnvInterface:
         """The interface of the environments: their observations, actions, measures and other properties, for all tasks.
 
-        It is computed from the options without building an environment. Gymnasium environments and classes in users'
-        files are exceptions: one environment is built to read its interface.
+        The interface is computed from the options without building an environment. Gymnasium environments and classes
+        in users' files are exceptions: one environment is built, and its interface is read.
         """
         interfaces = task_interfaces(self.envs, self.env_options)
         return interfaces[0] if len(interfaces) == 1 else combine_interfaces(self.envs, interfaces)
@@ -142,7 +142,10 @@ class Config:
         return dump_toml(tables)
 
     def group_key(self) -> str:
-        """Return a key that is equal for runs that differ only in the options in UNCOMPARED, such as the seed."""
+        """Return a key of the experiment.
+
+        Two runs have the same key if only options in UNCOMPARED (such as the seed) differ.
+        """
         return group_key(flatten(self.tables()))
 
     def label(self) -> str:

@@ -127,10 +127,11 @@ def check_batches(training: Training, algorithm: Algorithm, num_tasks: int, prob
 def _check_lag(training: Training, algorithm: Algorithm, n: int, pools: int, problems: list[str]) -> None:
     """Check that --lag and --max-lag are not too small.
 
-    --lag: for a batch of R rollouts, it must be at least R - 1. Otherwise the actors would wait for an update that
-    itself waits for the rollouts of these actors. On-policy algorithms allow only --lag 0.
-    --max-lag: if the algorithm makes U updates with the same rollouts, their policy lag in the last update is at least
-    U - 1, so --max-lag must be at least U - 1.
+    If a batch has R rollouts, --lag must be at least R - 1. Otherwise the actors would wait for an update, and this
+    update would wait for their rollouts. On-policy algorithms allow only --lag 0.
+
+    If the algorithm makes U updates with the same rollouts, --max-lag must be at least U - 1, because the policy lag of
+    the rollouts is at least U - 1 in the last of these updates.
     """
     updates = updates_per_learn(algorithm, n, pools)
     rollouts = algorithm.rollouts_per_learn(n, pools)

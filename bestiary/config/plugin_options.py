@@ -2,8 +2,8 @@
 
 `map_plugins` is the only place that knows which options can name a user's file: environments, components, rewards and
 callbacks. The options of each source (command line, Python, config file, study file, run folder) pass through this
-function once. `map_plugins` first expands braces and removes white space: otherwise a file name that contains them
-would not be recognised.
+function once. `map_plugins` first expands braces and removes white space. Otherwise a file name that contains braces or
+white space would not be recognised.
 """
 
 from collections.abc import Callable, Mapping

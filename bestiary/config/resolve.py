@@ -46,8 +46,8 @@ from bestiary.utils.plugin_names import PluginRef
 class Choices:
     """The environments and components of a run, looked up by name.
 
-    If an environment or its options are invalid, `interfaces` is None, and possibly `env_spec` and `env_options` too.
-    Components that were not found are missing in `classes`.
+    If an environment or its options are invalid, `interfaces` is None, and `env_spec` and `env_options` may also be
+    None. Components that were not found are missing in `classes`.
     """
 
     env_names: tuple[str, ...]
@@ -131,7 +131,7 @@ def resolve(given: Mapping[str, Any], origin: Mapping[str, str] | None = None) -
 
 
 def look_up(given: Mapping[str, Any], origin: Mapping[str, str], problems: list[str]) -> Choices:
-    """Look up the environments and components that `given` names.
+    """Look up the environments and components named in `given`.
 
     The options of the environments are parsed, because the torso `auto` depends on the observations. Append messages
     about invalid names and options to `problems`. `origin` is explained in `resolve`.
@@ -145,8 +145,8 @@ def look_up(given: Mapping[str, Any], origin: Mapping[str, str], problems: list[
         for kind in unused
         if kind in given and kind not in origin
     ]
-    # A preset or config file may be written for another agent, which has more kinds of components. Ignore the options
-    # in the file that belong to these kinds.
+    # A preset or config file may be written for another agent, which has more kinds of components. Ignore options in
+    # the file if they belong to these additional kinds.
     options = {
         key: value
         for key, value in given.items()
@@ -165,7 +165,8 @@ def look_up(given: Mapping[str, Any], origin: Mapping[str, str], problems: list[
     classes = {kind: component for kind, component in components.items() if component is not None}
     defaults = {} if env_spec is None else env_spec.defaults_for(names["algo"], interfaces and interfaces[0])
     if "agent" in classes:
-        # Names of components are not defaults of options; `_choose_components` uses them.
+        # Use only the defaults of options, such as "algo.lr". `_choose_components` uses the default names of
+        # components.
         agent_defaults = classes["agent"].config_defaults
         defaults = {**defaults, **{key: value for key, value in agent_defaults.items() if "." in key}}
     return Choices(env_names, env_spec, env_options, interfaces, names, classes, options, defaults)

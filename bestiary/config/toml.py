@@ -46,7 +46,7 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 
 def _check_integers(value: Any) -> None:
-    """Raise ValueError for larger integers than the TOML standard allows. Python cannot even convert some to text."""
+    """Raise ValueError for integers that the TOML standard does not allow, because they have more than 64 bits."""
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
         raise ValueError(f"an integer has {value.bit_length()} bits; at most 64 bits are allowed")
     if isinstance(value, Mapping):

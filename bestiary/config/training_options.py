@@ -11,7 +11,7 @@ from bestiary.utils.options import option
 TRAINING = "training"  # a title of a group in the help of `bestiary train`
 ASYNCHRONOUS = ("local", "cluster")  # runtimes in which actors and learner work at the same time
 
-# Functions that declare the options of one group of the help. `compared` is explained in `option`.
+# Each of these functions declares an option of one group of the help. `compared` is explained in `option`.
 _training = partial(option, group=TRAINING)
 _runtime = partial(option, group="runtime")
 _cluster = partial(option, group="cluster (only with --cluster)", runtimes=("cluster",))

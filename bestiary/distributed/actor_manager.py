@@ -240,7 +240,7 @@ class ActorManager:
     def check_health(self, learner_is_busy: bool) -> None:
         """Replace each actor that has made no progress for more than --actor-timeout seconds.
 
-        Replace the inference server, too, if it has not answered for this time.
+        Also replace the inference server if it has not answered for this time.
         Warn the user if no rollout has arrived for STALL_WARNING_SECONDS although the learners are idle.
         """
         now = time.monotonic()
@@ -334,8 +334,8 @@ class ActorManager:
     def on_lost_inference_server(self, actor: ActorHandle, incarnation: int) -> None:
         """Replace the inference server after `actor` has reported that the server was lost.
 
-        `incarnation` is the incarnation of the actor at that time. If the actor now has another one, do nothing: the
-        server was already replaced, and the actor was restarted with the new server.
+        `incarnation` is the incarnation of the actor at that time. If the actor now has another incarnation, do
+        nothing: the server was already replaced, and the actor was restarted with the new server.
         """
         if incarnation == actor.incarnation:
             self._replace_inference_server("the inference server was lost")

@@ -1,7 +1,7 @@
 """The cluster runtime: training in Ray processes on one or more nodes.
 
-    rollout workers     Processes that collect rollouts. Each owns some vector environments and has one `Actor`, with
-                        its own copy of the agent, for each of them.
+    rollout workers     Processes that collect rollouts. Each process owns some vector environments. Each vector
+                        environment has its own `Actor` with its own copy of the agent.
     inference server    An optional process that runs the agent for all rollout workers.
     learner workers     Processes that compute the updates with a `Learner`. If there are several, each of them computes
                         the gradient of a part of each batch, and the gradients are summed.

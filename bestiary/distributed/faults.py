@@ -18,7 +18,7 @@ NODE_LOSS_WINDOW = 30.0  # all losses of processes on one node within this time 
 
 
 class LearnersLostError(Exception):
-    """A learner process was lost. All updates since the last checkpoint are lost with it."""
+    """A learner process was lost. All updates since the last checkpoint are therefore lost."""
 
 
 class GroupSplitError(Exception):

@@ -27,7 +27,7 @@ class HealthCheck:
         self.last_check_time = time.monotonic()
 
     def silent_seconds(self) -> float:
-        """Return for how many seconds the process has not answered. Return 0 if this is not more than `timeout`.
+        """Return the time without an answer in seconds if it exceeds `timeout`, otherwise 0.
 
         Call this method several times per second.
         """

@@ -127,7 +127,7 @@ class LearnerGroup:
         """Wait for calls to learners and return their results.
 
         Raises:
-            LearnersLostError: a learner was lost, does not answer, or lost its connection to the others.
+            LearnersLostError: a learner was lost, does not answer, or lost its connection to the other learners.
             UserError, RunError: a learner raised an error of this type.
             ray.exceptions.RayTaskError: a learner raised another exception.
             ray.exceptions.GetTimeoutError: a result was not available after `timeout` seconds.

@@ -63,7 +63,7 @@ def _check_learner_size(ray: Any, training: Training) -> None:
 
 
 def gpus_per_process(ray: Any, training: Training) -> float:
-    """Return how many GPUs each learner and the inference server get: 1, 0.5 (two processes share one GPU) or 0.
+    """Return the number of GPUs per learner and for the inference server: 1, 0.5 (two processes share a GPU) or 0.
 
     Raises:
         UserError: the cluster has too few GPUs.

@@ -87,9 +87,9 @@ def connect_to_ray(cluster: str, trust_open: bool = False) -> Iterator[Any]:
 
 
 def _job_config() -> Any:
-    """Return the settings of a Ray job whose workers import modules only from folders that this process searches.
+    """Return settings of a Ray job: its workers import modules only from folders that this process searches.
 
-    By default, the workers search the working directory first, which may come from another person.
+    By default, the workers first search the working directory. Its files may come from another person.
     """
     from ray.job_config import JobConfig
 
@@ -97,7 +97,7 @@ def _job_config() -> Any:
         _py_driver_sys_path: list[str]
 
         def _serialize(self) -> Any:
-            # Ray adds the folders immediately before this call.
+            # Ray adds folders to the list immediately before this call. Keep only those that this process searches.
             searched = {Path(entry).resolve() for entry in sys.path}
             self._py_driver_sys_path = [path for path in self._py_driver_sys_path if Path(path).resolve() in searched]
             return super()._serialize()
@@ -159,7 +159,7 @@ def private_ray_settings() -> Iterator[None]:
         ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR: "0",
         # Run Ray's worker processes with normal scheduling priority. Ray's default is a lower priority.
         "RAY_worker_niceness": "0",
-        # If the head process of Ray (GCS) is killed, Ray's other processes wait 15 s for it and then end.
+        # If the head process of Ray (GCS) is killed, Ray's other processes wait 15 s for a new one and then end.
         "RAY_gcs_rpc_server_reconnect_timeout_s": "15",
     }
     previous = {name: os.environ.pop(name, None) for name in [*settings, "RAY_ADDRESS"]}
@@ -249,7 +249,7 @@ def _probe(address: str, environment: dict[str, str]) -> str:
     Return "open" if the cluster accepts the connection, and "closed" if it refuses it. Return an empty string if there
     is no valid answer, for example because the server has another version of Ray.
     """
-    # -P: modules are not imported from the working directory, which may come from another person.
+    # -P: do not import modules from the working directory. Its files may come from another person.
     command = [sys.executable, "-P", "-c", PROBE_SCRIPT, address]
     try:
         return subprocess.run(command, env=environment, capture_output=True, timeout=30).stdout.decode().strip()

@@ -4,9 +4,9 @@ The watchdog kills the processes of the Ray instance and removes its folder. The
 with SIGKILL. Without the watchdog, some processes of Ray would then run for about another minute, and the folder would
 remain.
 
-The driver holds the write end of a pipe, which is the standard input of the watchdog. The operating system closes the
-pipe when the driver ends, for whatever reason. The watchdog runs this file as a script. The file imports only the
-standard library, so that the watchdog starts quickly and needs little memory.
+The driver holds the write end of a pipe, which is the standard input of the watchdog. When the driver ends, the
+operating system closes the pipe, even if the driver was killed. The watchdog runs this file as a script. The file
+imports only the standard library, so that the watchdog starts quickly and needs little memory.
 """
 
 import contextlib
