@@ -102,7 +102,8 @@ class RolloutWorker:
             slot: index of the vector environment in this worker.
             version: version of `weights`. An inference server uses weights of this version or a newer one.
             weights: tensors of the agent as arrays; not used if there is an inference server.
-            batch_size: number of trajectories per update. The split of the rollout among the learners depends on it.
+            batch_size: number of trajectories per update. The split of the rollout among the learners depends on this
+                number.
 
         Returns:
             A `RolloutReport`, followed by one `Payload` per learner.

@@ -23,8 +23,8 @@ class GymnasiumAdapter(GymnasiumVectorEnv[Any, Any, np.ndarray]):
 
     Finished episodes are reset in the same step (AutoresetMode.SAME_STEP). `info["final_obs"][i]` is the final
     observation of row i if a time limit ended its episode. Other final observations are not available: an algorithm
-    does not need them, and ProcGen does not return them. `info` also contains all measures, `game_over` (in games with
-    lives, an episode may end with a life) and `task` (index of the task).
+    does not need them, and ProcGen does not return them. `info` also contains all measures, `game_over` (if an episode
+    ends with each life, the end of an episode may not be the end of the game) and `task` (index of the task).
 
     The environments are seeded when they are created. `reset(seed=...)` creates them again, with the new seed.
     """
@@ -50,7 +50,7 @@ class GymnasiumAdapter(GymnasiumVectorEnv[Any, Any, np.ndarray]):
         self.action_space = batch_space(self.single_action_space, self.num_envs)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Start a new episode in all environments. If `seed` is given, create them again with this seed first.
+        """Start a new episode in all environments. If `seed` is given, first create them again with this seed.
 
         `options` are ignored: the options of Bestiary's environments are set when they are created.
         """

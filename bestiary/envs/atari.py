@@ -151,8 +151,8 @@ class AtariVectorEnv(VectorEnv):
         measures = {"score": SCALAR, "ram": ArraySpec((128,), "uint8")}
         if options.flicker:
             measures["blank"] = SCALAR
-        # If flicker replaces whole stacks by zeros, an image does not always contain the frames of the previous image.
-        # `EnvInterface.frame_stacks` requires this, so it must then be empty.
+        # `EnvInterface.frame_stacks` requires that each image contains the newest frames of the previous image. If
+        # flicker replaces whole stacks by zeros, this is not the case, so `frame_stacks` is empty.
         keeps_frames = options.flicker == 0 or options.flicker_mode == "frame"
         return EnvInterface(
             tasks=(f"atari/{name}",),
@@ -195,7 +195,7 @@ class AtariVectorEnv(VectorEnv):
             full_action_space=options.full_actions,
             repeat_action_probability=options.sticky,
             noop_max=options.noop_max if random_noops else 1,
-            # If True, EnvPool sends FIRE at the start of a game. In mode `fixed`, `_start_games` sends it instead.
+            # If True, EnvPool sends FIRE at the start of a game. In mode `fixed`, `_start_games` sends FIRE instead.
             use_fire_reset=options.fire and random_noops,
             max_episode_steps=2**30,  # no limit; this class itself ends games at `time_limit`
             episodic_life=False,

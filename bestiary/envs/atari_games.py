@@ -45,7 +45,7 @@ MINIMAL_ACTIONS = {
     (0, 1, 2, 3, 4, 5, 10, 11, 12): "VideoPinball",
 }
 
-# Tasks in which an action moves the player in another direction than its name says: in Pong, RIGHT moves the paddle up.
+# Tasks in which the name of an action differs from the direction of the movement: in Pong, RIGHT moves the paddle up.
 # Each entry maps a part of an action's name to the direction on the screen.
 MOVEMENTS = {"atari/Pong": {"RIGHT": "UP", "LEFT": "DOWN"}}
 
@@ -60,8 +60,8 @@ def list_games() -> list[str]:
 def _rom_folder() -> Path:
     """Return EnvPool's folder of ROM files.
 
-    Importing EnvPool takes 1 to 2 s. It is imported only if the folder is not in the installed packages, or if the
-    environment variable ENVPOOL_ASSETS_PATH is set.
+    Importing EnvPool takes 1 to 2 s. Therefore EnvPool is imported only if the installed packages do not contain the
+    folder, or if the environment variable ENVPOOL_ASSETS_PATH is set.
     """
     for package in ("envpool", "envpool_assets"):
         spec = importlib.util.find_spec(package)

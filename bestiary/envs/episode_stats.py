@@ -22,9 +22,9 @@ class EpisodeTracker:
         self.sums: Arrays = {name: np.zeros(num_envs, np.float64) for name in names}
 
     def add(self, step: Step, at: int) -> list[Episode]:
-        """Add one step of all environments. Return the episodes that ended in it, in the order of the environments.
+        """Add one step of all environments. Return the episodes that ended in this step.
 
-        The field `Episode.step` of these episodes is set to `at`.
+        The episodes are in the order of the environments. Their field `Episode.step` is set to `at`.
         """
         sums = self.sums
         for name, amount in (("return", step.reward), ("length", 1)):

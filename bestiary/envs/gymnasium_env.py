@@ -135,7 +135,7 @@ def step_problem(result: Any) -> str | None:
     if isinstance(result, tuple) and len(result) == 5 and isinstance(result[4], dict):
         for name, value, kinds, expected in (
             ("reward", result[1], "biuf", "a number"),
-            # Texts and nan would count as True.
+            # Accept only bools and integers. Texts and nan would count as True.
             ("terminated", result[2], "biu", "True or False"),
             ("truncated", result[3], "biu", "True or False"),
         ):
@@ -157,7 +157,7 @@ def _describe_result(result: Any) -> str:
 
 
 class ObservationChecker(gymnasium.Wrapper):
-    """Wrapper that checks the shape and type of observations, and copies them: environments may reuse their buffers.
+    """Wrapper that checks the shape and type of observations, and copies them, because environments may reuse buffers.
 
     `step` returns an `info` with only the numbers of the environment's `info`; `reset` returns an empty `info`.
     """
@@ -250,7 +250,7 @@ class GymnasiumVectorEnv(VectorEnv):
         constructor: Callable[..., Any] | None = None,
         vector_constructor: Callable[..., Any] | None = None,
     ):
-        """Create the environments with `constructor`. If it is None, use `gymnasium.make(name)`.
+        """Create the environments with `constructor`. If `constructor` is None, use `gymnasium.make(name)`.
 
         If `vector_constructor` is given, it is a user's function that returns all environments as one
         `gymnasium.vector.VectorEnv`; its first argument is the number of environments.
@@ -367,7 +367,7 @@ def _make_checked(make: Callable[..., Any], name: str, render: bool) -> Observat
 def _missing_packages(name: str) -> Iterator[None]:
     """Return a context manager that raises UserError if an environment needs a package that is not installed.
 
-    The message contains the command that installs the package, if Gymnasium names it.
+    If Gymnasium's error contains the command that installs the package, the message contains it, too.
     """
     try:
         yield

@@ -2,8 +2,8 @@
 
 Measures are numbers that an environment reports in each step in addition to the reward. The set of measures must be
 known before training starts. `find_measures` therefore makes one step in a separate environment. Each number in the
-`info` of this step becomes a measure. So does each further key that the user names (`--info-measures`, or the attribute
-`info_measures` of a class). In a step whose `info` does not contain the key of a measure, the measure is 0.
+`info` of this step becomes a measure. Keys given by the user (`--info-measures`, or the attribute `info_measures` of a
+class) become further measures. In a step whose `info` does not contain the key of a measure, the measure is 0.
 """
 
 import contextlib
@@ -16,8 +16,8 @@ import numpy as np
 from bestiary.envs.rewards.components import COMMON_COMPONENTS
 from bestiary.utils.errors import UserError
 
-# Names that columns of episodes.csv, rewards and reward components already have. A measure with one of these names gets
-# the prefix `info_`.
+# Names that are already used for columns of episodes.csv, rewards or reward components. A measure with one of these
+# names gets the prefix `info_`.
 RESERVED_NAMES = re.compile(
     "|".join(["step|task|return|length|game_.*|env|level|training|training_.*|true|true_.*", *COMMON_COMPONENTS])
 )
@@ -46,7 +46,8 @@ def find_measures(probe: Any, keys: Sequence[str]) -> list[str]:
     """Return the names of the measures of an environment.
 
     `probe` is a separate environment, or vector environment, whose `info` contains only numbers (`numbers_in`). This
-    function makes one step in it, reads `info` and closes it. `keys` are further keys of `info` that become measures.
+    function makes one step in `probe`, reads `info` and closes `probe`. `keys` are further keys of `info` that become
+    measures.
 
     Raises:
         UserError: the attribute `info_measures` of the environment is not a tuple of names.

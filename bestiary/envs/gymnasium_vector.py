@@ -1,4 +1,4 @@
-"""Gymnasium vector environments that a user's function returns: `my_env.py:make`.
+"""Gymnasium vector environments returned by a user's function: `my_env.py:make`.
 
     def make(num_envs, *, size=9):
         return gymnasium.make_vec("Maze-v0", num_envs, size=size, vector_kwargs={"autoreset_mode": "SameStep"})
@@ -19,14 +19,18 @@ from bestiary.utils.errors import RunError, UserError
 class SameStepVectorEnv:
     """A user's Gymnasium vector environment, in which finished episodes are reset in the same step.
 
-    AutoresetMode.SAME_STEP is used as it is. With AutoresetMode.DISABLED, `step` resets the finished episodes. With
-    AutoresetMode.NEXT_STEP, the step after an episode would ignore the action of the agent, so it is refused.
+    Environments with AutoresetMode.SAME_STEP are used without a change. With AutoresetMode.DISABLED, `step` resets the
+    finished episodes. AutoresetMode.NEXT_STEP is refused, because the step after an episode would ignore the action of
+    the agent.
 
     `step` returns an `info` with only numbers: arrays [N] by measure name, `final_obs` and `final_info`.
     """
 
     def __init__(self, env: Any, name: str, num_envs: int):
-        """Check the vector environment `env`. `name` is its name in messages, `num_envs` the expected size."""
+        """Check the vector environment `env`.
+
+        `name` is its name in messages, `num_envs` the expected number of environments.
+        """
         self.name = name
         if not isinstance(env, gymnasium.vector.VectorEnv):
             raise UserError(

@@ -12,8 +12,8 @@ from bestiary.utils.errors import UserError
 class ObservationReader:
     """Converts observations to arrays [N,...] by name, as in `Step.observation`.
 
-    Two formats are accepted. The first is that of the Gymnasium environment, if the agent was trained on one
-    (`EnvInterface.gymnasium_space`). The second is that of `EnvInterface.observation_spec`.
+    Two formats are accepted. One is the format of `EnvInterface.observation_spec`. If the agent was trained on a
+    Gymnasium environment, the format of this environment is also accepted (`EnvInterface.gymnasium_space`).
     """
 
     def __init__(self, interface: EnvInterface):
@@ -26,7 +26,9 @@ class ObservationReader:
             self.converters = make_converters(self.space, interface.tasks[0])
 
     def read(self, observation: Any) -> tuple[Arrays, bool]:
-        """Return the arrays, and False if the observation is that of a single environment, without batch axis.
+        """Return the arrays, and whether the observation has a batch axis.
+
+        An observation without a batch axis is from a single environment.
 
         Raises:
             UserError: the observation has the wrong names, shapes or types. The message contains the expected format.
@@ -47,14 +49,14 @@ class ObservationReader:
                 raise self._error(f"{name} {array.dtype}{list(array.shape)}")
             is_batch = array.ndim > len(spec.shape)
             batched.add(is_batch)
-            # A copy, because the program may reuse its arrays. `torch.from_numpy` also needs a writable array.
+            # Copy the array, because the program may reuse it, and because `torch.from_numpy` needs a writable array.
             arrays[name] = np.array(array if is_batch else array[None], spec.dtype)
         if len(batched) > 1 or len({len(array) for array in arrays.values()}) > 1:
             raise self._error("arrays with different numbers of environments")
         return arrays, batched.pop()
 
     def _is_gymnasium_batch(self, observation: Any) -> bool | None:
-        """Return whether an observation is a batch of the Gymnasium space; None if it has neither of both formats."""
+        """Return whether an observation in the Gymnasium format has a batch axis; None: it is not in this format."""
         is_batch = None
         for key, space in self._parts():
             try:

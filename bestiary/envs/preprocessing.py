@@ -41,7 +41,9 @@ class Flicker:
         return frame
 
     def blank_stacks(self, stack: np.ndarray, blank: np.ndarray) -> np.ndarray:
-        """Return `stack`, or in mode `stack` a copy in which the blank stacks are zero. `stack` is never modified.
+        """In mode `stack`, return a copy of `stack` in which the blank stacks are zero.
+
+        In mode `frame`, return `stack` itself.
 
         `stack` [M,C,H,W] contains the stacked frames of M environments. `blank`, bool [M], is True in the environments
         whose stack is zero in the copy.

@@ -198,11 +198,11 @@ class ProcgenVectorEnv(VectorEnv):
         self.level_counts.clear()
 
     def _use_quota(self, levels: np.ndarray) -> np.ndarray:
-        """Decide for each drawn level whether its episode counts, and count it.
+        """Decide for each drawn level whether its episode belongs to the quota, and update the quota.
 
-        An episode counts if episodes are still needed in total and for this level.
+        An episode belongs to the quota if more episodes are needed in total, and also of this level.
 
-        Return a bool for each entry of `levels`: True if the episode was counted.
+        Return a bool for each entry of `levels`: True if its episode belongs to the quota.
         """
         assert self.quota_left is not None
         used = np.zeros(len(levels), bool)

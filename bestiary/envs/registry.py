@@ -105,7 +105,7 @@ def _spec_of_built(
     """Return the EnvSpec of an environment that must be built before its interface is known.
 
     `EnvSpec.interface` builds the environment once per `key` and options, and caches the interface. `options` is the
-    options class. The class attributes of `vector_class` say the default number of training steps, and the default
+    options class. The class attributes of `vector_class` contain the default number of training steps, and the default
     values of training options.
     """
 
@@ -296,7 +296,7 @@ def class_spec(env_class: Any, name: str) -> EnvSpec:
     """Return the EnvSpec of a user's class. `name` is the name of the environment (`EnvSpec.name`).
 
     If the class has a method `recv`, it is a vector environment. If it is a subclass of `gymnasium.vector.VectorEnv`,
-    it is treated as a function that returns one. Otherwise it is a Gymnasium environment.
+    it is treated as a function that returns a vector environment. Otherwise it is a Gymnasium environment.
     """
     options = options_class(env_class)
     if hasattr(env_class, "recv"):

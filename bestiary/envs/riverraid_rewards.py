@@ -53,7 +53,7 @@ COMPONENTS = {
 
 
 def read_ram(ram: np.ndarray) -> Arrays:
-    """Return the state of N games, read from their RAM uint8 [N,128], as int32 arrays [N].
+    """Return the state of N games, given their RAM, uint8 [N,128]. The results are int32 arrays [N].
 
     `fuel` is from 0 to 65,535. `objects` [N,6] are the types of the objects on the screen. `score` and `lives` are the
     numbers that the screen shows. `waiting` is 0 while the river scrolls.

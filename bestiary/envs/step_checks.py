@@ -64,7 +64,10 @@ def check_first_steps(name: str, build: Callable[[np.random.SeedSequence], Vecto
 
 
 def interface_problems(pool: Any, num_envs: int) -> list[str]:
-    """Return a message for each invalid attribute of a vector environment. `num_envs` is the expected number."""
+    """Return a message for each invalid attribute of a vector environment.
+
+    `num_envs` is the expected number of environments.
+    """
     missing = [name for name in REQUIRED_ATTRIBUTES if not hasattr(pool, name)]
     if missing:
         return [f"attribute {name} is missing; the constructor must set self.{name}" for name in missing]
@@ -104,7 +107,7 @@ def _spec_problems(attribute: str, specs: Any) -> list[str]:
 
 
 def step_problems(step: Any, pool: VectorEnv, method: str) -> list[str]:
-    """Return a message for each problem of a Step that `method` (reset or recv) of a vector environment returned."""
+    """Return a message for each problem of a Step returned by the `method` (reset or recv) of a vector environment."""
     if not isinstance(step, Step):
         return [f"{method} returned {_describe(step)}; it must return a bestiary.rollout.Step"]
     n = pool.num_envs
@@ -145,7 +148,7 @@ def final_problems(step: Step, pool: VectorEnv, method: str) -> list[str]:
 
 
 def state_problems(state: Any) -> list[str]:
-    """Return a message if the state that `save` of a vector environment returned cannot be stored in a checkpoint."""
+    """Return a message if a state returned by `save` of a vector environment cannot be stored in a checkpoint."""
     rule = "save must return a dict of NumPy arrays of numbers, because saveable is True"
     if not isinstance(state, dict):
         return [f"save returned {_describe(state)}; {rule}"]

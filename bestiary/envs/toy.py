@@ -161,8 +161,8 @@ class Recall:
 class Catch:
     """Move a paddle below a falling ball. The reward is +1 if the ball is caught and -1 if it is missed.
 
-    The optimal return is 1. The observation is an image of `size` rows and half as many columns, at least 3. A game
-    lasts size-1 steps.
+    The optimal return is 1. The observation is an image of `size` rows. It has half as many columns as rows, but at
+    least 3. A game lasts size-1 steps.
     """
 
     kind = "image"

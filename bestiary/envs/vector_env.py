@@ -119,7 +119,7 @@ class VectorEnv:
         raise NotImplementedError
 
     def recv(self) -> Step:
-        """Wait for the step that `send` started and return it."""
+        """Wait for the step started by `send`, and return the step."""
         raise NotImplementedError
 
     def render(self) -> list[np.ndarray]:
@@ -129,14 +129,14 @@ class VectorEnv:
     def save(self) -> Arrays:
         """Return the complete state as arrays, or an empty dict if `saveable` is False.
 
-        Call it after `recv` and before the next `send`.
+        Call this method after `recv` and before the next `send`.
         """
         return {}
 
     def load(self, state: Arrays) -> None:
-        """Restore a saved state. Call it instead of `reset`.
+        """Restore a saved state. Call this method instead of `reset`.
 
-        The environment must have been made with the same name, options and seed as the saved one.
+        The environment must have been made with the same name, options and seed as the saved environment.
         """
         raise NotImplementedError(f"the state of {self.tasks[0]} cannot be restored")
 

@@ -55,15 +55,16 @@ def evaluate(
     Args:
         episodes: number of games for each task and range of levels. The default is 100. If `levels` gives a range of
             at most 1,000 levels, the default for this range is one game per level.
-        checkpoint: step count; the checkpoint with the nearest step count is used. The default is the newest one.
+        checkpoint: step count; the checkpoint with the nearest step count is used. The default is the newest
+            checkpoint.
         every_checkpoint: evaluate all undamaged checkpoints instead of one.
         env: environments to play. The default is all environments of the training.
         levels: ranges of levels to play, for example "0:500". The default is the range of the training.
         greedy: take the most probable action in each step instead of sampling an action.
         seed: seed of the environments and of action sampling.
         num_envs: number of environments that are played at the same time.
-        max_steps: maximum number of steps of a game. A longer game is not included in the results; the number of these
-            games is reported.
+        max_steps: maximum number of steps of a game. Longer games are not included in the results, but their number is
+            reported.
         reset_state_every: number of steps after which the recurrent state is reset, even in the middle of a game. 0:
             use the length of the training sequences. None: reset the state only at the start of each episode.
         record: also write all actions to the folder recordings/, so that each game can be replayed.
@@ -283,7 +284,7 @@ def _check_recordable(names: Sequence[str], splits: Sequence[tuple[Any, int]]) -
 
 
 def default_games(levels: str) -> int:
-    """Return the default number of games: one per level, or DEFAULT_GAMES if there are more than MAX_DEFAULT_LEVELS."""
+    """Return the default number of games: one per level. For more than MAX_DEFAULT_LEVELS levels: DEFAULT_GAMES."""
     first, last = parse_levels(levels)
     return last - first if last - first <= MAX_DEFAULT_LEVELS else DEFAULT_GAMES
 
@@ -296,7 +297,8 @@ def level_role(config: Config, task: str, levels: str) -> str:
     "test"    the run used no level of the range
     ""        the range overlaps the training or validation levels but is not equal to them; a warning is printed
 
-    If the run used the same level numbers in another game or mode, they do not count: they mean other levels there.
+    Only levels of the same game and mode are compared, because the same numbers stand for other levels in other games
+    and modes.
     """
     used = {"train": config.env_options.levels} if task in config.envs else {}
     mode = config.training.valid_mode
@@ -330,7 +332,7 @@ def check_playable(config: Config, names: Sequence[str]) -> None:
 
 
 def _note_untrained_critic(config: Config, names: Sequence[str]) -> None:
-    """If the critic has separate values for each task, print a note about tasks on which it was not trained."""
+    """If the critic has one value per task, print a note about tasks on which this critic was not trained."""
     new_names = [name for name in names if name not in config.envs]
     if new_names and "critic" in config.components and config.components["critic"].name != "shared":
         note(

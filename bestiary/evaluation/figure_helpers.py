@@ -24,7 +24,7 @@ def import_pyplot() -> Any:
         import matplotlib
 
     matplotlib.use("Agg")
-    # The name of a run or environment may contain dollar signs. It must not be parsed as a formula.
+    # Without this setting, the name of a run or environment that contains dollar signs would be drawn as a formula.
     matplotlib.rcParams["text.parse_math"] = False
     import matplotlib.pyplot as plt
 

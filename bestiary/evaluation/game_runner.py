@@ -62,7 +62,7 @@ def collect_games(
     should_stop: Callable[[], bool] = lambda: False,
     balance_levels: bool = True,
 ) -> tuple[list[Episode], int]:
-    """Collect `episodes` whole games from the steps of the vector environment `pool`, and close it.
+    """Collect `episodes` whole games from the steps of the vector environment `pool`, and then close `pool`.
 
     Return the episodes of these games, sorted by environment, and the number of missing games. A game is missing if it
     has not ended after `max_steps` steps, or if it was not started because another game occupied its environment for

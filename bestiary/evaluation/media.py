@@ -48,9 +48,9 @@ def check_output(
 def check_frames_output(out: str | Path | None, overwrite: bool, length: int, fps: float) -> Path | None:
     """Check the output path `out` of a video or of `length` images, and return it. Return None if `out` is None.
 
-    Raise UserError if the path is not valid (see `check_output`), or if the frame rate is too high for a GIF. Also
-    raise it if `overwrite` is False and an output file exists: the video or image, a numbered image such as
-    NAME-00200.png, or the .npz file with the same name.
+    Raise UserError if the path is not valid (see `check_output`), or if the frame rate is too high for a GIF. If
+    `overwrite` is False, also raise UserError if an output file exists. Output files are the video or image, numbered
+    images such as NAME-00200.png, and the .npz file with the same name.
     """
     check_fps(fps, out)
     if out is None:

@@ -161,9 +161,9 @@ class PlaybackOptions:
 
 
 def open_game(run: Run, options: PlaybackOptions, like: Run | None = None) -> tuple[Viewer, list[str] | None]:
-    """Return a viewer of the game that `options` describe, and the names of the actions if the game is recorded.
+    """Return a viewer of the game described by `options`, and the names of the actions of a recorded game.
 
-    The second value is None if the game is new. If `like` is given, a new game starts exactly as a game of the run
+    If the game is new, the second value is None. If `like` is given, a new game starts exactly as a game of the run
     `like` with the same seed.
     """
     if options.replay is not None:
@@ -174,7 +174,7 @@ def open_game(run: Run, options: PlaybackOptions, like: Run | None = None) -> tu
 
 
 def open_playback(run: Run, options: PlaybackOptions) -> "Playback":
-    """Return a Playback of the game that `options` describe. Its only viewer has the run's agent."""
+    """Return a Playback of the game described by `options`. Its only viewer has the run's agent."""
     viewer, actions = open_game(run, options)
     return Playback([viewer], start=options.start, length=options.length, greedy=options.greedy, actions=actions)
 

@@ -106,10 +106,10 @@ def _check_conflict(first: _Item, second: _Item, available: Mapping[str, RewardC
 
 
 def _without_shared(item: _Item, other: Mapping[str, Term], shared: set[str]) -> str:
-    """Return a specification that an error message suggests: `item`, and the terms of another item that it can keep.
+    """Return a specification that is suggested in an error message: `item` and some terms of another item.
 
-    `other` maps each component of the other item to its term. A term can be kept if its component is not in `shared`.
-    Return an empty text if no term can be kept.
+    `other` maps each component of the other item to its term. Terms of the components in `shared` are left out. Return
+    an empty text if no term is left.
     """
     rest = [str(term) for name, term in other.items() if name not in shared]
     return ",".join([item.text, *rest]) if rest else ""

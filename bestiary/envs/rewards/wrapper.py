@@ -41,7 +41,7 @@ class RewardConfig:
     def channels(self) -> tuple[str, ...]:
         """The names of the true rewards in `Step.measures`: `true`, `true_2`, ...
 
-        Empty if the user gave neither --reward nor --true-reward.
+        The tuple is empty if the user gave neither --reward nor --true-reward.
         """
         if self.is_default:
             return ()

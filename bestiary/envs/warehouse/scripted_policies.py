@@ -76,7 +76,7 @@ TargetChoice = Callable[[WarehouseVectorEnv, ShortestPaths, np.ndarray], np.ndar
 
 
 class TargetPolicy:
-    """Moves the robot along a shortest path to the target, an item that `choose_target` selects.
+    """Moves the robot along a shortest path to the target, an item selected by `choose_target`.
 
     The robot moves at random if there is no target.
     """
