@@ -203,7 +203,10 @@ class Rollout:
         return self._map(lambda x: x.index_select(1, envs.to(x.device)), lambda s: s[envs.to(s.device)])
 
     def with_extras(self, **extras: Tensor) -> "Rollout":
-        """Return a rollout with additional tensors [T,N,...] in `extras`. It shares all other tensors with this one."""
+        """Return a rollout with additional tensors [T,N,...] in `extras`.
+
+        It shares all other tensors with this rollout.
+        """
         return replace(self, extras={**self.extras, **extras})
 
     def split(self, size: int) -> Iterator["Rollout"]:

@@ -34,7 +34,7 @@ def print_evaluation(evaluation: Evaluation) -> None:
 
 
 def _statistics_table(evaluation: Evaluation, title: str) -> Table:
-    """Return the table of an evaluation that has only one result: one row per statistic."""
+    """Return the table for an evaluation with a single result. Each row is one statistic."""
     units = {summary["unit"] for summary in evaluation.statistics.values()}
     table = _make_table(title, "", "n", *SUMMARY_COLUMNS, unit="games or episodes" if len(units) > 1 else "games")
     has_true_rewards = bool(evaluation.results[0].true_rewards)
@@ -58,7 +58,7 @@ def _row_label(name: str, has_true_rewards: bool) -> str:
 
 
 def _results_table(evaluation: Evaluation, title: str) -> Table:
-    """Return the table of an evaluation that has several results: one row per result."""
+    """Return the table for an evaluation with several results. Each row is one result."""
     results = evaluation.results
     label_keys = [key for key in ("checkpoint", "task", "levels", "role") if any(key in r.labels for r in results)]
     has_normalised = any("normalised_return" in result.statistics for result in results)

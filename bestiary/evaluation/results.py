@@ -23,8 +23,8 @@ from bestiary.utils import safe_files
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Maps the name of a quantity (game_return, game_length, episode_return ...) to its statistics, as `summarise` returns
-# them: {"mean": 3.2, "sd": 1.1, ...}.
+# Maps the name of a quantity (game_return, game_length, episode_return ...) to a result of `summarise`, for example
+# {"mean": 3.2, "sd": 1.1, ...}.
 Statistics = dict[str, dict[str, Any]]
 
 RESULTS_IN_REPR = 3  # maximum number of results that `repr(Evaluation)` describes
@@ -53,7 +53,7 @@ class TaskResult:
             self.statistics["episode_return"] = summarise([e.episode_return for e in self.episodes], "episodes")
         self._add_true_rewards(games, has_lives)
         if (score_range := lookup_score_range(self.task)) is not None:
-            # Scores are normalised returns of the environment's own reward. The training reward may be another one.
+            # Scores are normalised returns of the environment's own reward, which may differ from the training reward.
             own_returns = np.array([e.game_measures.get("reward", e.game_return) for e in games])
             self.statistics["normalised_return"] = summarise(score_range.normalise(own_returns))
 
@@ -85,7 +85,7 @@ class TaskResult:
 
     @property
     def reward_names(self) -> list[str]:
-        """The names of all rewards: "training", then `true_rewards`. Empty if `true_rewards` is empty."""
+        """The names of all rewards: "training", then `true_rewards`. The list is empty if `true_rewards` is empty."""
         return ["training", *self.true_rewards] if self.true_rewards else []
 
     @property
@@ -143,7 +143,7 @@ class Evaluation:
         return html_table("Evaluation", rows, header=["result", "games", "mean return", "95 % interval"])
 
     def plot(self) -> "Figure":
-        """Return a matplotlib figure: for each result, how many games had which return (cumulative fractions)."""
+        """Return a matplotlib figure that shows the cumulative distribution of the returns of games for each result."""
         from matplotlib.figure import Figure  # here, because importing matplotlib is slow
 
         figure = Figure(figsize=(7, 4.2), layout="constrained")

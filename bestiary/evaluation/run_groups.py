@@ -16,7 +16,10 @@ MAX_RUN_NAMES = 4  # a legend lists at most this many run names of a group
 
 
 def unique_runs(runs: Sequence[Run]) -> list[Run]:
-    """Return the runs without duplicates, for example if both a run and the link runs/latest to it are listed."""
+    """Return the runs without duplicates.
+
+    For example, a run is listed twice if the list also contains the link runs/latest, and this link points to the run.
+    """
     by_path: dict[Path, Run] = {}
     for run in runs:
         path = run.path.resolve()
@@ -31,9 +34,9 @@ def group_by_config(
 ) -> dict[str, list[Run]]:
     """Return {label: runs whose configs differ only in the seed}.
 
-    The groups are sorted by the position of their first run in `runs`. `names` are their labels in this order. If no
-    names are given, a label says how the config of the group differs from the other configs. Raise UserError if the
-    number of names is wrong.
+    The groups are sorted by the position of their first run in `runs`. `names` are the labels of the groups in this
+    order. If no names are given, a label says how the config of the group differs from the other configs. Raise
+    UserError if the number of names is wrong.
     """
     by_config: dict[str, list[Run]] = {}
     for run in runs:

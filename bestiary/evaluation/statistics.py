@@ -44,7 +44,7 @@ def mean_interval(values: Sequence[float] | np.ndarray) -> Interval:
 
 
 def interval_over_tasks(scores: Sequence[np.ndarray]) -> Interval:
-    """Return the 95 % confidence interval of the mean over K tasks of the mean score of each task.
+    """Return the 95 % confidence interval of a mean over K tasks. The value of a task is its mean score.
 
     `scores` has one array [R] per task: the scores of independent runs. The variances of the tasks may differ, so the
     degrees of freedom are those of Satterthwaite (1946). There is no interval if a task has only one run.
@@ -124,7 +124,7 @@ def describe_interval(unit: str) -> str:
 
 
 def welch_drop_test(before: np.ndarray, after: np.ndarray) -> float:
-    """Return the one-sided p-value of Welch's t test. Null hypothesis: the mean of `after` is not lower than `before`.
+    """Return the one-sided p-value of Welch's t test of whether the mean of `after` is lower than that of `before`.
 
     The two samples may have different variances and sizes. The result is nan if the test is not defined: a sample has
     fewer than two values, or both samples are constant.

@@ -127,7 +127,7 @@ def _map_shape(agent: Any) -> Any:
 
 
 def _feature_map_box(torso: Any, image_shape: tuple[int, ...]) -> Box:
-    """Return the part of the input image that the cells of the torso's feature map cover together.
+    """Return the part of the input image that is covered by all cells of the torso's feature map together.
 
     A cell covers a square around the centre of its receptive field. The side of the square is the distance between the
     centres of two neighbouring cells. If convolutions pad their input, the part is a little larger than the image.

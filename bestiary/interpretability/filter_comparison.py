@@ -81,8 +81,8 @@ def compare_filters(
         match: how kernels are paired (see `kernel_distance`).
         between: "runs" compares each run with the first run; "time" compares each checkpoint with the next checkpoint
             of the same run.
-        frames: number of observations on which CKA is computed. They come from games that the agent of the first run
-            plays. 0 means no CKA.
+        frames: number of observations on which CKA is computed. They come from games played by the agent of the first
+            run. 0 means no CKA.
         seed: seed of the games that are played for CKA.
     """
     path = check_figure_path(out, overwrite) if out is not None else None

@@ -12,7 +12,7 @@ remaining layers to whole maps, which is then faster. The steps are:
     fill_maps        paste the windows into copies of the reference's map; the result is the maps [1+K,H',W',C'] of all
                      images
 
-The result is exact: no changed value is ignored, and the edges of a map are padded as the layers pad them.
+The result is exact: no changed value is ignored, and the padding at the edges of a map is that of the layers.
 """
 
 import copy

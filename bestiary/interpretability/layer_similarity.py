@@ -26,8 +26,8 @@ def can_match(weights: Tensor, matching: str) -> bool:
 def kernel_distance(first: Tensor, second: Tensor, matching: str = "index") -> float:
     """Return the sum of squared differences of the weights [out,in,k,k] of two convolutions.
 
-    A kernel is the k x k weights from one input channel to one output channel. A filter is all kernels of one output
-    channel. `matching` determines which weights are compared with each other:
+    A kernel consists of the k x k weights from one input channel to one output channel. A filter consists of all
+    kernels of one output channel. `matching` determines which weights are compared with each other:
 
         index     kernels with the same index
         optimal   kernels are paired such that the sum is as small as possible. Published comparisons use this method.
@@ -54,7 +54,7 @@ def linear_cka(x: Tensor, y: Tensor) -> float:
 
     Plain CKA (Kornblith et al. 2019) is close to 1 for any two layers that have far more features than there are
     frames. Therefore an unbiased estimator is used (Szekely & Rizzo 2014). It ignores the diagonal of the Gram matrix,
-    which is the product of each frame's features with themselves. The estimate can be slightly negative.
+    because these entries are products of a frame's features with themselves. The estimate can be slightly negative.
     """
     first, second = (_centred_gram_matrix(features.double()) for features in (x, y))
     norm = float(first.norm() * second.norm())

@@ -39,7 +39,7 @@ ROUNDING_ERROR = 1e-5  # smaller relative changes of outputs are regarded as flo
 class PatchPreset:
     """The sizes of the patches in a published implementation, for images of `image_size` x `image_size` pixels.
 
-    All lengths are scaled for images of another size: an unscaled patch could cover half of a small image.
+    All lengths are scaled for images of another size, because an unscaled patch could cover half of a small image.
     """
 
     image_size: int
@@ -67,7 +67,7 @@ class SaliencyOptions:
     mode: str = "occlude"  # occlude: blur the patch; searchlight: blur all except the patch
     distance: str = "logits"  # logits: half the squared distance of the logits; kl: KL divergence of the policies
     preset: str = "torchbeast-popart"  # a key of PRESETS
-    # Distance of patch centres, which is scaled to the image size; used only if `density` is None. None: the value of
+    # Distance of patch centres that is used if `density` is None. It is scaled to the image size. None: the value of
     # the preset.
     default_density: float | None = None
 
@@ -154,7 +154,7 @@ class Saliency:
         return torch.stack([policy_scores, value_scores])
 
     def _run_agent(self, images: Tensor, inputs: Inputs, state: State) -> Output:
-        """Return the agent's output for K images [K,H,W,C], all with the same other inputs and recurrent state."""
+        """Return the agent's output for K images [K,H,W,C]. All other inputs and the recurrent state are the same."""
         count = len(images)
         if self.needs_uint8:
             images = images.round().to(torch.uint8)
@@ -276,5 +276,5 @@ def absolute_scale(scores: np.ndarray, full: float) -> np.ndarray:
 
 
 def default_full_score(maps: Sequence[np.ndarray]) -> float:
-    """Return the default score for full colour: the 95th percentile, over frames, of each frame's largest score."""
+    """Return the default score for full colour: take the largest score of each frame, and the 95th percentile of these."""
     return float(np.quantile([scores.max() for scores in maps], 0.95)) if len(maps) else 0.0

@@ -215,7 +215,7 @@ def _measure_steps(
     step_rewards: list[np.ndarray],
     step_distances: dict[str, list[np.ndarray]],
 ) -> Iterator[Step]:
-    """Yield the steps of `records`. Append the rewards of each step to `step_rewards`, distances to `step_distances`.
+    """Yield the steps of `records`. Append their rewards to `step_rewards` and their distances to `step_distances`.
 
     The trusted agent receives the same observations as the audited agent. Its input `reward`, however, is the reward on
     which the trusted agent was trained.
@@ -270,7 +270,7 @@ def correlations(x: np.ndarray, y: np.ndarray) -> dict[str, float]:
 
 
 def describe_environment(config: Config) -> str:
-    """Return the environment and those options that are not at their default, for example `atari/Pong, flicker=0.5`."""
+    """Return the environment and all options that differ from their defaults, for example `atari/Pong, flicker=0.5`."""
     options = config.env_options
     defaults = type(options)()
     names = [field.name for field in fields(options)]

@@ -74,8 +74,8 @@ class AuditRow:
     def group_key(self, axis: str = "steps") -> str:
         """Return a key that is equal for all rows of one curve.
 
-        The key consists of all settings except those that change the position on the x axis, and except options such
-        as the seed (UNCOMPARED in config/training_options.py).
+        The key consists of all settings, with two exceptions: settings that change the position on the x axis, and the
+        options in UNCOMPARED (config/training_options.py), such as the seed.
         """
         ignored = [axis] if axis.startswith("env.") else []
         if axis == "parameters":

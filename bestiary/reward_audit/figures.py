@@ -96,7 +96,7 @@ def draw_curves(curves: Sequence[Curve], path: Path) -> None:
 
 
 def _describe_sample(curve: Curve) -> str:
-    """Return a text with the number of seeds or games that each point is the mean of, for example "n = 5 seeds"."""
+    """Return a text that says over how many seeds or games each point is averaged, for example "n = 5 seeds"."""
     texts = []
     for unit in dict.fromkeys(point.unit for point in curve.points):
         counts = [len(point.true) for point in curve.points if point.unit == unit]

@@ -159,7 +159,8 @@ def write_checkpoint(
 
     name, temporary = f"{steps:012d}", f".saving-{steps:012d}"
     safe_files.make_folder(folder, folder.parent)
-    # All files are opened relative to the folder, which another user might replace by a link during the training.
+    # Open all files relative to the descriptor of the folder. Another user might replace the folder by a link during
+    # the training.
     with safe_files.open_parent(folder / name, folder.parent) as parent:
         if name in os.listdir(parent):
             if Checkpoint(folder / name).find_damage() is None:
@@ -189,7 +190,7 @@ def _write_files(folder: str, parent: int, files: Mapping[str, Callable[[], byte
     """Write files and manifest.json to a folder, and wait until they are on disk.
 
     `parent` is the descriptor of the folder that contains `folder`. `files` maps the name of each file to a function
-    that returns its content, so that only one content is in memory.
+    that returns the content of the file. In this way, only the content of one file is in memory at a time.
     """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
     try:
@@ -243,7 +244,7 @@ def remove_old(folder: Path, keep_every: int, keep_at: Iterable[int] = (), keep_
     removed = [checkpoint.path.name for checkpoint in found if checkpoint.steps not in kept]
     with safe_files.open_parent(folder / "x", folder.parent) as parent:
         for name in removed:
-            # Rename the folder first. If its removal fails halfway, the rest does not look like a checkpoint.
+            # Rename the folder first. If its removal fails halfway, the remaining files do not look like a checkpoint.
             os.rename(name, f".removing-{name}", src_dir_fd=parent, dst_dir_fd=parent)
             shutil.rmtree(f".removing-{name}", ignore_errors=True, dir_fd=parent)
     return removed
@@ -305,7 +306,8 @@ def unused_path(path: Path) -> Path:
 def replace_link(path: Path, target: str, root: Path | None = None) -> None:
     """Make `path` a symbolic link to `target`. Replace an older link, but do nothing if `path` is a file or folder.
 
-    Links between the folder `root` (default: the folder of the link) and `path` are not followed.
+    `root` is a folder that contains the link (default: the folder in which the link is). Symbolic links in the part of
+    `path` after `root` are not followed.
 
     Errors are ignored, because these links are only a convenience and some file systems do not support them.
     """

@@ -56,7 +56,7 @@ class WandbLogger:
 
         with local_config.hidden(local_config.WANDB_FILE):
             wandb.setup()  # reads the settings files; `init` does not read them again
-        # W&B would run git in the working directory, which may come from another person.
+        # By default, W&B runs git in the working directory. Files in this directory may come from another person.
         settings = wandb.Settings(
             console="off", x_disable_stats=True, x_disable_meta=True, disable_git=True, silent=True
         )

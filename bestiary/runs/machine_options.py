@@ -1,4 +1,4 @@
-"""Options that are choices about a machine: devices, threads, the cluster, loggers, and paths of other runs.
+"""Options of a machine: devices, threads, the cluster, loggers, and paths of other runs.
 
 A run folder may come from another person or another machine. `resume` then does not use the values of these options in
 config.toml: the user gives them again on the command line.

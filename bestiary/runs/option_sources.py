@@ -30,15 +30,14 @@ def merge_sources(
     `options`, for error messages, for example {"memory.hidden": "preset hello"}.
 
     Args:
-        options: options given directly. If `study` is empty, their plug-ins are trusted, because the user has named
-            them.
-        trust_code: whether to execute unknown plug-ins, and to use a cluster, that the user has not named, but that a
-            config file, study file or run names.
-        study: "", or a description of the study file that contains `options`. Plug-ins in `options` are then treated
-            as named by a file.
+        options: options given directly. If `study` is empty, their plug-ins are trusted, because the user gave them.
+        trust_code: whether to accept an unknown plug-in or a cluster that is not given by the user directly, but by a
+            config file, a study file or a run.
+        study: description of the study file that contains `options`, or "" if they come from the user. Plug-ins from a
+            study file are treated like plug-ins from a config file.
 
     Raises:
-        UserError: a file or a run names a plug-in or a cluster that is not trusted.
+        UserError: a plug-in or a cluster given by a file or a run is not trusted.
     """
     direct = flatten(options)
     direct = trust_in_file(direct, study, trust_code) if study else trust_named(direct)
@@ -60,9 +59,10 @@ def merge_sources(
 
 
 def _check_cluster(options: Mapping[str, Any], origin: Mapping[str, str], trust_code: bool) -> None:
-    """Raise UserError if a file chooses a cluster, and `trust_code` is False: its processes can run code as the user.
+    """Raise UserError if a file chooses a cluster and `trust_code` is False.
 
-    The cluster `local` is allowed, because a run that uses it starts it. `origin` maps an option to its file.
+    Processes of a cluster can run code as the user. The cluster `local` is allowed, because the run itself starts it.
+    `origin` maps an option to its file.
     """
     cluster = options.get("cluster")
     if cluster in (None, "none", "local"):

@@ -57,8 +57,9 @@ def read_hashes(run_path: Path) -> dict[str, str]:
 def trust_options(options: Mapping[str, Any], run_path: Path, trust_code: bool) -> dict[str, Any]:
     """Return the options of a run, in which each plug-in refers to a file that may be executed.
 
-    If the user has trusted the content of a plug-in before, the original file is used or, if this file has changed, the
-    copy in the run folder. If the user has not trusted the content, the copy is used, but only if `trust_code` is true.
+    If the user has trusted the content of a plug-in before, the original file is used. If the original file has
+    changed, the copy in the run folder is used instead. If the user has not trusted the content, the copy is used, but
+    only if `trust_code` is true.
 
     Raises:
         UserError: a plug-in is not trusted, or its copy is missing or was changed.
@@ -113,7 +114,7 @@ def _read_copy(copy: Path, run_path: Path) -> PluginSource | None:
             folder = pending.pop()
             files = [path for path in safe_files.list_files(folder, run_path) if path != copy]
             names += [path.relative_to(copy.parent).as_posix() for path in files]
-            # Compiled code that older versions have left in the copy is never executed.
+            # Leave out __pycache__: compiled code in the copy, written by older versions, is never executed.
             pending += [path for path in safe_files.list_folders(folder, run_path) if path.name != "__pycache__"]
             if len(names) > MAX_MODULES or len(pending) > MAX_MODULES:
                 return None

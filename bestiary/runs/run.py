@@ -205,14 +205,14 @@ class Run:
         env: str | None = None,
         checkpoint: int | Checkpoint | None = None,
     ) -> "Policy":
-        """Return the trained agent as a policy for an own loop: `policy.act(observation, reward=..., done=...)`.
+        """Return the trained agent as a policy for your own loop: `policy.act(observation, reward=..., done=...)`.
 
         In the environments of `make_vec(seed=S)`, the policy takes the same actions as in an evaluation with this seed.
 
         Args:
             greedy: take the most probable action instead of sampling an action.
             seed: seed with which actions are sampled.
-            env: the task to play, if the agent was trained on several. The default is the first task.
+            env: the task to play if the agent was trained on several tasks. The default is the first task.
             checkpoint: see `agent`.
         """
         from bestiary.agents.policy import Policy
@@ -231,8 +231,8 @@ class Run:
     ) -> "gymnasium.vector.VectorEnv":
         """Return a Gymnasium vector environment with the options and rewards of the training.
 
-        `seed` is that of an evaluation: the games are those of `bestiary eval --seed` with the same `num_envs`. If the
-        agent was trained on several tasks, `env` is the task. The default is the first task. `render` requires
+        The games are the same as in `bestiary eval` with the same `seed` and `num_envs`. If the agent was trained on
+        several tasks, `env` is the task to play. The default is the first task. `render` requires
         `render_mode="rgb_array"`.
         """
         from bestiary.config.config import make_vector_env
