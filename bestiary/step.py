@@ -21,7 +21,7 @@ class ArraySpec:
     shape: tuple[int, ...]
     dtype: str
     # Named subsets of the elements of a vector observation, as pairs (name, indices). The memory of the IAM agent
-    # receives only the elements of one subset: by default the first, or the one that --agent.dset names.
+    # receives only the elements of one subset. By default, this is the first subset; --agent.dset selects another.
     sets: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
 

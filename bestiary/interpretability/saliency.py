@@ -276,5 +276,8 @@ def absolute_scale(scores: np.ndarray, full: float) -> np.ndarray:
 
 
 def default_full_score(maps: Sequence[np.ndarray]) -> float:
-    """Return the default score for full colour: take the largest score of each frame, and the 95th percentile of these."""
+    """Return the default score for full colour.
+
+    It is the 95th percentile of the largest score of each frame.
+    """
     return float(np.quantile([scores.max() for scores in maps], 0.95)) if len(maps) else 0.0

@@ -17,7 +17,7 @@ ZOO_FOLDER = Path(__file__).resolve().parents[1] / "zoo"
 
 
 def find_agent(path: Path) -> Path | None:
-    """Return the folder of the zoo agent that `path` (`zoo/NAME`) names. Return None if there is no such agent."""
+    """Return the folder of a zoo agent. `path` is the name `zoo/NAME`. Return None if there is no such agent."""
     if path.parent != Path("zoo"):
         return None
     folder = ZOO_FOLDER / path.name

@@ -1,7 +1,7 @@
 """Run the analyses of a study: each analysis is one or more `bestiary` commands on the study's own runs.
 
-Their files are written to analysis/NAME/ in the folder of the study, and their figures and videos appear on the report
-page. An analysis is made again if its commands or the checkpoints of its runs have changed.
+The files of an analysis are written to analysis/NAME/ in the folder of the study. Its figures and videos appear on the
+report page. An analysis is made again if its commands or the checkpoints of its runs have changed.
 """
 
 import json
@@ -65,10 +65,10 @@ def _flag_words(key: str, value: Any) -> list[str]:
 def run_analyses(
     analyses: Sequence[Analysis], trials: Sequence[Trial], folder: Path, is_interrupted: Callable[[], bool]
 ) -> dict[str, str]:
-    """Make all analyses whose runs are trained and whose results are missing or old.
+    """Make each analysis whose runs are trained, unless it has up-to-date results.
 
-    Return {name: why it failed or was not made} of the other analyses that have no results. `is_interrupted` says
-    whether the user has stopped the study.
+    Return {name: reason} for each analysis that failed, or was not made because a run is not trained.
+    `is_interrupted()` is true if the user has stopped the study.
     """
     problems = {}
     for analysis in analyses:
@@ -87,7 +87,7 @@ def run_analyses(
 
 
 def analysis_problem(analysis: Analysis, trials: Sequence[Trial], folder: Path) -> str:
-    """Return "" if the analysis has up-to-date results, otherwise why it has none."""
+    """Return "" if the analysis has up-to-date results, otherwise the reason why it has none."""
     if untrained := [trial.name for trial in analysed_trials(analysis, trials) if not trial.is_trained]:
         return f"not made, because {untrained[0]} is not trained"
     try:
@@ -100,7 +100,7 @@ def analysis_problem(analysis: Analysis, trials: Sequence[Trial], folder: Path) 
 
 
 def _run_commands(analysis: Analysis, trials: Sequence[Trial], folder: Path, is_interrupted: Callable[[], bool]) -> str:
-    """Run the commands of an analysis one after another. Return "" or the reason of the first failure."""
+    """Run the commands of an analysis one after another. If a command fails, return the reason, otherwise ""."""
     log = _log_path(analysis, folder)
     analysis_folder(analysis, folder).mkdir(parents=True, exist_ok=True)
     for command in analysis_commands(analysis, trials, folder):

@@ -35,7 +35,10 @@ class EvaluationResults:
 
     @property
     def roles(self) -> list[str]:
-        """The roles of the evaluated levels (see `level_role`), with "" for tasks without levels."""
+        """How training used the evaluated levels: "train", "valid", "test" or "" (see `level_role`).
+
+        The value is also "" for tasks without levels.
+        """
         found = {record.role for _, record in self.entries}
         return [role for role in ROLE_ORDER if role in found]
 
@@ -54,14 +57,14 @@ class EvaluationResults:
         return found
 
     def returns(self, variants: Iterable[Variant], task: str, role: str) -> np.ndarray:
-        """Return the mean return of each run [R], averaged over the ranges of levels with this role."""
+        """Return the mean return of each run [R], averaged over the ranges of levels of one of the `roles`."""
         runs = self.newest(variants, task, role).values()
         return np.array([np.mean([record.mean for record in records]) for records in runs])
 
     def normalised(self, variants: Iterable[Variant], task: str, role: str) -> float | None:
         """Return the mean normalised return over runs and ranges, or None if the task cannot be normalised.
 
-        If `task` is ALL_TASKS, return the mean over all tasks, or None if the variants do not have all of them.
+        If `task` is ALL_TASKS, return the mean over all tasks. If the value of a task is unknown, return None.
         """
         chosen = list(variants)
         if task == ALL_TASKS:
@@ -91,7 +94,7 @@ def collect_evaluations(study: Study, trials: list[Trial]) -> list[EvaluationRes
 
 
 def _normalise(record: EvaluationRecord, ranges: Mapping[str, tuple[float, float]]) -> EvaluationRecord:
-    """Return a record with the normalised return according to [normalise] of the study file, if the task is there."""
+    """If `ranges` (from the table [normalise]) contains the task, return a record with its normalised return."""
     if record.task not in ranges:
         return record
     low, high = ranges[record.task]
@@ -226,8 +229,8 @@ def _final(results: list[VariantResult], variants: list[Variant], task: str) -> 
 def plot_evaluation(results: EvaluationResults, study: Study, path: Path) -> bool:
     """Draw the return of each evaluated checkpoint against its steps. Return False if there is only one checkpoint.
 
-    There is one panel for each task. Each run has one line, or two lines if it is evaluated on training and test
-    levels. Published curves are dotted.
+    There is one panel for each task. If training levels and test levels were evaluated, each run has one line for each
+    of them. Published curves are dotted.
     """
     steps = {(trial.name, record.checkpoint) for trial, record in results.entries}
     if len(steps) == len({name for name, _ in steps}):
@@ -256,7 +259,7 @@ def plot_evaluation(results: EvaluationResults, study: Study, path: Path) -> boo
 
 
 def _lines(results: EvaluationResults, task: str) -> dict[tuple[Trial, str], dict[int, float]]:
-    """Return {(run, "train", "test" or ""): {checkpoint: mean return over ranges of levels}} for one task."""
+    """Return {(run, one of `roles`): {checkpoint: mean return over ranges of levels}} for one task."""
     values: dict[tuple[Trial, str], dict[int, list[float]]] = {}
     for trial, record in results.entries:
         if record.task == task:

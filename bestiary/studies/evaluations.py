@@ -68,7 +68,7 @@ class EvaluationPlan:
         return words
 
     def is_done_by(self, protocol: Mapping[str, Any], config: Config, steps: int) -> bool:
-        """Return whether an evaluation with this protocol is the result of the plan for a run.
+        """Return whether an evaluation with this protocol was made as this plan requires.
 
         `steps` is the step count of the run's newest checkpoint.
         """
@@ -85,7 +85,8 @@ class EvaluationPlan:
         if list(self.levels) != protocol.get("levels", []) or "reset_state_every" in protocol:
             return False
         if self.checkpoints == "all":
-            # An evaluation is saved after each checkpoint. An interrupted one does not have the newest checkpoint.
+            # An evaluation is saved after each checkpoint. If it was interrupted, it does not contain the newest
+            # checkpoint.
             return protocol.get("checkpoints", [None])[-1] == steps
         return protocol.get("checkpoint_steps") == steps
 

@@ -55,7 +55,7 @@ def start_command(log: Path, command: list[str], **options: Any) -> "subprocess.
 
     The process has its own session, so that it receives no signals from the terminal.
     """
-    # -P: modules are not imported from the working directory, which may come from another person.
+    # -P: do not import modules from the working directory. Its files may come from another person.
     arguments = [sys.executable, "-P", "-m", "bestiary.studies.worker", *command]
     with open_log(log, command) as output:
         return subprocess.Popen(
@@ -237,7 +237,9 @@ class RemoteJob:
 
 
 class RemoteProcess:
-    """A command that a RemoteJob runs on another machine. The `bestiary study` process controls it with this object.
+    """A command that a RemoteJob runs on another machine.
+
+    The `bestiary study` process controls the command with this object.
 
     If the machine cannot run the command, the id of its node is added to `unsuitable_nodes`, a set that all objects of
     this class share.

@@ -39,7 +39,7 @@ from bestiary.utils.errors import UserError
 
 @dataclass(frozen=True)
 class TrialResult:
-    """Results of one run in one task. A value is None if it is not known (training is unfinished)."""
+    """Results of one run in one task. A value is None if it is not known, because training is unfinished."""
 
     trial: Trial
     task: str
@@ -60,7 +60,8 @@ class VariantResult:
     environments: tuple[str, ...]
     parameters: tuple[int, ...]  # numbers of network parameters; they may differ between environments
     trials: list[TrialResult]  # all runs of the variant, including those that are not trained yet
-    # One array [R] per environment: final returns of R trained runs. Normalised if there are several environments.
+    # One array [R] per environment: final returns of R trained runs. If there are several environments, the returns are
+    # normalised.
     scores: list[np.ndarray] = field(default_factory=list)
     whole_runs: bool = False  # True: run i has the i-th score of each environment, because it was trained in all
 

@@ -59,7 +59,7 @@ def last_output(path: Path) -> list[str]:
 
 
 def failure_reason(path: Path) -> str:
-    """Return why the last command failed. Return "" if it did not fail, for example because it is still running.
+    """Return the reason why the last command failed. If it did not fail, or is still running, return "".
 
     The reason is the last error message of the command or, if there is none, its last line of output. If a signal
     killed the command, the reason is the signal.

@@ -85,7 +85,7 @@ def run_study(
             "new": rename the folders of these runs and train new runs.
         dry_run: only print the trials and their states.
         report_only: only write the report.
-        trust_code: execute the plug-ins that the study file names even if the user has not used them before.
+        trust_code: execute plug-ins given in the study file even if the user has not used them before.
         scale: name of the table [scale.NAME] of the study file; empty: the full study.
     """
     study = read_study(path, trust_code, scale)
@@ -309,9 +309,9 @@ def run_trials(trials: list[Trial], executor: Executor) -> int | None:
 def _next_trial(waiting: list[Trial], progress: StudyProgress) -> Trial | None:
     """Return the first waiting trial that can start now; None if there is none.
 
-    A trial cannot start if the trial from whose checkpoint it starts is not trained, or if another process has locked
-    its run folder. A run folder can be locked if the study was killed and started again while the old commands still
-    save their runs.
+    A trial that starts from the checkpoint of another trial must wait until the other trial is trained. A trial must
+    also wait while another process has locked its run folder. This happens if the study was killed and started again,
+    and the old commands are still saving their runs.
     """
     for trial in waiting:
         if trial.is_blocked:

@@ -22,7 +22,7 @@
     grid = { env = ["toy/chain", "toy/bandit"] }   # the variant's own grid
 
     [[analysis]]                        # interpretability tools and audits after the training (see analyses.py)
-    [[published]]                       # published results, shown beside the own results (see published_values.py)
+    [[published]]                       # published results, shown beside the study's results (see published_values.py)
 
     [scale.small.options]               # `--scale small`: options that override all other tables
     steps = "10k"
@@ -236,7 +236,7 @@ def _check_evaluations(file: StudyFile, study: Study) -> None:
 
 
 def _check_stages(file: StudyFile, study: Study) -> None:
-    """Raise UserError if a variant cannot start from the weights of the variant that its key `after` names."""
+    """Raise UserError if a variant cannot start from the weights of the variant given by its key `after`."""
     for variant in study.variants:
         if variant.after is None:
             continue
@@ -304,7 +304,7 @@ def _resolve_variant(
 
 
 def _locate_problem(file: StudyFile, problem: str, draft: VariantDraft) -> str:
-    """Return the location, in the study file, of the option that an error message is about.
+    """Return the location of the option in the study file that probably caused the error message `problem`.
 
     Search in this order:
     1. a flag in the message, such as --frame-stack, that is also an option of the draft

@@ -2,7 +2,8 @@
 
 A draft is a variant whose options are not checked yet.
 
-The tables [scale.NAME] of a file describe smaller (or larger) versions of the study. `--scale NAME` selects one.
+The tables [scale.NAME] of a file describe smaller (or larger) versions of the study. `--scale NAME` selects one of
+these versions.
 """
 
 import functools
@@ -94,7 +95,7 @@ def list_of_tables(file: StudyFile, name: str, problems: list[str]) -> list[Mapp
 
 
 def _check_scales(file: StudyFile) -> None:
-    """Raise UserError if a table [scale.NAME] is wrong, or if the selected one does not exist."""
+    """Raise UserError if a table [scale.NAME] is wrong, or if the table of the selected scale does not exist."""
     scales = file.tables.get("scale", {})
     if not isinstance(scales, Mapping) or not all(isinstance(table, Mapping) for table in scales.values()):
         raise UserError(f"{file.location('', 'scale')}: scale: expected tables [scale.NAME], such as [scale.small]")
@@ -242,7 +243,7 @@ def draft_variants(file: StudyFile, problems: list[str]) -> list[VariantDraft]:
 def _check_names(
     file: StudyFile, drafts: list[VariantDraft], owners: "list[_NamedVariant]", problems: list[str]
 ) -> None:
-    """Report variants with equal names, and unknown variants in `after` and in the tables of the scale.
+    """Report variants with equal names. Also report unknown names in `after` and in the tables of the selected scale.
 
     `owners` has the [[variant]] table of each draft.
     """
@@ -320,7 +321,7 @@ def _named_variants(file: StudyFile, problems: list[str]) -> list[_NamedVariant]
 
 
 def _scaled_grid(file: StudyFile, problems: list[str]) -> dict[str, Any]:
-    """Return the table [grid], with the lists that the selected scale replaces."""
+    """Return the table [grid]. Lists in the selected scale replace lists of this table."""
     grid, problems_before = _read_table(file, "grid", problems), len(problems)
     if "grid" in file.tables and not grid and len(problems) == problems_before:
         problems.append(

@@ -116,7 +116,7 @@ def write_study_report(study: Study, trials: list[Trial], folder: Path) -> None:
 
 
 def _needs_table(evaluations: list[EvaluationResults]) -> bool:
-    """Return whether the results of an evaluation are not in the table of variants already."""
+    """Return whether an evaluation has results that are missing in the table of variants."""
     return any(plan.levels or plan.env or plan.checkpoints == "all" for plan in (e.plan for e in evaluations))
 
 
@@ -327,7 +327,7 @@ def _capitalise(title: str) -> str:
 
 
 def _render_analysis(analysis: Analysis, trials: list[Trial], folder: Path) -> list[str]:
-    """Return the HTML of the figures and videos of an analysis, or why it has none."""
+    """Return the HTML of the figures and videos of an analysis, or of the reason why it has none."""
     own = analysis_folder(analysis, folder)
     sections = [f"<h2>{html.escape(TOOLS[analysis.tool].title)}: {html.escape(analysis.name)}</h2>"]
     command = shlex.join(["bestiary", *analysis_commands(analysis, trials, folder)[0]])

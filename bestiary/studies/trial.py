@@ -109,7 +109,8 @@ class Trial:
         """Return the arguments of the `bestiary` command that continues the trial, or None if it is done."""
         machine = machine_flags(self.config.training)
         if not self.exists:
-            # The config file has init_from. As an option, it would also select the options of the other run.
+            # Leave out --init-from, because the config file contains it. On the command line, --init-from would also
+            # select the options of the other run.
             others = [flag for flag in machine if not flag.startswith("--init-from=")]
             return ["train", "--config", str(self.config_path), "--run-dir", str(self.path), *others]
         if not self.is_trained:
@@ -177,7 +178,10 @@ class Trial:
 
 
 def make_trials(study: Study, folder: Path) -> list[Trial]:
-    """Return the trials of a study, one for each variant and seed. A trial comes after the trial it starts from."""
+    """Return the trials of a study, one for each variant and seed.
+
+    A trial comes after the trial from which it starts.
+    """
     trials: dict[tuple[Variant, int], Trial] = {}
     for variant in study.variants:
         for seed in study.seeds:

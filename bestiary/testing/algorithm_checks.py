@@ -155,7 +155,7 @@ class AlgorithmChecks:
         self.check_parts(learner, batch, name, loss, gradient)
 
     def check_parts(self, learner: Learner, batch: Batch, name: str, loss: Loss, gradient: Sequence[Tensor]) -> None:
-        """Check that the gradient of a batch is the sum of the gradients of its two halves, and `loss.sums` likewise.
+        """Check that the gradient and `loss.sums` of a batch are the sums of those of its two halves.
 
         `loss` and `gradient` are the loss and the gradient of the whole batch.
         """
@@ -235,7 +235,7 @@ class AlgorithmChecks:
             )
 
     def check_shard(self, learner: Learner, rollouts: Sequence[Rollout]) -> None:
-        """Check the algorithm that `shard(2)` returns. It is for one of two learners that get half of each batch."""
+        """Check the algorithm returned by `shard(2)`, with which each of two learners processes half of each batch."""
         report, num_learners = self.report, 2
         with report.errors_of("shard(2)"):
             part = self.config.make_algorithm().shard(num_learners)

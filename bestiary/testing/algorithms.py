@@ -19,7 +19,7 @@ from bestiary.utils.errors import RunError, UserError
 from bestiary.utils.options import construct
 
 NUM_LEARN_CALLS = 3  # number of learn calls in each training run
-# Numbers of environments. The first one that the algorithm accepts is used.
+# Numbers of environments. The first number that the algorithm accepts is used.
 NUM_ENVS = (8, 32)
 
 

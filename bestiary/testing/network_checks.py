@@ -179,8 +179,8 @@ def check_reset(subject: Subject, state: State) -> None:
             f"after a reset (done[0] is set), the outputs depend on the old state: they differ {difference}; if "
             "done is set, replace the state by the initial state before the step"
         )
-    # This check is only for memories. The output of an agent may change at a reset even if its state does not: it also
-    # replaces the last reward and the last action by zeros.
+    # This check is only for memories. The output of an agent may change at a reset even if its state does not change,
+    # because the agent also replaces the last reward and the last action by zeros.
     if "output" in runs[0] and (difference := find_difference(runs[0], runs[2])) is not None:
         report.require(
             f"a reset does not equal initial_state({B}): the outputs differ {difference}; a reset must restore the "

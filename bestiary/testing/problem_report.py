@@ -135,8 +135,8 @@ def parse(report: Report, schema: type, options: dict[str, Any]) -> Any:
 def load_class(component: Any, lookup: Callable[[Any], Any], required: Iterable[str]) -> Any:
     """Return the class of a component. Raise ComponentError if it does not exist or lacks an attribute.
 
-    If `component` names a user's file, the file is executed without asking whether the user trusts it: the user has
-    just named it.
+    If `component` names a user's file, the file is executed without asking whether the user trusts it, because the user
+    has just given its name.
     """
     if isinstance(component, str):
         try:

@@ -163,7 +163,9 @@ class Actor:
 
     @torch.no_grad()
     def _store_bootstrap_values(self, step: Step) -> None:
-        """Compute and store the value of each truncated episode's final observation, from which the learner bootstraps.
+        """Compute and store the values of the final observations of truncated episodes.
+
+        The learner bootstraps from these values.
 
         Raises:
             RunError: the environment did not return the final observations.
@@ -226,7 +228,7 @@ class Actor:
         return {name: np.array(array, order="C") for name, array in arrays.items()}
 
     def load(self, arrays: Arrays, steps: int) -> None:
-        """Restore a state that `save` returned. `steps` is the number of steps of the actor at that time.
+        """Restore a state returned by `save`. `steps` is the number of steps of the actor when the state was saved.
 
         Environments whose state cannot be saved start new episodes with an initial recurrent state.
 

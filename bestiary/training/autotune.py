@@ -86,9 +86,9 @@ def _select_size(rates: dict[int, float], default: int) -> int:
 def measure_rates(config: Config) -> dict[int, float]:
     """Return the learning speed for each micro-batch size, in steps per second. All learner threads are used.
 
-    The sizes 1, 2, 4, 8, ... are measured in this order. The first size for which (1) or (2) is true is the last one:
-    (1) the gradient of a batch takes longer than `MAX_BATCH_SECONDS`; (2) the size is at least four times the fastest
-    size, and clearly slower (see CLEARLY_SLOWER).
+    The sizes 1, 2, 4, 8, ... are measured in this order, until (1) or (2) is true for a size: (1) the gradient of a
+    batch takes longer than `MAX_BATCH_SECONDS`; (2) the size is at least four times the fastest size, and clearly
+    slower (see CLEARLY_SLOWER).
     """
     algorithm = config.make_algorithm()
     num_threads = config.training.learner_threads or num_cores()

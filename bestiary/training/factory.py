@@ -134,7 +134,7 @@ def make_actors(
 
 
 def make_untrained_agent(config: Config) -> Agent:
-    """Return an agent with the random initial weights that the seed of the run determines."""
+    """Return an agent with random initial weights, which depend on the seed of the run."""
     weights_seed = np.random.SeedSequence(config.training.seed).spawn(3)[2]
     return config.make_agent(seed=int(weights_seed.generate_state(1)[0]))
 
@@ -142,7 +142,7 @@ def make_untrained_agent(config: Config) -> Agent:
 def make_initial_agent(config: Config, new: bool = True) -> Agent:
     """Return an agent with initial weights.
 
-    If `new` is true, these are the weights of the run that `--init-from` names. Without this option, the weights are
+    If `new` is true, these are the weights of the run given by `--init-from`. Without `--init-from`, the weights are
     random, and the agent is calibrated (see `calibrate_agent`). If `new` is false, the caller must load the weights of
     a checkpoint into the agent.
     """

@@ -54,7 +54,7 @@ class Session:
         self.frames_per_step = config.interface.frames_per_step
         self.save_actor = save_actor
         # Names of the true rewards, which are logged beside the training reward. With --reward alone, the true reward
-        # is the own reward of the environment. Empty if neither --reward nor --true-reward is given.
+        # is the own reward of the environment. The tuple is empty if neither --reward nor --true-reward is given.
         self.channels = config.rewards.channels
         self.tasks = {  # task name -> statistics of its recent games
             name: TaskStats(

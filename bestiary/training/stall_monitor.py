@@ -57,7 +57,7 @@ def describe_waiting_actors(actors: Sequence[Actor], min_seconds: float) -> list
 
 
 def _plugin_location(thread: int) -> str:
-    """Return which line of a plug-in file a thread executes, for example " (file.py, line 3, in step)", or ""."""
+    """Return the line of a plug-in file that a thread executes, for example " (file.py, line 3, in step)", or ""."""
     frame = sys._current_frames().get(thread)
     files = plugins.plugin_files()
     lines = [line for line in traceback.extract_stack(frame) if line.filename in files] if frame is not None else []

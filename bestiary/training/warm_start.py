@@ -1,10 +1,11 @@
 """Warm start: `--init-from RUN` initialises an agent with the weights of another run.
 
-The new agent has the same components as the source run, unless the command line selects others. The weights of torso
-and memory are copied unchanged. The policy head has one row of weights per action, and each row is copied from the
-action with the same name. A critic with one value per task has one row of weights per task, and each row is copied from
-the task with the same name. Rows without a match keep their random initialisation. If the source run has another type
-of critic, the whole critic keeps its random initialisation, because the values would have another meaning.
+The new agent has the same components as the source run, unless other components are selected on the command line. The
+weights of torso and memory are copied unchanged. The policy head has one row of weights per action, and each row is
+copied from the action with the same name. A critic with one value per task has one row of weights per task, and each
+row is copied from the task with the same name. Rows without a match keep their random initialisation. If the source run
+has another type of critic, the whole critic keeps its random initialisation, because the values would have another
+meaning.
 
 If the agent observes its last action, the weights for this input are matched by the index of the action, even if the
 actions with the same index have different names. A match by name is not possible: these weights are part of the
@@ -112,7 +113,7 @@ def _shape_mismatch(name: str, saved: Tensor, own: Tensor) -> str:
 
 
 def load_pretrained_state(config: Config, algorithm: Algorithm) -> None:
-    """Load the algorithm's state, for example a replay buffer, from the run that --init-from names.
+    """Load the algorithm's state, for example a replay buffer, from the run given by --init-from.
 
     Do nothing if --init-from is not given, if that run was trained with another algorithm, or if
     `algorithm.inherits_state` is false.
@@ -130,7 +131,7 @@ def load_pretrained_state(config: Config, algorithm: Algorithm) -> None:
 
 
 def check_pretrained_state(config: Config) -> None:
-    """Check that the algorithm can use the state (a replay buffer) of the run that --init-from names.
+    """Check that the algorithm can use the state (a replay buffer) of the run given by --init-from.
 
     If the algorithm loads no state from that run, nothing is checked.
 
@@ -161,7 +162,7 @@ def check_pretrained_state(config: Config) -> None:
 
 
 def _find_source_of_state(config: Config, algorithm: Algorithm) -> Run | None:
-    """Return the run that --init-from names if the algorithm loads its state from that run, else None."""
+    """Return the run given by --init-from if the algorithm loads its state from that run, otherwise None."""
     if config.training.init_from is None or not algorithm.inherits_state:
         return None
     source = open_run(config.training.init_from)

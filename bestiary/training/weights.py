@@ -45,7 +45,7 @@ def match_memory_layout(parameter: nn.Parameter, tensor: Tensor) -> Tensor:
 
     Equal strides are needed for two reasons. (1) The speed of convolutions depends on the strides. (2) Fused optimizers
     update the parameter element at a memory position with the gradient element at the same memory position. If the
-    strides differ, this is the gradient of another parameter element.
+    strides differ, the element at this position is the gradient of another parameter element.
     """
     if tensor.stride() == parameter.stride():
         return tensor

@@ -25,8 +25,8 @@ class MessageConsole(Console):
     def _check_buffer(self) -> None:
         try:
             super()._check_buffer()
-        # ValueError: the stream is closed, or a character cannot be encoded. RuntimeError: a signal handler prints, but
-        # it has interrupted the main program while that was printing.
+        # ValueError: the stream is closed, or a character cannot be encoded. RuntimeError: a signal handler prints
+        # while the interrupted main program is also printing.
         except (OSError, ValueError, RuntimeError):
             del self._buffer[:]
 
@@ -83,7 +83,10 @@ class TextTable:
 
 
 def print_table(table: TextTable, left: Collection[str] = ("task", "group", "run names", "variant", "X", "Y")) -> None:
-    """Print a table to standard output. Columns with a header in `left` are left-aligned, the others right-aligned."""
+    """Print a table to standard output.
+
+    Columns with a header in `left` are left-aligned, all others are right-aligned.
+    """
     caption = "\n".join(table.captions) or None
     rich_table = Table(title=plain(table.title), caption=plain(caption or "") or None, caption_justify="left")
     for column in table.header:

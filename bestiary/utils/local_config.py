@@ -1,8 +1,9 @@
 """Configuration files of other packages in the working directory.
 
-Numba, Matplotlib and W&B read such a file from the working directory, which may come from another person. With
+Numba, Matplotlib and W&B read such a file from the working directory. The file may come from another person. With
 `.numba_config.yaml`, this person can choose the folder in which Numba searches for compiled functions, and Numba
-unpickles the files in it. With `wandb/settings`, this person can choose the server to which W&B sends the API key.
+unpickles the files in this folder. With `wandb/settings`, this person can choose the server to which W&B sends the API
+key.
 So Bestiary imports these packages in such a way that they do not read these files. The
 configuration of the user in environment variables and in the home folder is used as usual.
 """
@@ -35,7 +36,7 @@ def hidden(file: str) -> Iterator[None]:
 
 
 def ignore_numba_file() -> None:
-    """Prevent that Numba reads NUMBA_FILE when it is imported, and again whenever it compiles a function."""
+    """Prevent Numba from reading NUMBA_FILE when it is imported, and whenever it compiles a function."""
     if os.path.lexists(NUMBA_FILE):
         with hidden(NUMBA_FILE):
             import numba.core.config

@@ -104,7 +104,10 @@ def write_text(path: Path, text: str, root: Path | None = None) -> None:
 
 
 def make_folder(path: Path, root: Path) -> None:
-    """Create a folder below `root`, and all missing folders between `root` and it. None of them may be a link."""
+    """Create a folder below `root`, and all missing folders between `root` and it.
+
+    None of these folders may be a link.
+    """
     made = root
     for part in _parts(path, root):
         made = made / part
@@ -124,8 +127,8 @@ def make_new_folder(path: Path, parents: bool = False, exist_ok: bool = True) ->
     access the files in the folder, even if the modes of the files allow it.
     """
     missing = [folder for folder in (path, *path.parents) if not folder.exists()] if parents else [path]
-    # The umask can be read only by setting a new one. The new one (0o077) is safe: until the old one is restored, other
-    # users cannot access new files.
+    # The umask can be read only by setting a new umask. The new umask (0o077) is safe: until the old umask is restored,
+    # other users cannot access new files.
     umask = os.umask(0o077)
     os.umask(umask)
     mode = 0o777 if umask & 0o002 else 0o700
@@ -154,7 +157,8 @@ def list_folders(folder: Path, root: Path) -> list[Path]:
 def open_file(path: Path, flags: int, root: Path | None = None, max_bytes: int | None = None) -> int:
     """Open an existing regular file and return its file descriptor.
 
-    A file with several names (hard links) is not opened for writing: it may also be a file outside the run folder.
+    A file with several names (hard links) is not opened for writing, because one of the names may be outside the run
+    folder.
     """
     with open_parent(path, root) as parent:
         try:
@@ -207,7 +211,10 @@ def _parts(path: Path, root: Path) -> tuple[str, ...]:
 
 
 def _explained(error: OSError, path: Path) -> OSError:
-    """Return a copy of an error that names the path and, if the path is a symbolic link, has a clear message."""
+    """Return a copy of an error whose message contains the path.
+
+    If the path is a symbolic link, the message says so.
+    """
     # The operating system reports a link as ELOOP or, if a folder is expected, as ENOTDIR.
     if error.errno == errno.ELOOP or (error.errno == errno.ENOTDIR and path.is_symlink()):
         return OSError(errno.ELOOP, "this is a symbolic link; a run folder must contain only files", str(path))

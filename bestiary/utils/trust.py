@@ -88,10 +88,10 @@ def named_by_user(name: str) -> str:
 
 
 def trust_in_file(ref: PluginRef, where: str, trust_code: bool) -> None:
-    """Trust a plug-in that a config or study file names, if its content is known or `trust_code` is true.
+    """Trust a plug-in given in a config or study file, if its content is known or `trust_code` is true.
 
-    Raise UserError otherwise. Its message contains `where`, a description of the config or study file. If the plug-in
-    file is missing, do nothing: `plugins.load` reports it.
+    Otherwise raise UserError with a message that contains `where`, a description of the config or study file. If the
+    plug-in file is missing, do nothing: `plugins.load` reports it.
     """
     try:
         source = read_source(ref.path)

@@ -67,8 +67,8 @@ class MetricsWriter(Callback):
             try:
                 table.write([])  # try again to write rows that could not be written before
             except OSError as error:
-                # A table that cannot be written for another reason, for example because it was replaced by a folder,
-                # must not prevent that the agent is saved. The user has been warned by `_write`.
+                # If a table cannot be written for another reason, for example because it was replaced by a folder, the
+                # agent must still be saved. `_write` has already warned the user.
                 if error.errno in FULL_DISK_ERRORS:
                     raise
         return {
@@ -85,8 +85,9 @@ class MetricsWriter(Callback):
     def _write_row(self, session: Session) -> None:
         """Write a row of metrics.csv.
 
-        The row summarises the updates since the last row: metrics whose names start with max_ by their maximum, other
-        metrics by their mean. If some updates do not report a metric, its mean is computed over the other updates.
+        The row summarises the updates since the last row. It contains the maximum of each metric whose name starts with
+        max_, and the mean of each other metric. If some updates do not report a metric, its mean is computed over the
+        updates that report it.
         """
         names = list(dict.fromkeys(name for update in self.pending for name in update))
         # If tasks have rewards of different scales, a mean over the tasks has no meaning.
