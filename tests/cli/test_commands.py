@@ -88,6 +88,7 @@ def test_list_prints_names_and_filters_them(capsys: pytest.CaptureFixture[str]) 
         "critics": "popart",
         "presets": "hello",
         "zoo": "pong",
+        "studies": "published/six-games",
     }
     assert set(expected_names) == set(LISTS)
     for what, expected in expected_names.items():

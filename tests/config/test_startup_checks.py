@@ -602,7 +602,7 @@ def test_options_object_of_an_environment_may_precede_or_follow_render_mode(name
     ("env", "facts"),
     [
         ("RequiredMode", ("'render_mode'", "render_mode=None")),
-        ("ArrayReward", ("mine.py:ArrayReward: step returned a reward", "shape [1]", "number")),
+        ("ArrayReward", ("mine.py:ArrayReward: step returned reward", "shape [1]", "number")),
         ("OneMeasure", ("info_measures is 'success'", "('success',)")),
         ("Saved", ("mine.py:Saved: save: the entry 'rngs'", "list", "NumPy arrays")),
     ],

@@ -298,6 +298,6 @@ def test_wrapper_forwards_each_declared_attribute() -> None:
 
 
 def test_vector_environments_declare_the_attributes_of_their_interface() -> None:
-    own = {"num_envs", "default_steps", "defaults", "vector_defaults", "components_enabled"}
+    own = {"num_envs", "default_steps", "defaults", "vector_defaults", "components_enabled", "has_levels"}
     declared = set(inspect.get_annotations(VectorEnv)) - own
     assert declared == {field.name for field in dataclasses.fields(EnvInterface)}

@@ -104,9 +104,9 @@ def test_pending_rows_are_not_formatted_in_each_call(tmp_path: Path, monkeypatch
     formatted = []
     append_text = safe_files.append_text
 
-    def append_and_count(path: Path, text: str) -> None:
+    def append_and_count(path: Path, text: str, root: Path | None = None) -> None:
         formatted.append(len(text))
-        append_text(path, text)
+        append_text(path, text, root)
 
     monkeypatch.setattr(safe_files, "append_text", append_and_count)
     resource.setrlimit(resource.RLIMIT_FSIZE, (len("step\n0\n"), limit[1]))
