@@ -4,9 +4,9 @@
     run = bestiary.load("runs/latest")
     run.metrics, run.episodes, run.agent()
     bestiary.evaluate(run, episodes=100)
-    run.policy(greedy=True).act(observation)                               # act in an own loop
-    bestiary.make_vec("warehouse", num_envs=8)                             # a Gymnasium vector environment
-    bestiary.testing.check_env("my_env.py:Maze")                           # checkers for your own components
+    run.policy(greedy=True).act(observation)                               # act in your own loop
+    bestiary.make_vec("warehouse", num_envs=8) # a Gymnasium vector environment
+    bestiary.testing.check_env("my_env.py:Maze") # checkers for your own components
 
 The module `bestiary.api` defines these functions. The modules `bestiary.api` and `bestiary.testing` are imported at
 first use, so that `import bestiary` is fast.
@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 from bestiary.utils.local_config import ignore_numba_file
 
-# Bestiary has its own threads, one per core, and each of them runs PyTorch operations. If each operation also started
-# OpenMP threads, there would be more threads than cores. OMP_NUM_THREADS must be set before torch is imported.
+# Bestiary runs PyTorch operations in its own threads, one thread per core. If each operation also started OpenMP
+# threads, there would be more threads than cores. OMP_NUM_THREADS must be set before torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# This must happen before Numba is imported. All processes of Bestiary (commands, trials, workers of a cluster) import
+# Call this function before Numba is imported. All processes of Bestiary (commands, trials, workers of a cluster) import
 # this module first.
 ignore_numba_file()
 

@@ -149,13 +149,13 @@ def resume(
     Args:
         run: run to resume.
         steps: new total number of steps, or None to keep the total of the run.
-        checkpoint: resume from the checkpoint nearest to this step instead of the newest one. Later checkpoints are
-            renamed to abandoned-*.
+        checkpoint: resume from the checkpoint nearest to this step. The default is the newest checkpoint. Later
+            checkpoints are renamed to abandoned-*.
         accept_changes: resume although config.toml has other options or another seed than the checkpoint, or although
             another run saved the checkpoint.
-        machine: options of this machine (see MACHINE_OPTIONS), for example `device="cpu"` or `tensorboard=True`. If an
-            option of this machine is not given, its value in config.toml is used, provided that the run was already
-            trained with this value on this machine. Otherwise the default is used.
+        machine: options of this machine (see MACHINE_OPTIONS), for example `device="cpu"` or `tensorboard=True`. For an
+            option that is not given, the value in config.toml is used if the run was already trained with this value on
+            this machine. Otherwise the default is used.
 
     Raises:
         UserError: the run cannot be resumed as requested.
@@ -185,7 +185,7 @@ def _resume(run: Run, steps: int | None, checkpoint_steps: int | None, ray: Any,
     Args:
         run: run to resume.
         steps: new total number of steps, or None to keep the total of the run.
-        checkpoint_steps: resume from the checkpoint nearest to this step; None: from the newest one.
+        checkpoint_steps: resume from the checkpoint nearest to this step; None: the newest checkpoint.
         ray: the connected Ray module, or None if the run uses no cluster.
         accept_changes: whether the configuration may differ from the configuration of the checkpoint.
     """
@@ -243,7 +243,7 @@ def _check_identity(run: Run, checkpoint: Checkpoint, accept_changes: bool) -> l
 
 
 def _choose_checkpoint(run: Run, steps: int | None) -> Checkpoint | None:
-    """Return the checkpoint nearest to `steps` (None: the newest one), or None if there is no checkpoint.
+    """Return the checkpoint nearest to `steps` (None: the newest checkpoint). If there is no checkpoint, return None.
 
     Rename later checkpoints to abandoned-*.
     """

@@ -10,17 +10,17 @@
 Each query has one attention weight per cell. The weights are the softmax, over all cells, of the scalar products of the
 query and the keys. The spatial basis consists of fixed functions of the location, so that a query can select a location
 and not only an object. Each function is a product f(y) g(x), where the row y and the column x go from 0 to pi across
-the map. With the option `basis` = "fourier", f(y) is cos(u y) or sin(u y) for one of the frequencies u = 1, ..., U, and
-g(x) is one of the same 2U functions with x in place of y, so S = (2U)^2. With `basis` = "cosine", there are no sines,
-so S = U^2.
+the map. With the option `basis` = "fourier", f(y) is cos(u y) or sin(u y) for one of the frequencies u = 1, ..., U.
+g(x) is one of the same 2U functions, but of x. Therefore S = (2U)^2. With `basis` = "cosine", there are no sines, so S
+= U^2.
 
 According to the paper, the basis has 64 channels, is an outer product over the two axes, and has 4 frequencies per
 axis. This is only possible with sines and cosines: (2 * 4)^2 = 64. A public re-implementation of this agent uses 8
 frequencies and only cosines, which also gives 64 channels (docs/interpretability.md).
 
-The port of this agent in a fork of TorchBeast did not learn. This implementation differs from that port as follows: a
-ReLU follows each convolution; the peephole weights are parameters; the forget gate has a positive initial bias; rewards
-are clamped; actions are one-hot; the attention logits of each query are multiplied by a learned scale; and layer norm
+The port of this agent in a fork of TorchBeast did not learn. This implementation differs from the port as follows. A
+ReLU follows each convolution. The peephole weights are parameters. The forget gate has a positive initial bias. Rewards
+are clamped, and actions are one-hot. The attention logits of each query are multiplied by a learned scale. Layer norm
 is applied to the cells of the map, because the outputs of an LSTM are small compared with the spatial basis and the
 queries.
 """

@@ -1,7 +1,7 @@
 """Check the values that an agent's torso, memory and critic return. Error messages name the faulty component.
 
-Without these checks, a wrong return value raises an exception later, in the code of the agent, and the message of this
-exception does not name the component.
+Without these checks, a wrong return value raises an exception later, in the code of the agent. The message of this
+exception would not name the component.
 """
 
 from collections.abc import Callable, Iterator, Mapping

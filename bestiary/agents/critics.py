@@ -46,8 +46,8 @@ from torch import Tensor
 from bestiary.agents.defaults import CriticDefaults
 from bestiary.utils.options import option
 
-# In the first WARMUP_UPDATES rewarded updates of a task, an update is not accepted if it multiplies the task's standard
-# deviation sigma by more than this factor (item 3 of the module docstring).
+# Before a task has had WARMUP_UPDATES rewarded updates, an update is not accepted if it multiplies the task's sigma by
+# more than this factor (item 3 of the module docstring).
 MAX_SIGMA_GROWTH = 1.25
 # When a task has had this number of updates with a nonzero reward, any change of its sigma and mu is accepted.
 WARMUP_UPDATES = 100
@@ -93,7 +93,7 @@ class ValueEstimate:
         return (differences / self.sigma).clamp(-self.max_error, self.max_error)
 
     def __getitem__(self, entries: slice | int) -> "ValueEstimate":
-        """Return the estimates at one time index, or those in a slice of the time axis."""
+        """Return the estimates at one time index or in a slice of the time axis."""
 
         def select(x: Tensor | float) -> Tensor | float:
             return x[entries] if isinstance(x, Tensor) else x
@@ -229,7 +229,7 @@ class PopArt(nn.Linear, CriticDefaults):
         """Return the values that mu, nu, sigma and `updates` would have after an update, each [K].
 
         `moments` is the result of `target_moments`. For a task without value targets in the batch, the returned numbers
-        are meaningless, and the caller must not use them.
+        have no meaning and must not be used.
         """
         o = self.options
         count, total, squares, num_rewards = moments.unbind(1)

@@ -66,7 +66,7 @@ class PolicyRunner:
         return StepRecord(step, inputs, state_before, output)
 
     def select_actions(self, output: Output) -> np.ndarray:
-        """Return actions int64 [N]: the most probable ones if `greedy` is set, else samples of the policy."""
+        """Return actions int64 [N]: the most probable actions if `greedy` is set, otherwise samples of the policy."""
         chosen = output.distribution.mode() if self.greedy else output.distribution.sample(self.generator)
         return chosen[0].numpy()
 

@@ -329,7 +329,7 @@ class Algorithm:
     def parameters(self) -> dict[str, nn.Parameter]:
         """Return the algorithm's own parameters by name.
 
-        The learner trains and saves them, like the agent's parameters.
+        The learner trains and saves these parameters together with the agent's parameters.
         """
         return {}
 
@@ -348,7 +348,7 @@ class Algorithm:
     def save(self) -> Tensors:
         """Return the algorithm's state as tensors by name, for a checkpoint.
 
-        Leave out the parameters that the method `parameters` returns: the learner saves them itself.
+        Leave out the parameters returned by the method `parameters`, because the learner itself saves them.
         """
         return {}
 
@@ -433,7 +433,8 @@ def size_problems(algorithm: Algorithm, num_envs: int, pools: int) -> list[str]:
 def updates_per_learn(algorithm: Algorithm, num_envs: int, pools: int) -> int:
     """Return the maximum number of updates during one call of `Algorithm.batches`.
 
-    For PPG, count only the updates of the policy, not those of the value function and of the auxiliary phase.
+    For PPG, count only the updates of the policy. Updates of the value function and of the auxiliary phase are not
+    counted.
     """
     trajectories = algorithm.rollouts_per_learn(num_envs, pools) * num_envs
     return trajectories * algorithm.epochs // algorithm.batch_size(num_envs, pools)
@@ -478,6 +479,6 @@ def actor_critic_loss(
     """
     total = policy_loss + options.value_coef * value_loss - options.entropy_coef * entropy
     sums = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy, **sums}
-    # The agent's metrics are means over the batch. Convert them to sums, as the learner expects.
+    # The agent's metrics are means over the batch, but the learner expects sums.
     sums |= {name: mean * targets.numel() for name, mean in output.metrics.items()}
     return Loss(total, {name: value.detach() for name, value in sums.items()}, targets)

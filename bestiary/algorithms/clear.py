@@ -75,8 +75,8 @@ class Clear(Impala):
                     replayed.extras["replayed"].fill_(1.0)
                     batch = concatenate([new, replayed])
                 # Weights for metrics that count only new steps. The weight of a replayed step is 0. The weight of a new
-                # step is (all trajectories / new trajectories), so that the mean of weight * metric over the batch is
-                # the mean of the metric over the new steps.
+                # step is (all trajectories / new trajectories). The mean of weight * metric over the batch is then the
+                # mean of the metric over the new steps.
                 new_weight = (1 - batch.extras["replayed"]) * batch.num_envs / new.num_envs
                 yield Batch(batch.with_extras(new_weight=new_weight), self.loss, num_new=new.num_envs)
                 if epoch == 0:

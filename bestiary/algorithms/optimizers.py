@@ -15,7 +15,7 @@ WRAPPED_METHODS = ("add_param_group", "zero_grad", "state_dict", "load_state_dic
 
 
 def unwrap_methods(optimizer: type[torch.optim.Optimizer]) -> type[Any]:
-    """Return a subclass of `optimizer` whose methods are the original ones, without wrappers for `torch.compile`."""
+    """Return a subclass of `optimizer` that has the original methods, without wrappers for `torch.compile`."""
     methods: dict[str, Any] = {name: inspect.unwrap(getattr(optimizer, name)) for name in WRAPPED_METHODS}
     methods["step"] = torch.no_grad()(inspect.unwrap(optimizer.step))
     return type(optimizer.__name__, (optimizer,), methods)

@@ -15,8 +15,8 @@ There are two variants (`value_network`):
     shared     The agent's value head is the value function. In the policy phase, the value loss trains only this head.
     separate   A second network, a copy of the agent, is the value function. It is trained in both phases. The agent's
                value head is trained only in the auxiliary phase. Exception: if a time limit ends an episode, the
-               value of the final observation comes from the agent's value head, because the actor computes this value
-               and has no copy of the second network.
+               value of the final observation comes from the agent's value head. The actor computes this value, and it
+               has no copy of the second network.
 
 Each kind of update has its own optimizer (`policy`, `value`, `aux`), which contains only the parameters that this kind
 of update may change.

@@ -88,7 +88,7 @@ def unpack_trajectories(tensors: Tensors) -> Rollout:
 
 
 def _copy(rollout: Rollout, column: int) -> Rollout:
-    """Return a copy of the trajectory of environment `column` of a rollout, without the list of finished episodes."""
+    """Return a copy of one trajectory (environment `column`) of a rollout, without the list of finished episodes."""
     trajectory = rollout.select(torch.tensor([column]))
     trajectory.episodes = []
     return trajectory

@@ -87,10 +87,9 @@ def parse_with_env_options(parser: Parser, argv: list[str]) -> tuple[argparse.Na
 def _find_run(argv: list[str]) -> tuple[Any, list[str]]:
     """Find the argument that names a run or a scripted policy.
 
-    Return the opened run or the name of the scripted policy, and the arguments in a new order: the name of the run and
-    the words after it, up to the next flag, are moved to the front. At the front, argparse cannot mistake them for
-    values of a flag, because no flag precedes them. If --help is given without a run, return None and the unchanged
-    arguments.
+    Return the opened run or the name of the scripted policy, and the arguments in a new order. The name of the run and
+    the following words up to the next flag are moved to the front. There, no flag precedes them, so argparse cannot
+    mistake them for values of a flag. If --help is given without a run, return None and the unchanged arguments.
     """
     trust_code = "--trust-code" in argv
     for k, word in enumerate(argv):

@@ -47,7 +47,7 @@ def parse_train(argv: list[str]) -> tuple[dict[str, Any], dict[str, Any], bool, 
 def read_flags(argv: list[str], parser: Parser) -> dict[str, Any]:
     """Return {option: value as the user wrote it} for all flags. The key "env" contains the names of the environments.
 
-    Unknown flags are included, so that `resolve` can report them together with all other problems.
+    Unknown flags are included. `resolve` later reports them together with all other problems.
     """
     given: dict[str, Any] = {}
     env_names: list[str] = []

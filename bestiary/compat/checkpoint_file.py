@@ -36,8 +36,8 @@ def read_checkpoint(path: Path, max_seconds: float = MAX_SECONDS) -> OriginalChe
     """Read a checkpoint of TorchBeast or of a fork. PyTorch reads it with its restricted unpickler, which runs no code.
 
     Raises:
-        UserError: the file cannot be read, is damaged, contains anything but tensors, numbers and text, or needs more
-            memory or time than is allowed for a file of its size.
+        UserError: the file cannot be read or is damaged; it contains other things than tensors, numbers and text; or it
+            needs more memory or time than the limits for a file of its size.
     """
     if path.is_symlink():
         raise UserError(f"{path} is a symbolic link; name the file itself")

@@ -76,7 +76,7 @@ def existing_run(values: Values) -> Words:
 
 
 def played_environments(values: Values) -> Words:
-    """Return the option for the environments of a test. They may differ from those of the training."""
+    """Return the option for the environments of a test, which may differ from the training environments."""
     return Words(("--env", *task_names(values["env"])))
 
 
@@ -147,7 +147,7 @@ def network(values: Values) -> Words:
 
 
 def _num_actions(values: Values) -> int:
-    """Return the number of actions: those of the games, or all 18 if the games have different actions."""
+    """Return the number of actions of the games, or 18 (all actions) if the games have different actions."""
     games = [name.removeprefix("atari/") for name in task_names(values["env"])]
     action_sets = {action_names(game, full=False) for game in games}
     return len(next(iter(action_sets))) if len(action_sets) == 1 else len(action_names(games[0], full=True))
@@ -218,7 +218,7 @@ def _move_reward(penalty: float) -> str:
 
 
 def checkpoint_schedule(values: Values) -> Words:
-    """Return the options for checkpoints: rolling ones every 10 minutes, and permanent ones as in the PopArt fork."""
+    """Return the options for checkpoints: every 10 minutes a rolling checkpoint, and permanent checkpoints."""
     interval = values["save_model_every_nsteps"]
     words = ["--save-every", format_value(interval)]
     if interval:

@@ -19,8 +19,9 @@ DEFAULT_MAX_LAG = 16  # in learner updates
 def derive_runtime(training: Training, sources: Mapping[str, str], problems: list[str]) -> Training:
     """Select the cluster runtime if `--cluster` is given. Append problems with runtime options to `problems`.
 
-    `sources` maps each training option that has been set to its source. An option that has no effect in the chosen
-    runtime is reported only if the user has set it directly, not by a preset, a config file or another run.
+    `sources` maps each training option that has been set to its source. If an option has no effect in the chosen
+    runtime, it is reported only if the user has set it directly. Options set by a preset, a config file or another run
+    are not reported.
     """
     if training.cluster is not None and "runtime" not in sources:
         training = dataclasses.replace(training, runtime="cluster")

@@ -1,4 +1,4 @@
-"""Flags of other programs and the Bestiary options that correspond to them, for hints about unknown options.
+"""Flags of other programs and the corresponding Bestiary options, for hints about unknown options.
 
 The programs are TorchBeast and its forks, pytorch-a2c-ppo-acktr and a fork with influence-aware memory,
 Stable-Baselines3, CleanRL and RLlib. `bestiary/compat` translates whole command lines of TorchBeast and of the forks.

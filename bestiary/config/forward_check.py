@@ -27,10 +27,10 @@ def check_forward_pass(agent: Agent, interface: EnvInterface, components: Mappin
     """Run the agent on a small random batch, so that errors in plug-ins are found before training starts.
 
     Raises:
-        UserError: the forward pass raises an exception, a component returns a value of a wrong type or shape, the
-            values or recurrent states have a wrong shape, two equal calls give different outputs, or one call with T=2
-            steps gives other outputs than two calls with T=1. In the last two cases, the tested steps include resets of
-            the recurrent state.
+        UserError: the forward pass raises an exception; a component returns a value of a wrong type or shape; the
+            values or recurrent states have a wrong shape; two equal calls give different outputs; or one call with T=2
+            steps gives other outputs than two calls with T=1. The outputs are also compared at resets of the recurrent
+            state.
     """
     T, B = 2, 3
     names = {kind: component.name for kind, component in components.items() if isinstance(component.name, PluginRef)}

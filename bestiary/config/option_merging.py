@@ -14,8 +14,8 @@ def override_options(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict
 
     If `upper` chooses another component or environment family than `lower`, the options in `lower` for the replaced
     component or family are dropped. Example: if `memory` is replaced, `memory.hidden` of `lower` is dropped. An option
-    can have two spellings (`lr` and `algo.lr`), and `resolve` uses the last one; the keys of `upper` therefore come
-    last in the result.
+    can have two spellings (`lr` and `algo.lr`). `resolve` uses the spelling that comes last, so the keys of `upper`
+    come last in the result.
     """
     replaced = {kind for kind in DEFAULT_COMPONENTS if kind in upper and kind in lower and upper[kind] != lower[kind]}
     if "env" in upper and "env" in lower and _env_families(upper["env"]) != _env_families(lower["env"]):

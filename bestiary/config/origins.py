@@ -1,7 +1,10 @@
 """The origin of each value of a Config, for example "preset hello". `bestiary train --dry-run` prints the origins.
 
-An origin is the source of the value (for example "preset hello", or GIVEN if the user gave it directly), "default", or
-"derived" if `resolve` computed the value.
+The origin of a value is one of the following:
+
+    - the source of the value, for example "preset hello", or GIVEN if the user gave the value directly
+    - "default"
+    - "derived" if `resolve` computed the value
 """
 
 import dataclasses
@@ -15,7 +18,7 @@ COMMENT_COLUMN = 40  # `annotated_toml` starts comments after this column, or af
 def trace_names(
     names: Mapping[str, str], default_names: Mapping[str, str], given: Mapping[str, Any], sources: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the origin of the names of the environments and of each component, {kind: origin}.
+    """Return {kind: origin} for the names of the environments and of each component.
 
     The arguments are the final names, the default names, the given options, and the sources of the options that the
     user did not give directly.

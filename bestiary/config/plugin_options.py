@@ -60,7 +60,7 @@ def trust_named(options: Mapping[str, Any]) -> dict[str, Any]:
 def trust_in_file(options: Mapping[str, Any], where: str, trust_code: bool) -> dict[str, Any]:
     """Check that all plug-ins in the options of a config or study file are trusted. Return the options.
 
-    If `trust_code` is true, all of them are trusted. Otherwise, raise UserError for a plug-in whose content the user
+    If `trust_code` is true, all plug-ins are trusted. Otherwise, raise UserError for a plug-in whose content the user
     has not used before. `where` describes the file in this error.
     """
 

@@ -92,7 +92,7 @@ class ActorManager:
         self.newest_weights: RemoteWeights | None = None  # None until the first call of `publish`
         self.actors = [self._make_handle(index) for index in range(training.actors)]
         # Order in which `idle_slots` examines slots: slot 0 of each actor, then slot 1 of each actor, and so on. After
-        # the last slot, it starts again with the first one.
+        # the last slot, the order starts again with the first slot.
         self.slot_order = deque(
             (actor, actor.slots[local_index]) for local_index in range(training.pools) for actor in self.actors
         )
@@ -326,7 +326,10 @@ class ActorManager:
                 self.restarts.record(f"the inference server was lost during its setup ({error_summary(error)})")
 
     def publish(self, weights: RemoteWeights) -> None:
-        """Send new weights to the inference server. Without a server, `start_rollout` sends them to the actors."""
+        """Send new weights to the inference server.
+
+        Without a server, `start_rollout` sends the weights to the actors.
+        """
         self.newest_weights = weights
         if self.inference_server is not None:
             self.inference_server.set_weights.remote(weights.version, weights.reference)

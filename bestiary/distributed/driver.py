@@ -164,8 +164,8 @@ class Driver:
     def _schedule_rollouts(self) -> None:
         """Let each idle slot (vector environment of an actor) start to collect a rollout, if the queue allows it.
 
-        Start no rollout if the run is done, if a checkpoint or validation is due, or if the rollouts in flight (being
-        collected or waiting) are enough to complete the run.
+        Start no rollout if the run is done, or if a checkpoint or validation is due. Also start none if the rollouts in
+        flight (being collected or waiting) are enough to complete the run.
         """
         if self.session.done or self.session.has_due_tasks or self._enough_in_flight():
             return

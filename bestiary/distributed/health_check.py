@@ -39,8 +39,8 @@ class HealthCheck:
                 self.call = self.worker.answer.remote()
                 self.seconds = 0.0
         elif self.ray.wait([self.call], timeout=0)[0]:
-            # The call may have failed because the process was lost. Then other calls fail, too, and the code that made
-            # them handles the loss.
+            # The call may have failed because the process was lost. The loss is not handled here: other calls to the
+            # process fail, too, and their callers handle the loss.
             self.call = None
             self.seconds = 0.0
         return self.seconds if self.call is not None and self.seconds > self.timeout else 0.0

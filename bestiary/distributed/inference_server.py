@@ -54,7 +54,7 @@ class InferenceServer:
         threading.Thread(target=self._serve, daemon=True).start()
 
     def set_weights(self, version: int, weights: list[np.ndarray]) -> None:
-        """Store new weights, which the next batch will use. Ignore them if newer weights have already been received."""
+        """Store new weights for the next batch. If newer weights have already been received, do nothing."""
         with self.changed:
             if version > self.newest_version:
                 self.newest_version = version
@@ -67,7 +67,7 @@ class InferenceServer:
     def infer(self, min_version: int, inputs: dict[str, Any], state: list[np.ndarray]) -> Any:
         """Run the agent on one time step of a vector environment, with weights of at least version `min_version`.
 
-        If such weights have not arrived yet, wait for them.
+        If no such weights have arrived yet, wait.
 
         Returns:
             The version of the weights used, logits [1,N,A], values [1,N], and the next recurrent state.

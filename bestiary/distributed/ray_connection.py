@@ -44,7 +44,7 @@ def import_ray() -> Any:
     """
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     # If a process is lost, several of its calls fail. The driver reports the first failure. This setting prevents Ray
-    # from printing the others.
+    # from printing the other failures.
     os.environ["RAY_IGNORE_UNHANDLED_ERRORS"] = "1"
     try:
         import ray
@@ -97,7 +97,7 @@ def _job_config() -> Any:
         _py_driver_sys_path: list[str]
 
         def _serialize(self) -> Any:
-            # Ray adds folders to the list immediately before this call. Keep only those that this process searches.
+            # Ray adds folders to the list immediately before this call. Keep only folders that this process searches.
             searched = {Path(entry).resolve() for entry in sys.path}
             self._py_driver_sys_path = [path for path in self._py_driver_sys_path if Path(path).resolve() in searched]
             return super()._serialize()
@@ -246,8 +246,8 @@ except AuthenticationError:
 def _probe(address: str, environment: dict[str, str]) -> str:
     """Connect to a cluster from a new process with these environment variables.
 
-    Return "open" if the cluster accepts the connection, and "closed" if it refuses it. Return an empty string if there
-    is no valid answer, for example because the server has another version of Ray.
+    Return "open" if the cluster accepts the connection, and "closed" if the cluster refuses the connection. Return an
+    empty string if there is no valid answer, for example because the server has another version of Ray.
     """
     # -P: do not import modules from the working directory. Its files may come from another person.
     command = [sys.executable, "-P", "-c", PROBE_SCRIPT, address]

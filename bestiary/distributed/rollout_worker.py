@@ -63,7 +63,7 @@ class RolloutWorker:
             index: index of this worker among all workers of the run.
             start_step: step at which the run was started or resumed. The seeds of the environments depend on it.
             incarnation: number of times that the driver has replaced this worker. The seeds of the environments depend
-                on it, so that a new worker does not repeat the episodes of the worker that it replaces.
+                on this number, so that a new worker does not repeat the episodes of the replaced worker.
             inference_server: handle of the `InferenceServer`, or None to run inference in this process.
         """
         torch.set_num_threads(1)

@@ -139,7 +139,7 @@ def pack_state(tensors: Mapping[str, Tensors]) -> dict[str, dict[str, np.ndarray
 
 
 def unpack_state(arrays: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, Tensors]:
-    """Convert arrays to tensors for `Learner.load`. The tensors are copies, because the learner changes them."""
+    """Convert arrays to tensors for `Learner.load`. The tensors are copies, because the learner changes its tensors."""
     return {file: {name: torch.tensor(array) for name, array in inner.items()} for file, inner in arrays.items()}
 
 

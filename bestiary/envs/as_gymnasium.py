@@ -26,7 +26,8 @@ class GymnasiumAdapter(GymnasiumVectorEnv[Any, Any, np.ndarray]):
     does not need them, and ProcGen does not return them. `info` also contains all measures, `game_over` (if an episode
     ends with each life, the end of an episode may not be the end of the game) and `task` (index of the task).
 
-    The environments are seeded when they are created. `reset(seed=...)` creates them again, with the new seed.
+    The environments are seeded when they are created. `reset(seed=...)` creates the environments again, with the new
+    seed.
     """
 
     def __init__(

@@ -36,7 +36,8 @@ def to_sb3(env: "gymnasium.vector.VectorEnv") -> Any:
             super().__init__(env.num_envs, env.single_observation_space, env.single_action_space)
 
         def reset(self) -> Any:
-            # `VecEnv.seed` stores one seed per environment; the first one determines the seeds of all environments.
+            # `VecEnv.seed` stores one seed per environment. The first of these seeds determines the seeds of all
+            # environments.
             observation, info = env.reset(seed=self._seeds[0])
             self.reset_infos = _split_info(info, self.num_envs)
             self._reset_seeds()

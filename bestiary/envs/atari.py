@@ -1,12 +1,13 @@
 """Atari 2600 games, emulated by EnvPool in C++ threads: `atari/Pong`.
 
 EnvPool steps the emulators. This module adds frame stacking, the end of the episode when a life is lost, the time
-limit, and hidden steps. A hidden step is an emulator step that the agent did not choose: a no-op or FIRE at the start
+limit, and hidden steps. A hidden step is an emulator step without an action of the agent: a no-op or FIRE at the start
 of a game, or FIRE after a lost life. `recv` does not return hidden steps. In a step in which a life was lost, `recv`
 adds the reward of FIRE to the reward of this step, and returns the image after FIRE.
 
-After `enable_components` was called, `Step.measures` also contains the reward components: presses of FIRE, lives, and
-in River Raid quantities that are read from the RAM of the game (see `riverraid_rewards.py`).
+After `enable_components` was called, `Step.measures` also contains the reward components. In all games, these are
+presses of FIRE and lives. In River Raid, further components are read from the RAM of the game (see
+`riverraid_rewards.py`).
 
 The state can be saved if sticky actions are off, because the emulators then draw no random numbers during a game. A
 game is then determined by the seed of the environment, the index of the game and the actions. `load` starts the same
@@ -389,7 +390,7 @@ class AtariVectorEnv(VectorEnv):
         self._check_saved(state)
         self.env.reset(self.ids)
         # Each reset draws the number of no-ops from the emulator's random stream. Repeat all resets, so that the last
-        # one draws the same number as before.
+        # reset draws the same number as before.
         for game in range(1, int(state["games_started"].max())):
             self.env.reset(self.ids[state["games_started"] > game])
         lengths = state["history_length"]

@@ -3,7 +3,7 @@
 This module calls EnvPool's private methods `_send`, `_recv` and `_reset`, which exchange flat lists of arrays. The
 public methods `send`, `recv` and `reset` also convert each batch to Gymnasium's nested format. With one EnvPool of many
 environments, the conversion takes little time. Multi-task training has one EnvPool per game, so each step needs one
-conversion per game: with six games, this took about 25 % of the time spent in Python code.
+conversion per game. With six games, the conversions took about 25 % of the time spent in Python code.
 """
 
 from typing import Any

@@ -224,10 +224,10 @@ class GymnasiumVectorEnv(VectorEnv):
 
     has_lives = False
     # Measured on the classic tasks (docs/results/classic.md). Episodes are short and a step takes little time, so many
-    # small updates learn fastest. Rewards are not clipped. They are scaled, because returns can be in the hundreds:
-    # without scaling, the loss of the critic would dominate the gradient of the torso, which policy and critic share.
-    # IMPALA does not normalise advantages, so the factor also decides how much the entropy bonus counts. With the
-    # factor 0.1, policies became deterministic within 10,000 steps of LunarLander.
+    # small updates learn fastest. Rewards are not clipped. They are scaled, because returns can be in the hundreds.
+    # Without scaling, the loss of the critic would dominate the gradient of the torso, because policy and critic share
+    # the torso. IMPALA does not normalise advantages, so the factor also decides how much the entropy bonus counts.
+    # With the factor 0.1, policies became deterministic within 10,000 steps of LunarLander.
     vector_defaults: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "": {"num_envs": 16, "algo.reward_clipping": "none", "algo.reward_scale": 0.1},
         "ppo": {

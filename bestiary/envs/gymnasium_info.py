@@ -53,7 +53,7 @@ def find_measures(probe: Any, keys: Sequence[str]) -> list[str]:
         UserError: the attribute `info_measures` of the environment is not a tuple of names.
     """
     numbers: dict[str, float] = {}
-    # Errors of the environment are ignored here. They occur again in training, which reports them.
+    # Ignore errors of the environment here. They occur again in training and are reported there.
     with contextlib.suppress(Exception):
         probe.action_space.seed(0)
         probe.reset(seed=0)

@@ -3,7 +3,7 @@
     def make(num_envs, *, size=9):
         return gymnasium.make_vec("Maze-v0", num_envs, size=size, vector_kwargs={"autoreset_mode": "SameStep"})
 
-All environments are stepped as the user vectorised them.
+The user's vector environment decides how its environments are stepped, for example in separate processes.
 """
 
 from typing import Any

@@ -224,7 +224,7 @@ class ProcgenVectorEnv(VectorEnv):
 def load_qt() -> None:
     """Load the Qt 5 libraries, with which ProcGen draws its images.
 
-    EnvPool's wheel for Linux does not contain these libraries. The wheel PyQt5-Qt5 contains them and nothing else.
+    EnvPool's wheel for Linux does not contain these libraries. The wheel PyQt5-Qt5 contains only these libraries.
     """
     if sys.platform != "linux":
         return

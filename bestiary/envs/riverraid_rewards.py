@@ -1,8 +1,8 @@
 """River Raid: reward components from the RAM of the game.
 
 The RAM is read once per step, after the last emulator frame of the step (by default, a step has 4 frames). Therefore
-two events are not detected: a bullet that is fired and disappears within one step, and a movement of the plane to one
-side and back within one step. The score of a step is complete, because the emulator sums the scores of all frames.
+two kinds of events within a single step are not detected: a bullet that is fired and disappears, and a movement of the
+plane to one side and back. The score of a step is complete, because the emulator sums the scores of all frames.
 """
 
 from functools import cache

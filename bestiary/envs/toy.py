@@ -124,9 +124,9 @@ class Recall:
     """Observe one of `size` signs in the first step, and choose the action with the same number `delay` steps later.
 
     The reward of the last action is 1 if it is correct, else 0. The optimal return is 1 with a memory and 1/size
-    without a memory. An agent whose inputs contain its previous action needs no memory: it can choose the action of the
-    sign in the first step and then repeat its previous action. To prevent this, remove the previous action from the
-    inputs with `--agent.extra-inputs reward`.
+    without a memory. If the inputs of an agent contain its previous action, it needs no memory. It can choose the
+    correct action in the first step, and then always repeat its previous action. To prevent this, remove the previous
+    action from the inputs with `--agent.extra-inputs reward`.
     """
 
     kind = "vector"

@@ -1,10 +1,10 @@
 """Learning curves of runs. Runs that differ only in their seed form a group, which is drawn as one curve with a band.
 
-At each point of the x axis, the curve of a run is the mean return of the most recent games that had ended by this point
-(`trailing_means`). The curve of a group is the mean over its runs, and its band reaches from the lowest to the highest
-run. If there is one panel per task, the x axis of a panel counts only the steps in its task: an agent with six tasks
-takes a sixth of its steps in each task. If runs have a true reward (`--true-reward`), the true return has its own
-curve. Runs with different training rewards can be compared only by their true return.
+At each point of the x axis, the curve of a run is the mean return of the games that ended most recently before this
+point (`trailing_means`). The curve of a group is the mean over its runs, and its band reaches from the lowest to the
+highest run. If there is one panel per task, the x axis of a panel counts only the steps in this task. For example, an
+agent with six tasks takes a sixth of its steps in each task. If runs have a true reward (`--true-reward`), the true
+return has its own curve. Runs with different training rewards can be compared only by their true return.
 """
 
 from collections.abc import Callable, Sequence

@@ -5,7 +5,7 @@
         frames[0].screen, frames[0].record
 
 A viewer is an agent together with its own environment. The same run, checkpoint, seed and options give the same game in
-every tool. If there are several viewers, they all show the same game: the agent of the first viewer (or a recording)
+every tool. If there are several viewers, they all show the same game. The agent of the first viewer (or a recording)
 selects the actions, and the environments of all viewers take these actions.
 """
 

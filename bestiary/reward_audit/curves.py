@@ -200,8 +200,8 @@ class Curve:
         """The largest significant drop of the true return, or None if there is none (see `find_true_return_drop`).
 
         A drop is expected towards more capable agents: larger networks or more training steps. If the axis is an option
-        of the environment, both directions are tested, because agents can be more capable at lower values of some
-        options, for example frame skip or noise.
+        of the environment, both directions are tested, because for some options, for example frame skip or noise, lower
+        values make agents more capable.
         """
         return find_true_return_drop(self.points, both_directions=self.axis.startswith("env."))
 

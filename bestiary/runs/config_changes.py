@@ -18,8 +18,8 @@ from bestiary.runs.csv_tables import CsvTable, describe_damage, read_rows
 
 FILE_NAME = "config_changes.csv"
 MISSING = "(not set)"
-# Options that may differ between a checkpoint and config.toml without --accept-changes, because they do not change what
-# the agent is trained for: options of runtime, logging, checkpoints and validation, and the length of the training.
+# Options that may differ between a checkpoint and config.toml without --accept-changes: options of runtime, logging,
+# checkpoints and validation, and the length of the training. They do not change what the agent is trained for.
 FREE_OPTIONS = {f.name for f in fields(Training) if f.metadata["group"] != TRAINING} | {"steps", "device"}
 
 

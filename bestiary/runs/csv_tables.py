@@ -30,7 +30,7 @@ class CsvTable:
     """
 
     def __init__(self, path: Path, keep_rows: int = 0, root: Path | None = None):
-        """Open the table. If the file exists, keep its first `keep_rows` rows and remove the others.
+        """Open the table. If the file exists, keep its first `keep_rows` rows and remove all other rows.
 
         `root` is a folder that contains the file (default: the folder of the file). If the path from `root` to the file
         contains a link, nothing is written.
@@ -178,7 +178,7 @@ def _to_array(texts: list[str]) -> np.ndarray:
 
 
 def _join(batches: list[np.ndarray]) -> np.ndarray:
-    """Join the arrays of a column. If one of them has text, convert the numbers in the others to text."""
+    """Join the arrays of a column. If one of the arrays has text, convert the numbers in the other arrays to text."""
     if any(batch.dtype != np.float64 for batch in batches):
         batches = [
             np.where(np.isnan(batch), "", batch.astype(str)) if batch.dtype == np.float64 else batch

@@ -1,7 +1,7 @@
 """Options of a machine: devices, threads, the cluster, loggers, and paths of other runs.
 
-A run folder may come from another person or another machine. `resume` then does not use the values of these options in
-config.toml: the user gives them again on the command line.
+A run folder may come from another person or another machine. In this case, `resume` does not use the values of these
+options in config.toml, and the user must give them again on the command line.
 
 The file runs.json (`utils/user_store.py`), outside of all run folders, shows whether the user has chosen the values on
 this machine. It maps the ID of each run that the user has trained on this machine to a hash of the values of these

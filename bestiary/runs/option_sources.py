@@ -26,13 +26,13 @@ def merge_sources(
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Merge `options` with the sources that are named in `options` under "init_from", "preset" and "config".
 
-    Return two dicts: (1) the merged options as a flat dict; (2) the name of the source of each option that is not in
-    `options`, for error messages, for example {"memory.hidden": "preset hello"}.
+    Return two dicts. The first contains the merged options as a flat dict. The second maps each option that is not in
+    `options` to its source, for error messages: {"memory.hidden": "preset hello"}.
 
     Args:
         options: options given directly. If `study` is empty, their plug-ins are trusted, because the user gave them.
-        trust_code: whether to accept an unknown plug-in or a cluster that is not given by the user directly, but by a
-            config file, a study file or a run.
+        trust_code: whether to accept unknown plug-ins and clusters that are given by a config file, a study file or a
+            run, and not directly by the user.
         study: description of the study file that contains `options`, or "" if they come from the user. Plug-ins from a
             study file are treated like plug-ins from a config file.
 

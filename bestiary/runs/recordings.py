@@ -4,9 +4,9 @@
     recordings/NAME.actions   action indices [T,N], 1 byte each (2 bytes each if there are more than 256 actions)
     recordings/NAME.csv       one row per finished game: environment, first step, length, return
 
-A game depends on the seed of its environment and on all actions since the environment was created, because the random
-generators of the environment are not reset between games. Therefore a replay has three parts: create the environment
-with the same seed, step it with all actions before the game, and then play the game.
+The random generators of an environment are not reset between games. Therefore a game depends on the seed of its
+environment and on all actions since the environment was created. A replay has three parts: create the environment with
+the same seed, step it with all actions before the game, and then play the game.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Run folders: functions that create and open them, and the class `Run` for reading them.
+"""Run folders: functions that create and open run folders, and the class `Run` that reads a run folder.
 
 Only `Run.config` and the methods that use it import torch, so commands that read the tables of runs start fast.
 """

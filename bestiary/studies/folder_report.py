@@ -86,7 +86,7 @@ def render_missing(run: Run) -> None:
 
 @contextmanager
 def _print_errors(subject: str) -> Iterator[None]:
-    """Return a context that prints an error raised in it, instead of passing it on.
+    """Return a context in which errors are printed, and not raised.
 
     `subject` names the figure in the message, for example "learning curve of r1".
     """

@@ -220,11 +220,11 @@ class VectorEnvChecks:
         self.check_final()
 
     def check_first_observations(self) -> None:
-        """Check that observations that are returned with `done` look like those after `reset`.
+        """Check that observations returned with `done` look like observations after `reset`.
 
-        Such an observation must already be the first one of the next game. A wrong environment returns the last
-        observation of the old game. A correct environment can give an unusual first observation by chance, so a problem
-        is reported only if all n observations with `done` are unusual:
+        An observation with `done` must already be the first observation of the next game. A wrong environment returns
+        the last observation of the old game. A correct environment can give an unusual first observation by chance, so
+        a problem is reported only if all n observations with `done` are unusual:
 
         1. Reset environments with several seeds. For each element of the observation, this gives a range of values. An
            observation is unusual if an element is far outside its range.

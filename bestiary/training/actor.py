@@ -2,7 +2,8 @@
 
 `act` runs the agent and sends the next actions to the environments. `receive` waits for the results of these actions
 and, after each T steps, returns a rollout. The serial runtime calls the two methods in turn. A runtime with threads
-calls them for several actors alternately: while one vector environment steps, the agent computes actions for another.
+alternates between several actors: while one vector environment steps, the agent computes actions for another vector
+environment.
 """
 
 import threading

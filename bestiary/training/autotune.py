@@ -86,8 +86,8 @@ def _select_size(rates: dict[int, float], default: int) -> int:
 def measure_rates(config: Config) -> dict[int, float]:
     """Return the learning speed for each micro-batch size, in steps per second. All learner threads are used.
 
-    The sizes 1, 2, 4, 8, ... are measured in this order, until (1) or (2) is true for a size: (1) the gradient of a
-    batch takes longer than `MAX_BATCH_SECONDS`; (2) the size is at least four times the fastest size, and clearly
+    The sizes 1, 2, 4, 8, ... are measured in this order. The measurement stops after a size if (1) the gradient of a
+    batch took longer than `MAX_BATCH_SECONDS`, or (2) the size is at least four times the fastest size, and clearly
     slower (see CLEARLY_SLOWER).
     """
     algorithm = config.make_algorithm()

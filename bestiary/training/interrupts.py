@@ -1,8 +1,9 @@
 """Handling of Ctrl-C, SIGTERM and SIGHUP during training.
 
 The first signal asks the run to stop after the current call of `Learner.learn` and to save a checkpoint. A second
-signal stops the run immediately. A signal that arrives less than 1 s after the first one is ignored, because tools
-such as `timeout` send a signal to the process and to its process group, so that the process receives it twice.
+signal stops the run immediately. A signal that arrives less than 1 s after the first signal is ignored. The reason is
+that tools such as `timeout` send a signal to the process and to its process group, so the process receives the signal
+twice.
 
 SIGHUP is sent when the terminal is closed. If the process was started with `nohup`, SIGHUP stays ignored. SIGPIPE is
 sent when a program writes to a closed connection, for example the connection of a logger. Python always ignores it.

@@ -273,7 +273,8 @@ class Learner:
         norms = torch.stack(torch._foreach_norm(tensors))
         total_norm = torch.linalg.vector_norm(norms)
         module_norms = group.module_norms(norms)
-        # `tolist` makes the CPU wait for the GPU. All numbers are copied at once, so this happens once per update.
+        # `tolist` makes the CPU wait for the GPU. All numbers are copied together, so the CPU waits only once per
+        # update.
         numbers = torch.stack([*sums.values(), total_norm, *module_norms]).tolist()
         finite = all(map(math.isfinite, numbers))
         lr = self.learning_rate()

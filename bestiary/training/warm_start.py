@@ -9,7 +9,7 @@ meaning.
 
 If the agent observes its last action, the weights for this input are matched by the index of the action, even if the
 actions with the same index have different names. A match by name is not possible: these weights are part of the
-memory's weights, and this module does not know which of them belong to which action.
+memory's weights, and this module does not know which weights belong to which action.
 """
 
 from collections.abc import Mapping

@@ -70,9 +70,9 @@ def option(
 def options_class(component: Any) -> type:
     """Return the options class of a component: `component.Options`, if it exists.
 
-    Otherwise return a dataclass with one field per keyword-only argument of the constructor that has a default. The
-    attribute `positional_arguments` of the dataclass contains the names of the other arguments with defaults. They are
-    not options, but error messages name them.
+    Otherwise return a dataclass with one field per keyword-only argument of the constructor that has a default. Other
+    arguments with defaults are not options. The attribute `positional_arguments` of the dataclass contains their names
+    for error messages.
 
     Raises:
         UserError: `component.Options` is not a dataclass, so its fields would be ignored.
@@ -132,9 +132,9 @@ def positional_hint(options: type | None, name: str) -> str:
 def construct(component: Any, *args: Any, options: Any, **extra: Any) -> Any:
     """Call the constructor of a component and return the new object.
 
-    If the component has a class `Options`, pass the options as one object: as the argument `options` if the constructor
-    has one, otherwise as the positional argument after `args`. If the component has no class `Options`, pass each
-    option as a keyword argument.
+    If the component has a class `Options`, pass the options as one object. If the constructor has an argument
+    `options`, the object is this argument. Otherwise it is the positional argument after `args`. If the component has
+    no class `Options`, pass each option as a keyword argument.
 
     Raises:
         TypeError: the constructor does not accept these arguments. The message explains how options are declared.

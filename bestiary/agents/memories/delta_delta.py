@@ -15,7 +15,7 @@ from bestiary.agents.memories.fast_weights import FastWeightMemory, LayerMetrics
 
 
 class DeltaDelta(FastWeightMemory):
-    """Fast-weight memory with two matrices per head: the first one computes the updates of the second one."""
+    """Fast-weight memory with two matrices per head: the first matrix computes the updates of the second matrix."""
 
     Options = DeltaNet.Options
 

@@ -22,8 +22,8 @@ them after each step, as in the code of Irie et al. (2022).
 A matrix that updates itself can grow without limit. An update multiplies the matrix by I + b k (q - k)^T (identity
 matrix I, key k, query q, learning rate b). One eigenvalue of this factor is 1 + b (q.k - |k|^2). It is at most 1.25,
 because |q| <= 1 and b <= 1. Repeated equal updates can therefore enlarge the matrix by 25 % per step. In a single step,
-the Euclidean norm of the matrix can grow even more, because I + b k (q - k)^T is not symmetric: if k and q select
-different rows and b = 1, the norm can grow by the factor sqrt(2).
+the Euclidean norm of the matrix can grow even more, because I + b k (q - k)^T is not symmetric. For example, it can
+grow by the factor sqrt(2) if k and q select different rows and b = 1.
 
 The learner therefore logs the norms and the learning rates of the matrices, and skips an update if one of these metrics
 is not finite. The metrics stay on the device, and the learner reads all metrics of an update together.
@@ -166,9 +166,9 @@ def record_metrics(metrics: LayerMetrics | None, name: str, matrices: State, bet
     """Append two metrics of one layer to `metrics`: the norm of its fast weights and its mean learning rate.
 
     The names of the metrics are `{name}_norm` and `{name}_beta`. `matrices` are one or more tensors [B,H,E,columns],
-    `betas` are the learning rates; if `betas` is None, only the norm is appended. The norm of a head is the square root
-    of the sum of all squared entries of the head's matrices; the metric is the mean of this norm over heads and batch.
-    If `metrics` is None, do nothing.
+    `betas` are the learning rates; if `betas` is None, only the norm is appended. The norm of a head is the Euclidean
+    norm of all entries of its matrices. The metric is the mean of this norm over heads and batch. If `metrics` is None,
+    do nothing.
     """
     if metrics is not None:
         squares = torch.stack([matrix.square().sum((-2, -1)) for matrix in matrices])  # [len(matrices),B,H]

@@ -1,9 +1,9 @@
 """LSTM and GRU memories with episode resets inside a sequence.
 
 PyTorch's recurrent layers are fastest if they process many steps in one call, but they cannot reset their state during
-the call. This module therefore cuts the sequence at each step at which any row of the batch starts a new episode, sets
-the state of these rows to zero, and calls the layer once for each piece. The result is the same as if each step were
-processed in its own call.
+the call. This module therefore cuts the sequence at each step at which a row of the batch starts a new episode. It
+calls the layer once for each piece. Before each call, it sets the state of the rows that start an episode to zero. The
+result is the same as if each step were processed in its own call.
 """
 
 import itertools

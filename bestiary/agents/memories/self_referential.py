@@ -111,7 +111,7 @@ class SRWMMixer(nn.Module):
 class SRDelta(FastWeightMemory):
     """DeltaNet in which a self-referential matrix computes keys, values, queries and learning rates.
 
-    In DeltaNet, a linear layer (the slow weights) computes them.
+    In DeltaNet itself, a linear layer (the slow weights) computes them.
     """
 
     Options = SelfReferentialOptions

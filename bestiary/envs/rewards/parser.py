@@ -7,9 +7,9 @@
     --reward score=1@life=1@max=100        an item with scopes: it counts only in the first life, at most 100 per step
     --reward my_reward.py:careful          a function in a user's file: {name: measure [N]} -> rewards [N]
 
-A scope restricts when an item counts: only in steps A to B-1 of a game (`@steps=A:B`), only in the K-th life
-(`@life=K`) or only in each K-th step of a game (`@every=K`). `@max=X` clips the component to [-X,X] before it is
-multiplied by its weight.
+A scope restricts when an item counts. With `@steps=A:B`, it counts only in steps A to B-1 of a game; with `@life=K`,
+only in the K-th life; with `@every=K`, only in each K-th step of a game. `@max=X` clips the component to [-X,X] before
+it is multiplied by its weight.
 """
 
 import math

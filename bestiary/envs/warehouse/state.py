@@ -27,8 +27,8 @@ class Rules(NamedTuple):
     refill: bool  # True if a shelf cell may receive a new item in the same step in which its item was removed
     by_age: bool  # if True, the reward of an item is its age divided by the age of the oldest item; if False, it is 1
     scale: float  # factor of all rewards
-    # True: reproduce a bug of the paper's code. If an item of the list is removed in a step, the next item of the list
-    # is kept in this step, even if it has expired or has been collected.
+    # True: reproduce a bug of the paper's code. If an item is removed in a step, the next item of the list is not
+    # checked in this step. It stays in the list even if it has expired or has been collected.
     legacy: bool
 
 

@@ -1,4 +1,4 @@
-"""Callback that saves checkpoints: the newest ones, permanent ones, and those with the best return so far."""
+"""Callback that saves three kinds of checkpoints: the newest, the permanent, and the best so far."""
 
 import errno
 import time
@@ -93,8 +93,8 @@ class CheckpointManager(Callback):
     def write(self, session: "Session", links: tuple[str, ...] = ()) -> bool:
         """Write a checkpoint and remove older checkpoints that are not permanent. Return whether this succeeded.
 
-        If writing fails, warn the user; the previous checkpoint then remains the newest one. `links` contains the names
-        of links, for example `best`, that are set to the new checkpoint.
+        If writing fails, warn the user; the previous checkpoint then remains the newest checkpoint. `links` contains
+        the names of links, for example `best`, that are set to the new checkpoint.
 
         Raises:
             RunError: the weights are not finite, or --max-failed-saves consecutive saves have failed.
@@ -129,7 +129,7 @@ class CheckpointManager(Callback):
         """Write a checkpoint, then remove old checkpoints.
 
         If the disk is full, remove old checkpoints of this run first, and try again. The newest checkpoint and all
-        permanent ones remain. If the newest checkpoint is damaged, remove nothing.
+        permanent checkpoints remain. If the newest checkpoint is damaged, remove nothing.
         """
         learner, training = session.learner, session.config.training
         folder = session.run.path / "checkpoints"
@@ -218,5 +218,5 @@ class CheckpointManager(Callback):
 
 
 def _best_check_index(session: "Session") -> int:
-    """Divide the run into BEST_CHECKS_PER_RUN equal parts, and return how many of them are completed."""
+    """Divide the run into BEST_CHECKS_PER_RUN equal parts, and return the number of completed parts."""
     return BEST_CHECKS_PER_RUN * session.learner.steps // session.total_steps
