@@ -45,7 +45,7 @@ class TorsoDefaults(ComponentDefaults):
     # applies the fully connected layers.
     has_encoder: bool = False
     # True if the torso has a method `calibrate`, which must be called once before training. Its argument is a dict of
-    # observations that a random policy has collected.
+    # observations collected by a random policy.
     needs_calibration: Any = False
 
 

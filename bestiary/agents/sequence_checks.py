@@ -204,7 +204,7 @@ class SequenceMismatch:
 
 
 def compare_repeated_calls(module: nn.Module, call: Call, inputs: Inputs, state: State) -> SequenceMismatch | None:
-    """Compare two calls of a module with the same inputs. Return None if the results are equal.
+    """Call a module twice with the same inputs and compare the results. Return None if they are equal.
 
     The states of torch's random generator and of the module's buffers are restored afterwards.
     """

@@ -241,7 +241,7 @@ class Algorithm:
         raise NotImplementedError(f"{type(self).__name__} must define loss(self, agent, batch, progress)")
 
     def batches(self, rollouts: Sequence[Rollout], context: LearnContext) -> Batches:
-        """Yield one batch for each update with these rollouts.
+        """Divide the rollouts into batches, and yield one batch for each update.
 
         This is a generator: `metrics = yield Batch(...)` returns the metrics of the update. `loss` receives only one
         micro-batch at a time. This method must therefore compute all quantities that depend on the whole batch, for

@@ -129,8 +129,8 @@ class Clear(Impala):
         """Load the replay buffer of another run, so that the agent does not forget the tasks of that run.
 
         `task_indices[k]` is the index, in this run, of task k of the other run, or -1 if this run does not have this
-        task. Trajectories of a task with the index -1 get the task index 0, which is correct only if the critic ignores
-        the task index. Return a text that describes what was loaded.
+        task. If the index is -1, the trajectories of task k get the task index 0. This is correct only if the critic
+        ignores the task index. Return a text that describes what was loaded.
         """
         self.buffer.load(tensors)
         if not len(self.buffer):

@@ -91,7 +91,7 @@ def _parsers_by_command() -> Iterator[tuple[str, list[Parser]]]:
 
 
 def _argument(command: str, action: argparse.Action, choices: dict[str, tuple[str, ...]]) -> Argument:
-    """Convert an argument of a parser to an Argument with the values to suggest.
+    """Convert an argument of a parser to an Argument. Its values are the values that a shell suggests.
 
     `choices` maps flags to the allowed values of their options (see `_choices_by_flag`).
     """

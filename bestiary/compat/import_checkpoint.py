@@ -89,7 +89,7 @@ def _count_steps(original: OriginalCheckpoint, config: Config) -> tuple[int, int
 def translate_weights(
     original: OriginalCheckpoint, network: Network, expected: Mapping[str, Tensor], updates: int
 ) -> dict[str, Tensor]:
-    """Return the state dict of the agent with the weights of a checkpoint.
+    """Return a state dict for the agent. Its values are the weights of a checkpoint.
 
     `expected` are tensors with the names, shapes and types of the agent's state dict.
 

@@ -104,7 +104,7 @@ def _translated(program: Program, flags: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _command_line(program: Program, flags: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the words of a command line with these flags. Unknown and unused flags are left out."""
+    """Yield the words of a command line that gives these flags. Unknown and unused flags are left out."""
     for flag in program.flags:
         value = flags.get(flag.name)
         if value is None or value is False or flag.name in UNUSED_FLAGS:

@@ -1,4 +1,4 @@
-"""Translate the command line of an original program to Bestiary commands, as the tables in PROGRAMS say."""
+"""Translate the command line of an original program to Bestiary commands, by means of the tables in PROGRAMS."""
 
 import shlex
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""The configuration of a run in the form in which it is sent to other nodes.
+"""The configuration of a run, in a form that can be sent to other nodes.
 
 It contains the config as TOML tables, the user's plug-in files, and the package versions of the driver. Bestiary itself
 is not sent. The same version of Bestiary must be installed on each node.

@@ -312,7 +312,7 @@ class AtariVectorEnv(VectorEnv):
         self.env.send(actions, ids)
 
     def _press_fire(self, rows: np.ndarray, frame: np.ndarray, reward: np.ndarray, over: np.ndarray, info: Any) -> None:
-        """Make one emulator step with FIRE in the environments with the indices `rows`, in which a life was lost.
+        """Press FIRE for one emulator step in the environments `rows` (indices), in which a life was lost.
 
         Add the reward of this step to `reward`, and write its other results into `frame`, `over` and `info`.
         """

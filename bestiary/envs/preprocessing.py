@@ -56,8 +56,8 @@ class Flicker:
 class Noise:
     """Adds normally distributed noise to each pixel.
 
-    The noise in an environment depends only on the environment's seed and on the number of frames that it has returned.
-    It does not depend on other environments.
+    The noise in an environment depends only on the environment's seed and on the number of its previous frames. It does
+    not depend on other environments.
     """
 
     def __init__(self, deviation: float, seeds: list[int]):
@@ -66,7 +66,7 @@ class Noise:
         self.count = np.zeros(len(seeds), np.int64)  # number of frames that each environment has returned so far
 
     def add_to(self, frame: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """Return the new frames [M,C,H,W] of the environments with the indices `rows` [M], with noise added."""
+        """Add noise to new frames [M,C,H,W] and return them. `rows` [M] are the indices of their environments."""
         if self.deviation == 0:
             return frame
         noisy = frame.astype(np.float32)

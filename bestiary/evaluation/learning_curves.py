@@ -95,7 +95,7 @@ def load_game_returns(run: Run, task: str | None = None, column: str = GAME_RETU
 
 
 def run_tasks(run: Run) -> list[str]:
-    """Return the names of the tasks of a run, as in episodes.csv, in the order of the config."""
+    """Return the task names of a run, which are also used in episodes.csv, in the order of the config."""
     # For a plug-in, `raw_config` has the name followed by @ and a hash of the file. The task name has no hash.
     return [task_name(env).split("@")[0] for env in run.raw_config["env"]]
 

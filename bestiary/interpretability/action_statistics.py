@@ -42,7 +42,9 @@ class ActionShares:
     shares: np.ndarray  # [G,A] how often each action was chosen, divided by the number of steps of the game
 
     def groupings(self) -> dict[str, dict[str, np.ndarray]]:
-        """Return {grouping: {group of actions: array [G]}}: in each of G games, the fraction of steps with this group.
+        """Return {grouping: {group of actions: array [G]}}.
+
+        The array contains, for each of G games, the fraction of steps in which an action of the group was chosen.
 
         The grouping "actions" has one group for each action. See `group_actions` for the other groupings.
         """

@@ -138,7 +138,7 @@ def evenly_spaced_checkpoints(run: Run, points: int) -> list[Checkpoint]:
 def _make_pairs(
     runs: Sequence[Run], chosen: list[list[Checkpoint]], between: str
 ) -> list[tuple[str, list[CheckpointPair]]]:
-    """Return the pairs of checkpoints to compare, as a list of (label, pairs).
+    """Return a list of (label, pairs of checkpoints to compare).
 
     The list has one entry per pair of runs or, if `between` is "time", one entry per run.
     """

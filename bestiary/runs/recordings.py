@@ -158,7 +158,7 @@ class _ChildSeed(np.random.SeedSequence):
 
 @dataclass(frozen=True)
 class RecordedGame:
-    """A finished game, as in one row of a recording's CSV file."""
+    """A finished game: the content of one row of a recording's CSV file."""
 
     env: int  # index of the environment in the vector environment
     first_step: int  # number of steps of the environment before this game

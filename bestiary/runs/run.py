@@ -407,7 +407,7 @@ def update_config(run: Run, **training: Any) -> None:
 
 
 def write_config(run: Run) -> None:
-    """Write the options that `update_config` has changed to config.toml."""
+    """Update config.toml: write all options that were changed by `update_config`."""
     if run.unwritten_options:
         tables = {**read_tables(run.path / "config.toml", in_run_folder=True), **run.unwritten_options}
         set_tables = {name: value for name, value in tables.items() if value is not None}

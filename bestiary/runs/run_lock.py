@@ -88,7 +88,7 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def _check_links(path: Path) -> None:
-    """Raise UserError if the run folder contains a symbolic link that no training has created.
+    """Raise UserError if the run folder contains a symbolic link that was not created by a training.
 
     If training, or a logger, wrote through such a link, it could change files outside the run folder.
     """

@@ -101,7 +101,7 @@ class Study:
         return list(dict.fromkeys(env for variant in self.variants for env in variant.config.envs))
 
     def evaluations_of(self, variant: Variant) -> tuple[EvaluationPlan, ...]:
-        """Return the evaluations that the runs of a variant have."""
+        """Return the evaluations that are made for the runs of a variant."""
         return tuple(plan for plan in self.evaluations if not plan.variants or set(plan.variants) & set(variant.names))
 
 

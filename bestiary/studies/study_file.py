@@ -200,7 +200,7 @@ class VariantDraft:
 
 
 def draft_variants(file: StudyFile, problems: list[str]) -> list[VariantDraft]:
-    """Return a draft of each [[variant]] with each combination of grid values.
+    """Return one draft for each pair of a [[variant]] and a combination of grid values.
 
     Problems are appended to `problems`. If `problems` is not empty, no drafts are returned.
     """

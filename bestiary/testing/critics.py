@@ -56,7 +56,7 @@ def check_critic(component: Any, input_size: int = 16, /, **options: Any) -> Non
 
 
 def estimate_problems(estimate: Any) -> list[str]:
-    """Return a list of texts that say what is wrong with the result of a critic for inputs [T,B]."""
+    """Return a list of problems of `estimate`, the result of a critic for inputs [T,B]."""
     if not isinstance(estimate, ValueEstimate):
         return [f"forward returned a {type(estimate).__name__}; expected bestiary.agents.critics.ValueEstimate"]
     problems = []

@@ -96,7 +96,7 @@ def shape_problems(subject: Subject, outputs: Tensors) -> list[str]:
 
 
 def output_problems(result: Any, num_actions: int) -> list[str]:
-    """Return a list of texts that say what is wrong with the result of an agent for inputs [T,B]."""
+    """Return a list of problems of `result`, which an agent returned for inputs [T,B]."""
     if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[0], Output):
         found = (
             ", ".join(type(item).__name__ for item in result) if isinstance(result, tuple) else type(result).__name__
