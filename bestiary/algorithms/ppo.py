@@ -238,7 +238,8 @@ def _normalise(advantage: Tensor, context: LearnContext) -> Tensor:
 def _estimate_after(context: LearnContext, sequence: Rollout) -> ValueEstimate:
     """Return the bootstrap values [N] of a sequence: the value estimates of the observations after its last step.
 
-    These observations are the last of the T+1 entries of the sequence. Actors compute only the values of the first T.
+    These observations are the last of the T+1 entries of the sequence. Actors compute only the values of the first T
+    entries.
     """
     inputs = sequence.inputs()
     # An agent with a memory must process the whole sequence first.

@@ -91,7 +91,7 @@ def _raw_rewards(reward: Reward, steps: dict[str, np.ndarray]) -> np.ndarray:
 
 
 def clipping_warnings(reward: Reward, components: Mapping[str, RewardComponent], mode: str, scale: float) -> list[str]:
-    """Return warnings about differences between rewards that scaling and clipping remove.
+    """Return warnings if different rewards become equal by scaling and clipping.
 
     `mode` and `scale` are the clipping mode and the scale of `transform_reward`.
     """

@@ -215,7 +215,7 @@ def _measure_steps(
     step_rewards: list[np.ndarray],
     step_distances: dict[str, list[np.ndarray]],
 ) -> Iterator[Step]:
-    """Yield the steps of `records`. Append their rewards to `step_rewards` and their distances to `step_distances`.
+    """Yield the steps of `records`. Append rewards to `step_rewards` and policy distances to `step_distances`.
 
     The trusted agent receives the same observations as the audited agent. Its input `reward`, however, is the reward on
     which the trusted agent was trained.

@@ -94,7 +94,7 @@ class VariantResult:
         return known
 
     def _interval(self, matrix: np.ndarray) -> dict[str, Any]:
-        """Return the 95 % interval of the mean and its method, by name.
+        """Return a dict with the 95 % interval of the mean and the method of the interval.
 
         If an environment has only one run, there is no interval. The result then contains only the key `interval`.
         """

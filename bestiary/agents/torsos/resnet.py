@@ -50,9 +50,9 @@ class ResNet(ConvolutionalTorso):
 
 
 def residual_sections(inputs: int, channels: Sequence[int]) -> nn.Sequential:
-    """Return one section per element of `channels`, its number of channels, and a ReLU.
+    """Return a sequence of sections, followed by a ReLU.
 
-    `inputs` is the number of channels of the image.
+    `inputs` is the number of channels of the image. `channels` contains the number of output channels of each section.
     """
     sections: list[nn.Module] = []
     for outputs in channels:
