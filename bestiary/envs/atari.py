@@ -21,6 +21,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from bestiary.envs import ram_labels
+from bestiary.envs.ale_backend import AleBackend
 from bestiary.envs.atari_games import action_names
 from bestiary.envs.envpool_backend import EnvPoolBackend
 from bestiary.envs.preprocessing import Flicker, FrameStack, Noise
@@ -166,6 +168,7 @@ class AtariVectorEnv(VectorEnv):
             max_game_steps=options.time_limit,
             frame_stacks={"image": options.frame_stack} if keeps_frames else {},
             observes_whole_screen=True,
+            labels=ram_labels.make_labels(name),
         )
 
     def _set_start_actions(self) -> None:
@@ -177,7 +180,7 @@ class AtariVectorEnv(VectorEnv):
         self.fixed_noops = options.noop_max // options.frame_skip if options.noop_mode == "fixed" else 0
 
     @cached_property
-    def env(self) -> EnvPoolBackend:
+    def env(self) -> EnvPoolBackend | AleBackend:
         """The emulators. Creating them takes almost 1 s, so they are created at the first access.
 
         A process that needs only the interface of the environment never creates them.
@@ -368,6 +371,32 @@ class AtariVectorEnv(VectorEnv):
 
     def render(self) -> list[np.ndarray]:
         return self.env.render()
+
+    def read_labels(self) -> Arrays:
+        return ram_labels.read_labels(self.game, self.ram)
+
+    def use_ale(self) -> AleBackend:
+        """Replace EnvPool by one emulator of ale-py, whose RAM can be changed. Call this method before `reset`.
+
+        The emulator repeats a game of EnvPool if its `noops` are those of the game and the same actions are sent. Raise
+        UserError if ale-py is not installed, or if the options draw random numbers that ale-py cannot repeat.
+        """
+        options = self.options
+        for flag in ("sticky", "flicker", "noise"):
+            if getattr(options, flag):
+                raise UserError(
+                    f"--set: the game cannot be repeated with --{flag} {getattr(options, flag):g}; use --{flag} 0"
+                )
+        backend = AleBackend(
+            self.game,
+            frame_skip=options.frame_skip,
+            frame_size=options.frame_size,
+            gray=options.gray,
+            full_actions=options.full_actions,
+            fire=options.fire and options.noop_mode == "random",
+        )
+        self.env = backend
+        return backend
 
     def save(self) -> Arrays:
         if not self.saveable:

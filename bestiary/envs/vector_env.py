@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from bestiary.envs.labels import Label
 from bestiary.envs.rewards.components import SCALAR, RewardComponent
 from bestiary.step import ActionSpec, Arrays, ArraySpec, ObservationSpec, Step
 from bestiary.utils.errors import UserError
@@ -39,6 +40,7 @@ class EnvInterface:
     # addition to the reward (`Step.measures`).
     measures_spec: Mapping[str, ArraySpec] = field(default_factory=dict)
     components: Mapping[str, RewardComponent] = field(default_factory=dict)  # reward components; see enable_components
+    labels: Mapping[str, Label] = field(default_factory=dict)  # labelled quantities of the state; see read_labels
     frames_per_step: int = 1  # emulator frames per step
     saveable: bool = False  # True if `load` restores exactly the state that `save` returned
     has_lives: bool = True  # False if each game has only one life
@@ -72,6 +74,7 @@ class VectorEnv:
     action_spec: ActionSpec
     measures_spec: Mapping[str, ArraySpec]
     components: Mapping[str, RewardComponent] = MappingProxyType({})
+    labels: Mapping[str, Label] = MappingProxyType({})
     frames_per_step: int = 1
     saveable: bool = False
     has_lives: bool = True
@@ -125,6 +128,20 @@ class VectorEnv:
     def render(self) -> list[np.ndarray]:
         """Return one RGB image uint8 [H,W,3] per environment. The environments must be made with `render=True`."""
         raise UserError(f"{self.tasks[0]} cannot be rendered: its class has no render method")
+
+    def read_labels(self) -> Arrays:
+        """Return the values of all `labels` in the current state, float32 [N] by name.
+
+        Call it after `reset` or `recv` and before the next `send`.
+        """
+        return {}
+
+    def set_labels(self, values: Mapping[str, float]) -> Arrays:
+        """Change labelled quantities of the current state in all environments.
+
+        Return the observations of the changed state [N,...] by name.
+        """
+        raise UserError(f"{self.tasks[0]} has no labelled quantities that can be set")
 
     def save(self) -> Arrays:
         """Return the complete state as arrays, or an empty dict if `saveable` is False.
@@ -181,6 +198,12 @@ class VectorEnvWrapper(VectorEnv):
 
     def render(self) -> list[np.ndarray]:
         return self.pool.render()
+
+    def read_labels(self) -> Arrays:
+        return self.pool.read_labels()
+
+    def set_labels(self, values: Mapping[str, float]) -> Arrays:
+        return self.pool.set_labels(values)
 
     def save(self) -> Arrays:
         return self.pool.save()

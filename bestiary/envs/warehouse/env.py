@@ -29,6 +29,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from bestiary.envs.labels import Label
 from bestiary.envs.preprocessing import FrameStack, VectorStack
 from bestiary.envs.rewards.components import SCALAR, RewardComponent
 from bestiary.envs.vector_env import EnvInterface, VectorEnv, check_actions, check_saved_arrays, initial_step
@@ -164,6 +165,7 @@ class WarehouseVectorEnv(VectorEnv):
             has_lives=False,
             max_game_steps=spec.time_limit,
             observes_whole_screen=True,
+            labels=_make_labels(spec, len(shelves)),
             input_cells=_find_input_cells(spec, options, shelves),
         )
 
@@ -235,6 +237,38 @@ class WarehouseVectorEnv(VectorEnv):
         """The row and column of each robot, int64 [N,2]."""
         return np.stack(np.divmod(self.state.robots, self.spec.size[1]), axis=1)
 
+    def read_labels(self) -> Arrays:
+        row, column = self.robots.T
+        values = {"robot_row": row, "robot_column": column}
+        values |= {f"item_{k}": ages >= 0 for k, ages in enumerate(self.state.ages.T)}
+        values |= {f"age_{k}": np.maximum(ages, EMPTY) for k, ages in enumerate(self.state.ages.T)}
+        return {name: array.astype(np.float32) for name, array in values.items()}
+
+    def set_labels(self, values: Mapping[str, float]) -> Arrays:
+        if self.options.frame_stack > 1:
+            raise UserError("--set: the state of a warehouse can be set only with --frame-stack 1")
+        columns = self.spec.size[1]
+        for env in range(self.num_envs):
+            row, column = divmod(int(self.state.robots[env]), columns)
+            self.state.robots[env] = columns * values.get("robot_row", row) + values.get("robot_column", column)
+            for name, value in values.items():
+                kind, _, shelf = name.partition("_")
+                if kind == "age":
+                    self._set_age(env, int(shelf), int(value))
+                elif kind == "item" and value != (self.state.ages[env, int(shelf)] >= 0):
+                    self._set_age(env, int(shelf), 0 if value else EMPTY)
+        observation = self.encoder.encode(self.state)
+        return {self.options.observation: self.stack.push(observation, np.ones(self.num_envs, bool))}
+
+    def _set_age(self, env: int, shelf: int, age: int) -> None:
+        """Set the age of the item in a shelf cell. EMPTY removes the item; otherwise a missing item is added."""
+        ages, items = self.state.ages[env], self.state.items[env]
+        ages[shelf] = age
+        occupied = np.flatnonzero(ages >= 0)
+        order = occupied[np.argsort(-ages[occupied].astype(np.int64), kind="stable")]  # oldest item first
+        items[: len(order)] = order
+        self.state.counts[env] = len(order)
+
     def render(self) -> list[np.ndarray]:
         return [draw_image(self._view(env)) for env in range(self.num_envs)]
 
@@ -294,6 +328,20 @@ def _make_spec(name: str, options: WarehouseVectorEnv.Options) -> WarehouseSpec:
     """Return the properties of a variant, changed by the options that the user set."""
     given = {field.name: getattr(options, field.name) for field in fields(WarehouseSpec) if field.name != "description"}
     return replace(VARIANTS[name], **{key: value for key, value in given.items() if value is not None})
+
+
+def _make_labels(spec: WarehouseSpec, num_shelves: int) -> dict[str, Label]:
+    """Return the labelled quantities: the cell of the robot, and for each shelf cell its item and the item's age."""
+    rows, columns = spec.size
+    labels = {
+        "robot_row": Label("row of the robot", 0, rows - 1),
+        "robot_column": Label("column of the robot", 0, columns - 1),
+    }
+    for k in range(num_shelves):
+        labels[f"item_{k}"] = Label(f"1 if shelf cell {k} has an item", 0, 1)
+    for k in range(num_shelves):
+        labels[f"age_{k}"] = Label(f"age of the item in shelf cell {k}, in steps; -1: no item", EMPTY, spec.expiry - 1)
+    return labels
 
 
 def _find_input_cells(spec: WarehouseSpec, options: WarehouseVectorEnv.Options, shelves: np.ndarray) -> np.ndarray:

@@ -1,0 +1,192 @@
+"""One Atari emulator of ale-py whose RAM can be changed. It replaces EnvPool in counterfactual games.
+
+EnvPool steps emulators fast but cannot change their RAM. `AleBackend` has the methods of `EnvPoolBackend`, so that
+`AtariVectorEnv` uses the same code for lives, hidden steps, frame stacks and time limits with both. It computes the
+same frames: the maximum of the last two emulator frames, scaled down by area.
+"""
+
+import re
+from collections import deque
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from bestiary.envs.envpool_backend import Batch
+from bestiary.utils.errors import UserError
+
+INSTALL_HINT = "needs the package ale-py: pip install 'bestiary[interventions]'"
+
+
+def import_ale() -> Any:
+    """Import and return the package ale_py. Raise UserError if it is not installed."""
+    try:
+        import ale_py
+        import ale_py.roms
+    except ImportError as error:
+        raise UserError(f"--set with an Atari game {INSTALL_HINT}") from error
+    ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
+    return ale_py
+
+
+class AleBackend:
+    """One emulator. The methods `send`, `recv`, `reset`, `render` and `close` are those of `EnvPoolBackend`."""
+
+    def __init__(
+        self,
+        game: str,
+        *,
+        frame_skip: int,
+        frame_size: tuple[int, int],
+        gray: bool,
+        full_actions: bool,
+        fire: bool,
+    ):
+        """Create the emulator. `fire` says whether EnvPool presses FIRE at the start of a game."""
+        ale_py = import_ale()
+        self.frame_skip = frame_skip
+        self.frame_size = frame_size
+        self.gray = gray
+        self.noops = 0  # number of no-op frames at the start of a game; EnvPool draws it at random
+        self.noop = ale_py.Action.NOOP
+        self.ale = ale_py.ALEInterface()
+        self.ale.setFloat("repeat_action_probability", 0.0)
+        self.ale.loadROM(ale_py.roms.get_rom_path(rom_name(game)))
+        self.actions = self.ale.getLegalActionSet() if full_actions else self.ale.getMinimalActionSet()
+        self.fire = ale_py.Action.FIRE if fire and ale_py.Action.FIRE in self.ale.getMinimalActionSet() else None
+        self.screens = deque[np.ndarray](maxlen=2)  # the last two emulator frames of a step
+        self.sent = self.noop
+
+    def reset(self, ids: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """Start a new game with `noops` no-op frames. Return the first frame and the info."""
+        self.ale.reset_game()
+        for _ in range(self.noops):
+            self.ale.act(self.noop)
+        if self.fire is not None:
+            self.ale.act(self.fire)
+        self.screens.clear()
+        self.screens.append(self._screen())
+        return self._frame(), self._info()
+
+    def send(self, actions: np.ndarray, ids: np.ndarray) -> None:
+        """Store the action of the next step."""
+        self.sent = self.actions[int(actions[0])]
+
+    def recv(self) -> Batch:
+        """Make the step of the stored action, and return (frame, reward, done, info)."""
+        reward = 0.0
+        self.screens.clear()
+        for k in range(self.frame_skip):
+            reward += self.ale.act(self.sent)
+            if k >= self.frame_skip - 2:
+                self.screens.append(self._screen())
+            if self.ale.game_over():
+                self.screens.append(self._screen())
+                break
+        info = self._info()
+        return self._frame(), np.array([reward], np.float32), info["terminated"].astype(bool), info
+
+    def render(self) -> list[np.ndarray]:
+        """Return the RGB image [H,W,3] of the emulator."""
+        return [self.ale.getScreenRGB()]
+
+    def close(self) -> None:
+        """Do nothing: the emulator is freed with this object."""
+
+    def snapshot(self) -> Any:
+        """Return the state of the emulator, for `redraw`."""
+        return self.ale.cloneState()
+
+    def redraw(self, snapshot: Any, ram: Mapping[int, int]) -> tuple[np.ndarray, np.ndarray]:
+        """Return the observed frame [1,C,H,W] and the RGB screen [210,160,3] of a snapshot with a changed RAM.
+
+        The screen shows a change of the RAM only after the emulator has drawn it. So two more emulator frames are
+        computed without an action. The values in `ram`, {address: value}, are written before each of them. The state
+        of the emulator does not change.
+        """
+        current = self.ale.cloneState()
+        old_screens = deque(self.screens, maxlen=2)
+        self.ale.restoreState(snapshot)
+        self.screens.clear()
+        for _ in range(2):
+            self.write_ram(ram)
+            self.ale.act(self.noop)
+            self.screens.append(self._screen())
+        frame, rgb = self._frame(), self.ale.getScreenRGB()
+        self.ale.restoreState(current)
+        self.screens = old_screens
+        return frame, rgb
+
+    def ram_of(self, snapshot: Any) -> np.ndarray:
+        """Return the RAM of a snapshot, uint8 [128]. The state of the emulator does not change."""
+        current = self.ale.cloneState()
+        self.ale.restoreState(snapshot)
+        ram = self.ale.getRAM()
+        self.ale.restoreState(current)
+        return ram
+
+    def write_ram(self, ram: Mapping[int, int]) -> None:
+        """Write values to addresses of the RAM."""
+        for address, value in ram.items():
+            self.ale.setRAM(address, value)
+
+    def _screen(self) -> np.ndarray:
+        return self.ale.getScreenGrayscale() if self.gray else self.ale.getScreenRGB()
+
+    def _frame(self) -> np.ndarray:
+        """Return the observed frame, uint8 [1,C,H,W]: the maximum of `screens`, scaled to `frame_size`."""
+        screen = np.max(list(self.screens), axis=0)
+        channels = screen[None] if self.gray else np.moveaxis(screen, -1, 0)
+        return scale_by_area(channels, self.frame_size)[None]
+
+    def _info(self) -> dict[str, np.ndarray]:
+        return {
+            "lives": np.array([self.ale.lives()], np.int32),
+            "terminated": np.array([self.ale.game_over()], np.int32),
+            "ram": self.ale.getRAM()[None].copy(),
+        }
+
+
+def rom_name(game: str) -> str:
+    """Return the name of a game in ale-py: SpaceInvaders -> space_invaders."""
+    return re.sub(r"(?<!^)(?=[A-Z]|3d)", "_", game).lower()
+
+
+def scale_by_area(images: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """Scale images [C,H,W] to another size: a new pixel is the mean of the old pixels that it covers.
+
+    Partly covered pixels are weighted by the covered area. The weighted pixels are added in float32, first along the
+    columns and then along the rows, each from the first to the last. EnvPool does the same, so that grey levels whose
+    mean is close to a half are rounded in the same way.
+    """
+    height, width = size
+    rows = _weighted_sum(images.astype(np.float32), width)  # [C,H,w]
+    means = _weighted_sum(rows.swapaxes(1, 2), height).swapaxes(1, 2)  # [C,h,w]
+    return np.rint(means).astype(np.uint8)
+
+
+def _weighted_sum(lines: np.ndarray, new: int) -> np.ndarray:
+    """Scale lines [...,old] to [...,new] by area."""
+    pixels, weights = _coverage(lines.shape[-1], new)
+    total = lines[..., pixels[0]] * weights[0]
+    for indices, share in zip(pixels[1:], weights[1:], strict=True):
+        total = total + lines[..., indices] * share
+    return total
+
+
+@cache
+def _coverage(old: int, new: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the old pixels that each new pixel covers when an axis is scaled, and their weights float32.
+
+    Both arrays are [n,new], where n is the largest number of old pixels that a new pixel covers. Unused entries have
+    weight 0.
+    """
+    scale = old / new
+    first = np.floor(np.arange(new) * scale + 1e-9).astype(np.int64)
+    count = int(np.ceil(scale)) + 1
+    pixels = first + np.arange(count)[:, None]  # [n,new]
+    left, right = np.arange(new) * scale, (np.arange(new) + 1) * scale
+    overlap = np.clip(np.minimum(right, pixels + 1) - np.maximum(left, pixels), 0, None)
+    overlap[(overlap < 1e-3) | (pixels >= old)] = 0
+    return np.minimum(pixels, old - 1), (overlap / np.minimum(scale, old - left)).astype(np.float32)
