@@ -113,7 +113,7 @@ class BasicAgent(nn.Module, AgentDefaults):
         clamp_reward: bool = option(True, "clamp the last reward to [-1,1] before it is an input of the memory")
         reset_inputs: bool = option(
             True,
-            "set the last reward and the last action to zero in the first step of an episode (off: they are those of "
+            "set the last reward and the last action to zero in the first step of an episode (off: they belong to "
             "the previous episode, as in TorchBeast)",
         )
         init: str = option(

@@ -143,9 +143,9 @@ class PopArt(nn.Linear, CriticDefaults):
         )
         debias: bool = option(
             True,
-            "correct the running statistics at the start: those of a task start at its first nonzero reward and are "
-            "arithmetic means at first; while they do not fit the value targets, they are updated before the network; "
-            "normalised errors are clipped (off: as in the papers)",
+            "correct the running statistics at the start of training: they do not change before the first nonzero "
+            "reward of a task, and are arithmetic means at first; if they do not fit the value targets yet, they are "
+            "updated before the network; normalised errors are clipped (off: as in the papers)",
         )
         min_sigma: float = option(1e-4, "lower bound of the standard deviation", above=0)
         max_sigma: float = option(1e6, "upper bound of the standard deviation", above=0)

@@ -64,7 +64,7 @@ class IAMAgent(nn.Module, AgentDefaults):
         dset: str = option(
             "auto",
             "inputs of the memory: static, all, attention, an index list such as 49:73, or the name of an index list "
-            "that the environment defines (auto: attention with a convolutional torso; otherwise the environment's "
+            "defined by the environment (auto: attention with a convolutional torso; otherwise the environment's "
             "index list if it has one, else all)",
         )
         predictors: int | None = option(

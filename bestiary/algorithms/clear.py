@@ -46,7 +46,7 @@ class Clear(Impala):
         )
         value_cloning_coef: float = option(0.005, "coefficient of (value - stored value)^2, replayed steps only", low=0)
         inherit_buffer: bool = option(
-            True, "if --init-from names a run of CLEAR: start with the replay buffer of that run"
+            True, "start with the replay buffer of the run given by --init-from, if it was trained with CLEAR"
         )
         save_buffer: bool = option(
             True, "save the replay buffer in checkpoints (off: a resumed run starts with an empty buffer)"

@@ -72,7 +72,9 @@ class PPG(PPO):
             64, "number of sequences of --algo.sequence-length steps in each update of the auxiliary phase", low=1
         )
         clone_coef: float = option(
-            1.0, "coefficient of KL(old policy || policy); old policy: at the start of the auxiliary phase", low=0
+            1.0,
+            "coefficient of KL(old policy || policy); the old policy is the policy at the start of the auxiliary phase",
+            low=0,
         )
         value_network: str = option(
             "separate",

@@ -152,8 +152,8 @@ def add_trust_code(parser: Parser) -> None:
     parser.add_argument(
         "--trust-code",
         action="store_true",
-        help="execute the plug-ins (Python files with components) that a run or file names, although you have not used "
-        "them before, and use the cluster that a file names; the command prints them; read the plug-ins first",
+        help="execute plug-ins (Python files with components) given by a run or a file even if you have not used them "
+        "before, and use a cluster given by a file; the command prints their names; read the plug-ins first",
     )
 
 

@@ -308,7 +308,7 @@ def report_command(argv: list[str]) -> None:
     parser.add_argument(
         "--no-draw",
         action="store_true",
-        help="show only videos and saliency images that exist; do not create missing ones",
+        help="show existing videos and saliency images, but do not create missing files",
     )
     add_trust_code(parser)
     add_overwrite(parser)

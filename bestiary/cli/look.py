@@ -203,8 +203,8 @@ def _filters(argv: list[str]) -> None:
         "--between",
         choices=("runs", "time"),
         default="runs",
-        help="runs: compare each run with the first run; time: compare each checkpoint with the next one of the same "
-        "run (default: runs)",
+        help="runs: compare each run with the first run; time: compare each checkpoint with the next "
+        "checkpoint of the same run (default: runs)",
     )
     parser.add_integer(
         "--frames", "number of game frames that are used to compute CKA; 0: do not compute CKA", default=256

@@ -42,8 +42,8 @@ def study(argv: list[str]) -> None:
     parser.add_argument(
         "--cluster",
         metavar="ADDRESS",
-        help="train on a Ray cluster: local (start one on this machine), auto (one that already runs on this machine) "
-        "or host:port (see docs/cluster.md)",
+        help="train on a Ray cluster: local (start a cluster on this machine), auto (use the cluster that runs on this "
+        "machine) or host:port (see docs/cluster.md)",
     )
     parser.add_float("--cpus-per-run", "with --cluster: number of CPUs per run (default: 1)", above=0)
     parser.add_float("--gpus-per-run", "with --cluster: number of GPUs per run, for example 0.25 (default: 0)", low=0)

@@ -202,7 +202,9 @@ def proxy_reward(values: Values) -> Words:
     if true_move:
         words += ["--true-reward", f"score=1; {_move_reward(true_move)}"]
     if fuel == 1 and not {"fuel_multiplier", "move_penalty"} & values.given:
-        differences.append("no proxy flag: the fork then trains on a constant reward of 10 per step, and so does this")
+        differences.append(
+            "no proxy flag: the fork then trains on a constant reward of 10 per step, and so does this command"
+        )
     if values["reward_clipping"] == "abs_one":
         differences.append(
             "the proxy is clipped to [-1,1] as in the fork, which hides most strengths (docs/rewards.md)"

@@ -70,7 +70,7 @@ class Training:
     runtime: str = _runtime(
         "local",
         "how the run is executed (local: threads on all cores of this machine; serial: one thread, deterministic; "
-        "cluster: processes that Ray starts)",
+        "cluster: Ray processes)",
         choices=("local", "serial", "cluster"),
     )
     pools: int = _runtime(
@@ -133,8 +133,8 @@ class Training:
 
     cluster: str | None = _cluster(
         None,
-        "Ray cluster to train on: local (start one on this machine for the run), auto (one that already runs on this "
-        "machine) or host:port",
+        "Ray cluster to train on: local (start a cluster on this machine for the run), auto (use the cluster that runs "
+        "on this machine) or host:port",
         metavar="ADDRESS",
         compared=False,
         machine=True,

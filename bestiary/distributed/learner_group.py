@@ -146,7 +146,7 @@ class LearnerGroup:
             if isinstance(cause, RunError | UserError):
                 raise unwrap_task_error(error) from error
             if isinstance(cause, GroupSplitError):
-                raise LearnersLostError(f"a learner lost its connection to the others ({cause})") from error
+                raise LearnersLostError(f"a learner lost its connection to the other learners ({cause})") from error
             raise
         except errors.GetTimeoutError:
             raise

@@ -74,8 +74,8 @@ def gpus_per_process(ray: Any, training: Training) -> float:
         return 0
     if 2 * available < needed:
         raise UserError(
-            f"--device {training.device}: {needed} processes need a GPU, and at most 2 can share one; the cluster has "
-            f"{available:.0f} GPUs; use --device cpu"
+            f"--device {training.device}: {needed} processes need a GPU, and at most 2 processes can share a GPU; the "
+            f"cluster has {available:.0f} GPUs; use --device cpu"
         )
     return 1 if available >= needed else 0.5
 
@@ -91,7 +91,7 @@ def _report_policy_lag(config: Config) -> None:
     if max_in_flight < training.total_pools:
         warn(
             f"--max-lag {training.max_lag}: only {max_in_flight} of {training.total_pools} vector environments can "
-            f"collect rollouts at the same time; {hint}; --max-lag none lets all of them collect at the same time"
+            f"collect rollouts at the same time; {hint}; with --max-lag none, all can collect at the same time"
         )
     elif training.max_lag is not None and training.max_lag > LARGE_LAG:
         note(f"note: with this number of actors the policy lag can reach {training.max_lag} updates; {hint}")

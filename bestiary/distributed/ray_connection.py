@@ -210,8 +210,8 @@ def _resolve_address(cluster: str) -> str:
             found = ""
         if not found:
             raise UserError(
-                "--cluster auto: no Ray cluster runs on this machine; start one (see docs/cluster.md), or use "
-                "--cluster local to start one for this run"
+                "--cluster auto: no Ray cluster runs on this machine; start a cluster (see docs/cluster.md), or "
+                "use --cluster local to start a private cluster for this run"
             )
         address = found
     else:
@@ -299,7 +299,7 @@ def check_every_node(ray: Any, check: Callable[..., list[str]], *arguments: Any)
         except ray.exceptions.TaskUnschedulableError:
             pass  # the node has left the cluster
         except ray.exceptions.RayError as error:
-            problems.append(f"{hostname}: cannot run Bestiary there: {_first_lines(getattr(error, 'cause', error))}")
+            problems.append(f"Bestiary cannot run on {hostname}: {_first_lines(getattr(error, 'cause', error))}")
     return list(dict.fromkeys(problems))
 
 

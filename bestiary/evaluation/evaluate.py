@@ -336,8 +336,8 @@ def _note_untrained_critic(config: Config, names: Sequence[str]) -> None:
     new_names = [name for name in names if name not in config.envs]
     if new_names and "critic" in config.components and config.components["critic"].name != "shared":
         note(
-            f"note: the critic was not trained on {', '.join(new_names)}, so its values have no meaning there; "
-            "the returns are not affected"
+            f"note: the critic was not trained on {', '.join(new_names)}, so its values have no meaning in these "
+            "tasks; the returns are not affected"
         )
 
 

@@ -434,7 +434,7 @@ def load_weights(agent: "Agent", checkpoint: Checkpoint) -> None:
             differences.append(f"{name}: {saved_shape} in the checkpoint, {expected_shape} in the agent")
     if differences:
         raise UserError(
-            f"{checkpoint.path} does not fit the agent that config.toml describes:",
+            f"{checkpoint.path} does not fit the agent described by config.toml:",
             *differences[:8],
         )
     parameters = dict(agent.named_parameters())

@@ -145,8 +145,8 @@ def evaluation_table(results: EvaluationResults) -> TextTable:
     ]
     if any(results.roles):
         captions.append(
-            "train: levels of the training; test: levels that were not used; with several ranges of levels, their mean "
-            "± standard deviation"
+            "train: training levels; test: levels that were not used in training; several ranges of levels: mean "
+            "± standard deviation over the ranges"
         )
     if has_normalised:
         captions.append("normalised: 0 and 1 are the returns of the task's score range; all: mean over all tasks")

@@ -254,7 +254,7 @@ class VectorEnvChecks:
         if outside.all() and probability ** len(outside) < MAX_FALSE_ALARM:
             self.report.require(
                 f"recv: none of the {len(outside)} observations after a terminal state (done) resembles an "
-                "observation after reset; if done is set, observation must be the first one of the next episode"
+                "observation after reset; if done is set, observation must be the first observation of the next episode"
             )
 
     def check_final(self) -> None:
@@ -273,7 +273,7 @@ class VectorEnvChecks:
         if varies:
             self.report.require(
                 f"recv: final equals observation in all {count} truncated rows; final must be the last observation of "
-                "the old episode, observation the first one of the next episode"
+                "the old episode, and observation the first observation of the next episode"
             )
 
     def check_render(self) -> None:

@@ -146,7 +146,7 @@ def check_pretrained_state(config: Config) -> None:
     if (own.observation_spec, own.action_spec) != (other.observation_spec, other.action_spec):
         raise UserError(
             f"--init-from {source.path}: its replay buffer has other observations or actions; use an environment with "
-            "the same ones (Atari: --full-actions), or add --algo.inherit-buffer off"
+            "the same observations and actions (Atari: --full-actions), or add --algo.inherit-buffer off"
         )
     if (config.make_algorithm().return_discount is None) != (source.config.make_algorithm().return_discount is None):
         raise UserError(

@@ -42,7 +42,7 @@ class PluginRef(str):
         path = self.path.resolve()
         for character in "{};":
             if character in str(path):
-                raise UserError(f"{path}: the path of a plug-in must not contain {character}; rename it")
+                raise UserError(f"{path}: a plug-in path must not contain {character}; rename the file or folder")
         return PluginRef(path, self.attribute)
 
 

@@ -285,7 +285,7 @@ WRONG_VECTOR_ENVS: dict[str, tuple[type, tuple[str, ...]]] = {
         changed(final=lambda env, step: {"vector": step.observation["vector"][step.truncated]}),
         ("final equals observation in all", "last observation of the old episode"),
     ),
-    "terminal observation": (TerminalObservation, ("none of the", "first one of the next episode")),
+    "terminal observation": (TerminalObservation, ("none of the", "first observation of the next episode")),
     "unseeded": (UnseededVector, ("with equal seeds", " differ: ", " of row ", "argument seed")),
     "SeedSequence": (LegacySeed, ("seed=np.random.SeedSequence(1)", "failed", f"{__file__}, line ")),
     "row order": (ReversedRows, ("only the action of row 0 was changed", "of row 3", "environment i")),

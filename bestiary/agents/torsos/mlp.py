@@ -28,8 +28,8 @@ class MLP(nn.Module, TorsoDefaults):
         )
         normalise_inputs: bool = option(
             False,
-            "normalise each input by its mean and standard deviation; before training, a random policy plays to "
-            "measure them",
+            "normalise each input by its mean and standard deviation, which are measured with a random policy before "
+            "training",
         )
 
     def __init__(self, spec: ObservationSpec, options: Options = Options()):
