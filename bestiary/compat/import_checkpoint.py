@@ -121,7 +121,9 @@ def translate_weights(
 def translate_optimizer(
     original: OriginalCheckpoint, network: Network, learner: Learner
 ) -> tuple[dict[str, Tensor], str]:
-    """Return the state of the optimizer for this learner, and "". If it cannot be used, return {} and the reason.
+    """Return the state of the optimizer for this learner, and "".
+
+    If the state cannot be used, return {} and the reason.
 
     The optimizer identifies parameters by their indices, which differ between the original and Bestiary. Therefore each
     index is translated: index in the original -> original name -> name in Bestiary -> index in Bestiary.

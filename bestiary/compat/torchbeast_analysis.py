@@ -134,8 +134,9 @@ LAYERS_PER_SECTION = 5  # a section of the ResNet: one convolution, then two res
 def _runs_of(comparison: str, reference: str) -> tuple[str, ...]:
     """Return the names of the runs that are compared.
 
-    The first run is the reference, with which the other runs are compared. "time_steps" has no reference: it compares
-    the checkpoints of each run. The argument `reference` is the reference run of "single_single".
+    The first run is the reference, with which the other runs are compared. The comparison "time_steps" has no
+    reference: it compares the checkpoints of each run. The argument `reference` is the reference run of
+    "single_single".
     """
     if comparison == "single_single":
         return (reference, *(game for game in SIX_GAMES if game != reference))

@@ -283,9 +283,9 @@ UNCOMPARED = tuple(f.name for f in fields(Training) if not f.metadata["compared"
 
 
 def group_key(settings: Mapping[str, Any], *ignored: str) -> str:
-    """Return all settings as JSON, except those in UNCOMPARED and `ignored`.
+    """Return a key of the experiment: two runs with the same key are repetitions of one experiment.
 
-    Two runs with the same key are repetitions of one experiment.
+    The key contains all settings as JSON, except the options in UNCOMPARED and `ignored`.
     """
     return json.dumps({k: v for k, v in settings.items() if k not in (*UNCOMPARED, *ignored)}, sort_keys=True)
 

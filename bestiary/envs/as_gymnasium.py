@@ -23,8 +23,8 @@ class GymnasiumAdapter(GymnasiumVectorEnv[Any, Any, np.ndarray]):
 
     Finished episodes are reset in the same step (AutoresetMode.SAME_STEP). `info["final_obs"][i]` is the final
     observation of row i if a time limit ended its episode. Other final observations are not available: an algorithm
-    does not need them, and ProcGen does not return them. `info` also contains all measures, `game_over` (if an episode
-    ends with each life, the end of an episode may not be the end of the game) and `task` (index of the task).
+    does not need them, and ProcGen does not return them. `info` also contains all measures, `game_over` (whether the
+    whole game ended, not only an episode) and `task` (index of the task).
 
     The environments are seeded when they are created. `reset(seed=...)` creates the environments again, with the new
     seed.

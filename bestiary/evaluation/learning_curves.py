@@ -23,7 +23,8 @@ from bestiary.utils.errors import UserError
 GAME_RETURN = "game_return"
 GAME_TRUE_RETURN = "game_true_return"
 
-# A point of a curve is the mean of at least this number of games. If fewer games have ended, it is the mean of all.
+# A point of a curve is the mean of at least this number of games. If fewer games have ended, it is the mean of all
+# these games.
 DEFAULT_SMOOTH = 20
 
 

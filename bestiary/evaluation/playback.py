@@ -185,7 +185,8 @@ class Playback:
     The iterator yields at most `length` steps, from step `start` on. If `single_game` is True, it stops when the game
     ends. `actions` are the names of the actions of a recorded game. If `actions` is None, a new game is played: the
     agent of the first viewer selects the actions. If a new game ends before MIN_VIDEO_STEPS steps are yielded, another
-    game follows. The environments of all viewers take the same actions. They are closed when the iterator ends.
+    game follows. The environments of all viewers take the same actions. When the iterator ends, it closes the
+    environments.
     """
 
     def __init__(

@@ -88,8 +88,8 @@ def config_labels(group_keys: Sequence[str]) -> list[str]:
 def _config_label(config: dict[str, Any], keys: list[str]) -> str:
     """Return the given keys and their values as text, for example "algo ppo, torso mlp, steps none".
 
-    A key that the config does not contain has the value "none". If this key is an option of a component, such as
-    torso.width, it is left out.
+    If the config does not contain a key, its value is "none". Exception: if the key is an option of a component, such
+    as torso.width, it is left out.
     """
     values = {key: config.get(key, "none") for key in keys if key in config or "." not in key}
     words = {key: " ".join(map(str, v)) if isinstance(v, list) else v for key, v in values.items()}

@@ -159,7 +159,7 @@ def holm_adjust(p_values: Sequence[float]) -> list[float]:
 def _satterthwaite_df(variances: np.ndarray, counts: Sequence[int]) -> float:
     """Return Satterthwaite's degrees of freedom of a sum of independent means.
 
-    `variances[k]` is the variance of mean k, and `counts[k]` is the number of values that mean k is computed from.
+    `variances[k]` is the variance of mean k. Mean k is computed from `counts[k]` values.
     """
     return float(variances.sum() ** 2 / (variances**2 / (np.array(counts) - 1)).sum())
 

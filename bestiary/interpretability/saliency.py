@@ -278,6 +278,6 @@ def absolute_scale(scores: np.ndarray, full: float) -> np.ndarray:
 def default_full_score(maps: Sequence[np.ndarray]) -> float:
     """Return the default score for full colour.
 
-    It is the 95th percentile of the largest score of each frame.
+    Each frame has a largest score. The result is the 95th percentile of these scores.
     """
     return float(np.quantile([scores.max() for scores in maps], 0.95)) if len(maps) else 0.0

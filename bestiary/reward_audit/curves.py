@@ -1,4 +1,4 @@
-"""Curves of the training return and the true return, and detection of drops of the true return alone.
+"""Curves of the training return and the true return, and detection of drops of the true return.
 
 The x axis of a curve is the network size, the number of training steps, or an option of the environment. Runs that
 differ only in their seed form one point. Points that differ only in the quantity on the x axis form a curve.

@@ -30,8 +30,8 @@ class TensorBoardLogger:
     def __init__(self, folder: Path, first_step: int):
         """Open the event files.
 
-        A resumed run logs the steps after `first_step` again. The events that an earlier session logged for steps of at
-        least `first_step` are therefore hidden.
+        A resumed run logs the steps after `first_step` again. Therefore events of earlier sessions are hidden if their
+        step is at least `first_step`.
         """
         from torch.utils.tensorboard import SummaryWriter
 

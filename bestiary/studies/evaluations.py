@@ -106,7 +106,7 @@ class EvaluationRecord:
 
 
 def find_records(run: Run, config: Config, plan: EvaluationPlan) -> list[EvaluationRecord] | None:
-    """Return the results of an evaluation of a run, or None if it has not been made."""
+    """Return the results of an evaluation of a run, or None if the evaluation has not been made."""
     steps = run.steps
     for path in safe_files.list_files(run.path / "evaluations", run.path):
         if path.suffix == ".json":

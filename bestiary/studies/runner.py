@@ -364,7 +364,7 @@ def _finish_command(job: Job, stopping: bool, executor: Executor, progress: Stud
 
 
 def _raise_if_unfinished(trials: list[Trial]) -> None:
-    """If there are unfinished trials, print why each one failed and the end of its log, then raise RunError."""
+    """If there are unfinished trials, print the reason and the end of the log of each failure, then raise RunError."""
     unfinished = [trial for trial in trials if trial.next_command() is not None]
     for trial in unfinished:
         if trial.is_blocked:

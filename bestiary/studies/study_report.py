@@ -116,7 +116,7 @@ def write_study_report(study: Study, trials: list[Trial], folder: Path) -> None:
 
 
 def _needs_table(evaluations: list[EvaluationResults]) -> bool:
-    """Return whether an evaluation has results that are missing in the table of variants."""
+    """Return whether an evaluation has results that the table of variants does not contain."""
     return any(plan.levels or plan.env or plan.checkpoints == "all" for plan in (e.plan for e in evaluations))
 
 

@@ -81,7 +81,7 @@ class Report:
         return f"{plugins.error_line(error)}{'' if location is None else f' ({location})'}"
 
     def run(self, *stages: Callable[[], None]) -> None:
-        """Run the parts of a check in order. If one of them fails, continue with the next one."""
+        """Run the parts of a check in order. If a part fails, continue with the next part."""
         for stage in stages:
             try:
                 stage()

@@ -76,7 +76,7 @@ class FastWeightOptions:
 
 @dataclass(frozen=True)
 class TruncationOptions(FastWeightOptions):
-    """Options of a fast-weight memory with a recurrent state: sizes and truncation of gradients."""
+    """Options of a fast-weight memory that has a recurrent state: sizes and truncation of gradients."""
 
     truncate: str = option(
         "none",

@@ -84,7 +84,7 @@ class ConvolutionalTorso(ImageEncoder):
         return self.project(self.encode(observation), observation)
 
     def map_features(self, feature_map: Tensor) -> Tensor:
-        """Return the part of a feature map [B,C,h,w] that is an input of the fully connected layers, as [B,D]."""
+        """Return the inputs [B,D] of the fully connected layers, given a feature map [B,C,h,w]."""
         return feature_map.flatten(1)
 
     def project(self, feature_map: Tensor, observation: Tensors) -> Tensor:

@@ -4,9 +4,9 @@ The fully connected layers get the mean of each channel over all cells of the fe
 
     features = [mean over y, x of map[c, y, x]  for each channel c]          instead of  map.flatten()
 
-With the default sizes and images of 64x64 pixels, the first fully connected layer of `resnet` has 2,048 inputs and that
-of `impoola` has 32. The number of its weights no longer depends on the size of the image, and all cells contribute
-equally to a feature.
+With the default sizes and images of 64x64 pixels, the first fully connected layer has 2,048 inputs in `resnet` and 32
+inputs in `impoola`. In `impoola`, the number of weights of this layer does not depend on the size of the image, and all
+cells contribute equally to a feature.
 """
 
 from dataclasses import dataclass

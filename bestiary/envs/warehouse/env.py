@@ -345,7 +345,7 @@ def _make_labels(spec: WarehouseSpec, num_shelves: int) -> dict[str, Label]:
 
 
 def _find_input_cells(spec: WarehouseSpec, options: WarehouseVectorEnv.Options, shelves: np.ndarray) -> np.ndarray:
-    """Return an array int64 [D,2]: for each entry of an observation, row and column of the cell that it describes."""
+    """Return an array int64 [D,2] with the row and the column of the cell described by each entry of an observation."""
     rows, columns = spec.size
     cells = np.stack(np.divmod(np.arange(rows * columns), columns), axis=1)
     item_cells = shelves if options.observation == "vector" else cells

@@ -98,7 +98,7 @@ class TargetPolicy:
 def nearest(pool: WarehouseVectorEnv, paths: ShortestPaths, targets: np.ndarray) -> np.ndarray:
     """Return the new targets [N]: the shelf cell of the item that the robot reaches with the fewest moves; -1: no item.
 
-    Of equally near items, choose the first one in row order. The previous targets, `targets`, are not used.
+    Of equally near items, choose the first item in row order. The previous targets, `targets`, are not used.
     """
     return _argmin_item(pool, paths, paths.steps[pool.state.robots])
 
@@ -115,7 +115,7 @@ def committed(pool: WarehouseVectorEnv, paths: ShortestPaths, targets: np.ndarra
 def oldest(pool: WarehouseVectorEnv, paths: ShortestPaths, targets: np.ndarray) -> np.ndarray:
     """Return the new targets [N]: the shelf cell of the oldest item, even if it cannot be reached in time; -1: no item.
 
-    Of equally old items, choose the nearest one. The previous targets, `targets`, are not used.
+    Of equally old items, choose the nearest item. The previous targets, `targets`, are not used.
     """
     steps = paths.steps[pool.state.robots]
     return _argmin_item(pool, paths, steps - (steps.max() + 1) * pool.ages.astype(np.int64))
