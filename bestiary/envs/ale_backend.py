@@ -1,8 +1,8 @@
 """One Atari emulator of ale-py whose RAM can be changed. It replaces EnvPool in counterfactual games.
 
-EnvPool steps emulators fast but cannot change their RAM. `AleBackend` has the methods of `EnvPoolBackend`, so that
-`AtariVectorEnv` uses the same code for lives, hidden steps, frame stacks and time limits with both. It computes the
-same frames: the maximum of the last two emulator frames, scaled down by area.
+EnvPool steps emulators fast but cannot change their RAM. `AleBackend` has the methods of `EnvPoolBackend`, so
+`AtariVectorEnv` can use either of the two. The code for lives, hidden steps, frame stacks and time limits is the same.
+`AleBackend` also computes the same frames as EnvPool: the maximum of the last two emulator frames, scaled down by area.
 """
 
 import re
@@ -74,7 +74,7 @@ class AleBackend:
         self.sent = self.actions[int(actions[0])]
 
     def recv(self) -> Batch:
-        """Make the step of the stored action, and return (frame, reward, done, info)."""
+        """Perform a step with the stored action, and return (frame, reward, done, info)."""
         reward = 0.0
         self.screens.clear()
         for k in range(self.frame_skip):
@@ -101,9 +101,9 @@ class AleBackend:
     def redraw(self, snapshot: Any, ram: Mapping[int, int]) -> tuple[np.ndarray, np.ndarray]:
         """Return the observed frame [1,C,H,W] and the RGB screen [210,160,3] of a snapshot with a changed RAM.
 
-        The screen shows a change of the RAM only after the emulator has drawn it. So two more emulator frames are
-        computed without an action. The values in `ram`, {address: value}, are written before each of them. The state
-        of the emulator does not change.
+        The screen shows a change of the RAM only in the next emulator frames. Therefore two more emulator frames are
+        computed without an action. The values in `ram`, {address: value}, are written before each of these frames. The
+        state of the emulator does not change.
         """
         current = self.ale.cloneState()
         old_screens = deque(self.screens, maxlen=2)

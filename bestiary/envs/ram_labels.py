@@ -1,4 +1,4 @@
-"""Labelled quantities of Atari games: where the RAM has the positions of the ball, the player and other objects.
+"""Labelled quantities of Atari games: RAM addresses of the positions of the ball, the player and other objects.
 
 Addresses are facts about the games; many are listed in the Atari Annotated RAM Interface (Anand et al. 2019). The
 addresses, offsets and sizes below were measured for this table: tests/envs/test_ram_labels.py compares them with the
@@ -6,7 +6,8 @@ objects on the screen. Where the list of Anand et al. differs from the measureme
 Attack: `player_x`), the measured address is used.
 
 Two codings of a value occur. "plain" is the byte itself. "motion" is the coding of the console's motion registers: the
-low four bits count blocks of 15 pixels, and the high four bits are a signed shift to the left; it is decoded to pixels.
+low four bits count blocks of 15 pixels, and the high four bits are a signed shift to the left. Such values are
+converted to pixels.
 """
 
 from collections.abc import Mapping
@@ -33,12 +34,12 @@ class RamLabel:
     why_not_settable: str = ""
 
     def read(self, ram: np.ndarray) -> np.ndarray:
-        """Return the value in N games, float32 [N], from their RAM uint8 [N,128]."""
+        """Return the values of N games, float32 [N], given the RAM of the games, uint8 [N,128]."""
         cell = ram[:, self.address].astype(np.int64)
         return (decode_motion(cell) if self.coding == "motion" else cell).astype(np.float32)
 
     def write(self, value: float) -> dict[int, int]:
-        """Return {address: byte}: what must be written to the RAM to set the quantity."""
+        """Return {address: byte}: the bytes of the RAM that set the quantity to a value."""
         byte = encode_motion(int(value)) if self.coding == "motion" else int(value)
         return {address: byte for address in (self.address, *self.copies)}
 
@@ -170,12 +171,12 @@ def make_labels(game: str) -> dict[str, Label]:
 
 
 def read_labels(game: str, ram: np.ndarray) -> Arrays:
-    """Return the values of all labelled quantities of N games, float32 [N] by name, from their RAM uint8 [N,128]."""
+    """Return the labelled quantities of N games by name, float32 [N], given the RAM of the games, uint8 [N,128]."""
     return {name: label.read(ram) for name, label in LABELS.get(game, {}).items()}
 
 
 def writes(game: str, values: Mapping[str, float]) -> dict[int, int]:
-    """Return {address: byte}: what must be written to the RAM to set labelled quantities."""
+    """Return {address: byte}: the bytes of the RAM that set labelled quantities to the given values."""
     bytes_to_write: dict[int, int] = {}
     for name, value in values.items():
         bytes_to_write |= LABELS[game][name].write(value)

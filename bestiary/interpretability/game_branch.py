@@ -1,12 +1,12 @@
 """Play a game to a step, change it there, and play on: the games of interventions.
 
     branch = open_branch(run, PlaybackOptions(seed=3))
-    branch.play_to(120)                       # the same game as that of `bestiary video` with this seed
+    branch.play_to(120)                       # the game that `bestiary video` shows with this seed
     effect = branch.intervene(interventions)  # change the observation, the action or the game at this step
     continuation = branch.play_on(100)        # play on with the agent
 
-A second branch with the same options is the same game, so the two continuations differ only by the intervention. Both
-sample actions with the same random numbers.
+A second branch with the same options plays the same game, and samples actions with the same random numbers. The two
+continuations therefore differ only because of the intervention.
 """
 
 from collections.abc import Sequence
@@ -96,9 +96,9 @@ class GameBranch:
         return self.forced_action or self.chosen_action
 
     def advance(self, action: str | None = None) -> None:
-        """Take an action, by default the agent's, and run the agent on the next observation.
+        """Take an action (default: the action of the agent), and run the agent on the next observation.
 
-        The random numbers of the agent's choice are consumed in any case.
+        In both cases, the random numbers with which the agent samples an action are consumed.
         """
         if self.game_over:
             raise RunError(f"the game ended after {self.t} steps")
@@ -168,7 +168,10 @@ class GameBranch:
 
     @torch.no_grad()
     def _rerun(self, inputs: Inputs) -> Output:
-        """Run the agent on changed inputs of the current step. The recurrent state becomes that after these inputs."""
+        """Run the agent on changed inputs of the current step.
+
+        The new recurrent state is the state after these inputs.
+        """
         if self.chosen_action is not None:
             raise RunError("an intervention must come before the action of its step is chosen")
         output, self.runner.state = self.viewer.agent(inputs, self.record.state)
@@ -199,7 +202,7 @@ class GameBranch:
 
         All stacked frames are drawn again, and the quantities are changed by the same differences in each of them. So
         an object that is set to another place has the same velocity as before. With differences of zero, the image
-        differs from the observation only because of the redrawing, so it is what a changed image is compared with.
+        differs from the observation only because of the redrawing. Changed images are compared with this image.
         """
         assert self.ale is not None
         pool = self.viewer.pool.unwrapped
@@ -235,8 +238,8 @@ def repeat_branch(run: Run, options: PlaybackOptions, branch: GameBranch, settab
     If `settable` is True, labelled quantities can be set in it. Atari games are then emulated by ale-py.
 
     Raises:
-        UserError: ale-py is not installed, or the game has random events that it cannot repeat.
-        RunError: the second game differs from the first one.
+        UserError: ale-py is not installed, or the game has random events that cannot be repeated.
+        RunError: the second game differs from the first game.
     """
     viewer = open_viewer(run, checkpoint=options.checkpoint, env=options.env, seed=options.seed)
     ale = None

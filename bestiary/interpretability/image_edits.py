@@ -40,9 +40,10 @@ class Rectangle:
         return is_positive and self.x + self.width <= width and self.y + self.height <= height
 
     def scaled(self, old_size: tuple[int, int], new_size: tuple[int, int]) -> "Rectangle":
-        """Return the smallest rectangle of whole pixels that covers this one in an image scaled to another size.
+        """Return the smallest rectangle of whole pixels that covers this rectangle in an image scaled to another size.
 
-        Both sizes are (H, W). For example, this converts a rectangle on the rendered screen to one on the observation.
+        Both sizes are (H, W). For example, this converts a rectangle on the rendered screen to a rectangle on the
+        observation.
         """
         down, across = new_size[0] / old_size[0], new_size[1] / old_size[1]
         left, top = int(np.floor(self.x * across)), int(np.floor(self.y * down))
@@ -68,7 +69,10 @@ def erase(image: np.ndarray, rectangle: Rectangle) -> np.ndarray:
 
 
 def blur(image: np.ndarray, rectangle: Rectangle) -> np.ndarray:
-    """Replace a rectangle by the same part of the blurred image. The blur is as strong as that of saliency maps."""
+    """Replace a rectangle by the same part of the blurred image.
+
+    The strength of the blur is the same as in saliency maps.
+    """
     _, height, width = image.shape
     sigma = max(1.0, min(height, width) / BLUR_PRESET.image_size * BLUR_PRESET.blur)
     vertical, horizontal = blur_matrix(height, sigma).numpy(), blur_matrix(width, sigma).numpy()

@@ -4,8 +4,8 @@
     effect = measure_effect(agent, inputs, changed, state)          # probabilities and values before and after
 
 There are six kinds of interventions. `erase`, `blur`, `move` and `copy` edit a rectangle of the observation. `set`
-changes a labelled quantity of the game, for example the position of the ball. `action` takes another action. The last
-two change the game itself, see `game_branch.py`.
+changes a labelled quantity of the game, for example the position of the ball. `action` takes another action. `set` and
+`action` change the game itself (see `game_branch.py`).
 
 A saliency map is a guess about what the agent uses. An intervention tests such a guess (Atrey et al. 2020).
 """
@@ -74,7 +74,7 @@ class Intervention:
 
 
 def parse_intervention(kind: str, text: str) -> Intervention:
-    """Return the intervention that the value `text` of the command-line option `--KIND` describes.
+    """Return the intervention described by `text`, the value of the command-line option `--KIND`.
 
     Raise UserError if the text does not have the format in FORMATS.
     """
