@@ -181,7 +181,7 @@ class AttentionAgent(nn.Module, AgentDefaults):
         LSTM at the previous step.
         """
         cells = self.norm(vision.flatten(2).transpose(1, 2))  # [B,h*w,K+V]
-        basis = self.basis.expand(len(cells), -1, -1)
+        basis = self.basis.expand(cells.shape[0], -1, -1)  # not len(): torch.export would fix the batch size
         keys = torch.cat([cells[..., : self.options.key_channels], basis], dim=-1)
         values = torch.cat([cells[..., self.options.key_channels :], basis], dim=-1)
         queries = self.query(policy_h).unflatten(-1, (self.options.queries, -1))

@@ -1,4 +1,4 @@
-"""Commands that evaluate trained agents: `eval`, `video`, `export`, `compare` and `report`."""
+"""Commands that evaluate trained agents: `eval`, `video`, `compare` and `report`."""
 
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,6 @@ from bestiary.cli.arguments import (
     add_playback_arguments,
     add_policy_arguments,
     add_run_argument,
-    add_task,
     add_trust_code,
     parse_axis_range,
 )
@@ -196,44 +195,6 @@ def video_command(argv: list[str]) -> None:
         make_overlay = attention_overlay if a.attention else None
         path = record_video(runs[0], playback, out=a.out, overwrite=a.overwrite, make_overlay=make_overlay)
     print_line(f"video: {path}")
-
-
-def export_command(argv: list[str]) -> None:
-    """Save rollouts of a trained agent as NumPy arrays."""
-    parser = Parser(
-        "export",
-        "Play with a trained agent and save rollouts (observations, actions, log-probabilities, values and rewards of "
-        "consecutive steps) as NumPy arrays.",
-    )
-    add_run_argument(parser)
-    parser.add_integer(
-        "--rollouts", "number of rollouts; each rollout is played in its own environment", default=20, low=1
-    )
-    parser.add_integer("--length", "length of each rollout, in steps", default=500, low=1, metavar="STEPS")
-    parser.add_argument(
-        "--out", metavar="FILE", help="output file, .npz (default: a new file in rollouts/ of the run folder)"
-    )
-    add_overwrite(parser)
-    add_task(parser)
-    add_policy_arguments(parser)
-    a, run, env_options = parse_with_env_options(parser, argv)
-    if run is None:
-        raise UserError(f"{a.run}: export needs a trained agent; only bestiary eval supports scripted policies")
-
-    from bestiary.evaluation.export import export_rollouts
-
-    path = export_rollouts(
-        run.with_env_options(env_options),
-        out=a.out,
-        rollouts=a.rollouts,
-        length=a.length,
-        checkpoint=select_checkpoint(a.checkpoint, run),
-        greedy=a.greedy,
-        seed=a.seed,
-        env=a.env,
-        overwrite=a.overwrite,
-    )
-    print_line(f"rollouts: {path}")
 
 
 def compare_command(argv: list[str]) -> None:

@@ -34,7 +34,7 @@ Evaluation
   video RUN...        record a video of one agent, or of several agents side by side
   compare RUN...      plot the learning curves of runs and print a table
   audit RUN...        compare the training return with the true return of agents
-  export RUN          save rollouts of a trained agent as NumPy arrays
+  export RUN          save a trained agent (ONNX, torch.export) or its games (NumPy arrays, Minari dataset)
   report FOLDER       write an HTML page about all runs below a folder
   look TOOL RUN...    inspect an agent: saliency, attention, filters or actions
 
@@ -57,7 +57,7 @@ COMMANDS = {
     "video": ("evaluate", "video_command"),
     "compare": ("evaluate", "compare_command"),
     "audit": ("audit", "audit_command"),
-    "export": ("evaluate", "export_command"),
+    "export": ("export", "export_command"),
     "report": ("evaluate", "report_command"),
     "look": ("look", "look"),
     "runs": ("listing", "runs"),

@@ -45,7 +45,7 @@ class GymnasiumAdapter(GymnasiumVectorEnv[Any, Any, np.ndarray]):
         self.num_envs = self.pool.num_envs
         self.render_mode = render_mode
         self.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP, "render_modes": ["rgb_array"]}
-        self.single_observation_space = _make_space(self.pool.observation_spec)
+        self.single_observation_space = make_space(self.pool.observation_spec)
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.single_action_space = Discrete(self.pool.action_spec.n)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
@@ -101,7 +101,7 @@ class GymnasiumAdapter(GymnasiumVectorEnv[Any, Any, np.ndarray]):
         return info | {f"_{name}": all_rows for name in info}
 
 
-def _make_space(spec: ObservationSpec) -> Space:
+def make_space(spec: ObservationSpec) -> Space:
     spaces = {name: _make_box(array) for name, array in spec.items()}
     return next(iter(spaces.values())) if len(spaces) == 1 else Dict(spaces)
 

@@ -16,6 +16,9 @@ Implementations of delta_seq and srwm_seq:
     triton      for GPUs, float32
     auto        numba for CPU tensors, triton for float32 CUDA tensors, reference otherwise
 
+When `torch.export` traces an agent (`bestiary export`), the implementation is always `reference`, because an exported
+program can only contain PyTorch operations.
+
 Shapes: B batch entries, H heads, T steps. A weight matrix has E rows (the size of queries and keys) and M columns (the
 size of values).
 
@@ -160,6 +163,8 @@ def load_implementation(name: str, device: str, dtype: torch.dtype = torch.float
         UserError: the name is unknown, the implementation does not support the device type or the dtype, or a package
             that the implementation needs is not installed.
     """
+    if torch.compiler.is_exporting():
+        name = "reference"
     if name == "auto":
         name = _default_implementation(device, dtype)
     if name == "reference":
