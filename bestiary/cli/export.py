@@ -1,4 +1,4 @@
-"""Commands that write files for other programs: `export`."""
+"""Commands that write files for other programs and people: `export` and `card`."""
 
 from typing import Any
 
@@ -10,6 +10,7 @@ from bestiary.cli.arguments import (
     add_task,
 )
 from bestiary.cli.playback_arguments import parse_with_env_options, select_checkpoint
+from bestiary.runs.run import open_run
 from bestiary.utils.console import print_line
 from bestiary.utils.errors import UserError
 
@@ -109,3 +110,38 @@ def _check_format_options(a: Any, env_options: dict[str, Any]) -> None:
         problems.append(f"{flags}: has no effect with --format {a.format}, which exports only the agent; remove it")
     if problems:
         raise UserError(*problems)
+
+
+def card_command(argv: list[str]) -> None:
+    """Write a folder with a model card that can be published."""
+    parser = Parser(
+        "card",
+        "Evaluate an agent, record a video, and write a folder that can be published, for example on the Hugging Face "
+        "Hub: model card (README.md), weights, configuration, evaluation and video. The folder is a run folder, so all "
+        "commands accept it.",
+    )
+    add_run_argument(parser)
+    parser.add_argument(
+        "--out", metavar="FOLDER", help="folder to create (default: a new folder in cards/ of the run folder)"
+    )
+    parser.add_integer("--episodes", "number of games of the evaluation, per task", default=100, low=1)
+    parser.add_argument("--no-video", action="store_true", help="do not record a video")
+    add_overwrite(parser)
+    add_policy_arguments(parser)
+    a = parser.parse_strictly(argv)
+    run = open_run(a.run, a.trust_code)
+    checkpoint = select_checkpoint(a.checkpoint, run)
+
+    from bestiary.evaluation.model_card import write_card
+
+    folder = write_card(
+        run,
+        out=a.out,
+        episodes=a.episodes,
+        checkpoint=checkpoint,
+        greedy=a.greedy,
+        seed=a.seed,
+        video=not a.no_video,
+        overwrite=a.overwrite,
+    )
+    print_line(f"card: {folder}/README.md")

@@ -35,6 +35,7 @@ Evaluation
   compare RUN...      plot the learning curves of runs and print a table
   audit RUN...        compare the training return with the true return of agents
   export RUN          save a trained agent (ONNX, torch.export) or its games (NumPy arrays, Minari dataset)
+  card RUN            write a folder with model card, weights, evaluation and video, to publish an agent
   report FOLDER       write an HTML page about all runs below a folder
   look TOOL RUN...    inspect an agent: saliency, attention, filters or actions
 
@@ -58,6 +59,7 @@ COMMANDS = {
     "compare": ("evaluate", "compare_command"),
     "audit": ("audit", "audit_command"),
     "export": ("export", "export_command"),
+    "card": ("export", "card_command"),
     "report": ("evaluate", "report_command"),
     "look": ("look", "look"),
     "runs": ("listing", "runs"),

@@ -31,7 +31,10 @@ def imported_by(command: str, status: int = 0, packages: tuple[str, ...] = HEAVY
     [
         "--help",
         "--version",
-        *(f"{name} --help" for name in ("resume", "study", "eval", "video", "compare", "audit", "export", "report")),
+        *(
+            f"{name} --help"
+            for name in ("resume", "study", "eval", "video", "compare", "audit", "export", "card", "report")
+        ),
         *(f"{name} --help" for name in ("runs", "list", "doctor", "bench", "completion", "look")),
         "eval --env warehouse --help",
         "list envs",

@@ -1,0 +1,220 @@
+"""Write a folder that can be published: a trained agent, its evaluation, a video and a model card (README.md).
+
+The folder is a run folder with one checkpoint, so all commands accept it (`bestiary eval FOLDER`). The first lines of
+README.md are metadata in the format of the Hugging Face Hub.
+"""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from bestiary import __version__
+from bestiary.agents.agent import count_parameters
+from bestiary.evaluation.evaluate import evaluate
+from bestiary.evaluation.playback import PlaybackOptions
+from bestiary.evaluation.results import Evaluation
+from bestiary.evaluation.statistics import describe_interval, format_interval
+from bestiary.evaluation.video import record_video
+from bestiary.runs import checkpoints, plugin_copies
+from bestiary.runs.checkpoints import Checkpoint, write_manifest
+from bestiary.runs.run import Run
+from bestiary.utils.console import warn
+from bestiary.utils.errors import UserError
+
+TABLES = ("config.toml", "metrics.csv", "episodes.csv")
+CHECKPOINT_FILES = ("model.safetensors", "state.json")
+VIDEO = "replay.mp4"  # the Hugging Face Hub shows a video with this name
+CARD = "README.md"
+
+
+def write_card(
+    run: Run,
+    *,
+    out: str | Path | None = None,
+    episodes: int = 100,
+    checkpoint: int | None = None,
+    greedy: bool = False,
+    seed: int = 0,
+    video: bool = True,
+    overwrite: bool = False,
+) -> Path:
+    """Evaluate a run, record a video, and write a folder with them, the weights and a model card. Return the folder.
+
+    `out` is the folder to create; if it is None, a folder in cards/ of the run folder is created. An existing folder is
+    replaced only if `overwrite` is True and it is such a folder.
+    """
+    chosen = checkpoints.choose(run.path, checkpoint)
+    folder = _check_folder(Path(out).expanduser(), overwrite) if out is not None else None
+    if folder is None:
+        folder = run.new_output_path("cards", f"{chosen.steps:012d}", "")
+    evaluation = evaluate(run, episodes=episodes, checkpoint=chosen.steps, greedy=greedy, seed=seed)
+    partial = folder.with_name(f"{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
+    try:
+        _copy_run(run, chosen, partial)
+        evaluation.save(partial / "evaluation.json")
+        has_video = video and _record(run, chosen, partial / VIDEO, greedy, seed)
+        (partial / CARD).write_text(_card_text(run, chosen, evaluation, has_video, folder.name))
+        if folder.exists():
+            shutil.rmtree(folder)
+        partial.rename(folder)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    return folder
+
+
+def _check_folder(folder: Path, overwrite: bool) -> Path:
+    """Return the folder. Raise UserError if it exists and may not be replaced, or if it cannot be created."""
+    if folder.exists():
+        is_card = (folder / CARD).is_file() and (folder / "evaluation.json").is_file()
+        if not overwrite or not is_card:
+            remedy = "choose another name or add --overwrite" if is_card else "choose another name"
+            raise UserError(f"--out {folder} exists{'' if is_card else ' and contains no model card'}; {remedy}")
+    if not folder.resolve().parent.is_dir():
+        raise UserError(f"--out {folder}: there is no folder {folder.parent}; create it first")
+    return folder
+
+
+def _copy_run(run: Run, checkpoint: Checkpoint, folder: Path) -> None:
+    """Copy the configuration, the tables, the weights and the plug-ins of a run."""
+    for name in TABLES:
+        if (run.path / name).is_file():
+            shutil.copyfile(run.path / name, folder / name)
+    weights = folder / "checkpoints" / checkpoint.path.resolve().name
+    weights.mkdir(parents=True)
+    for name in CHECKPOINT_FILES:
+        shutil.copyfile(checkpoint.path / name, weights / name)
+    write_manifest(weights, CHECKPOINT_FILES)
+    plugins = run.path / plugin_copies.FOLDER
+    if plugins.is_dir():
+        shutil.copytree(plugins, folder / plugin_copies.FOLDER, ignore=shutil.ignore_patterns("__pycache__"))
+
+
+def _record(run: Run, checkpoint: Checkpoint, path: Path, greedy: bool, seed: int) -> bool:
+    """Record a video of one game. Return False, with a warning, if the environment cannot be rendered."""
+    try:
+        record_video(run, PlaybackOptions(2_000, checkpoint=checkpoint.steps, greedy=greedy, seed=seed), out=path)
+    except UserError as error:
+        warn(f"the card has no video: {error}")
+        return False
+    return True
+
+
+def _card_text(run: Run, checkpoint: Checkpoint, evaluation: Evaluation, has_video: bool, folder: str) -> str:
+    """Return the text of README.md. `folder` is the name of the folder, for the commands in the text."""
+    config = run.config
+    protocol = evaluation.protocol
+    names = {kind: component.name for kind, component in config.components.items()}
+    flags = f"--episodes {protocol['games']} --num-envs {protocol['num_envs']} --seed {protocol['seed']}"
+    flags += " --greedy" if protocol["policy"] == "greedy" else ""
+    trust = " --trust-code" if config.plugin_hashes else ""
+    agent = ", ".join(f"{kind} `{name}`" for kind, name in names.items() if kind != "algo")
+    facts = {
+        "environment": ", ".join(f"`{name}`" for name in config.envs),
+        "algorithm": f"`{names['algo']}`",
+        "agent": f"{agent}; {count_parameters(run.agent(checkpoint)):,} parameters",
+        "training": f"{checkpoint.steps:,} of {config.training.steps:,} steps, seed {config.training.seed}",
+        "versions": f"Bestiary {__version__}; `config.toml` has the versions of the training",
+    }
+    video = f'<video controls autoplay loop src="{VIDEO}"></video>' if has_video else ""
+    code_note = (
+        "The agent uses its author's own Python files (`plugins/`). They are executed only with `--trust-code`: read "
+        "them first."
+        if trust
+        else ""
+    )
+    parts = [
+        _metadata(run, evaluation),
+        f"# {run.name}",
+        f"An agent for {facts['environment']}, trained with Bestiary.",
+        video,
+        _table(["", ""], [list(row) for row in facts.items()]),
+        "## Evaluation",
+        _evaluation_table(evaluation),
+        f"Whole games, {'greedy' if protocol['policy'] == 'greedy' else 'sampled'} actions, at most "
+        f"{protocol['max_steps']:,} steps; {evaluation.unfinished} games did not end "
+        f"({describe_interval('games')}). All games are in `evaluation.csv`. Command:",
+        f"```\nbestiary eval {folder} {flags}{trust}\n```",
+        "## Usage",
+        f"```python\n{_usage(folder, bool(trust))}\n```",
+        code_note,
+        "## Training",
+        f"```\nbestiary train --config {folder}/config.toml{trust}\n```",
+        "The complete configuration:",
+        f"```toml\n{(run.path / 'config.toml').read_text().strip()}\n```",
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _metadata(run: Run, evaluation: Evaluation) -> str:
+    """Return the metadata of the Hugging Face Hub, as YAML between two lines of hyphens."""
+    results = []
+    for result in evaluation.results:
+        summary = result.statistics["game_return"]
+        results += [
+            "  - task: {type: reinforcement-learning, name: reinforcement-learning}",
+            f"    dataset: {{name: {_quote(result.task)}, type: {_quote(result.task)}}}",
+            "    metrics:",
+            "    - type: mean_reward",
+            "      name: mean_reward",
+            f'      value: "{summary["mean"]:.2f} +/- {summary["sd"]:.2f}"',
+            "      verified: false",
+        ]
+    return "\n".join(
+        [
+            "---",
+            "library_name: bestiary",
+            "pipeline_tag: reinforcement-learning",
+            "tags:",
+            "- reinforcement-learning",
+            "- deep-reinforcement-learning",
+            "- bestiary",
+            *(f"- {_quote(name)}" for name in run.config.envs),
+            "model-index:",
+            f"- name: {_quote(run.name)}",
+            "  results:",
+            *results,
+            "---",
+        ]
+    )
+
+
+def _quote(text: Any) -> str:
+    """Return a text as a YAML string. JSON strings are YAML strings."""
+    return json.dumps(str(text))
+
+
+def _evaluation_table(evaluation: Evaluation) -> str:
+    """Return a Markdown table with n, mean and interval of each quantity and task."""
+    rows = []
+    for result in evaluation.results:
+        for name, summary in result.statistics.items():
+            digits = 4 if name.endswith("_per_step") else 2
+            mean, sd, low, high = (f"{summary[key]:.{digits}f}" for key in ("mean", "sd", "min", "max"))
+            interval = format_interval(summary, digits)
+            rows.append([result.task, name.replace("_", " "), f"{summary['n']:.0f}", mean, interval, sd, low, high])
+    return _table(["task", "quantity", "n", "mean", "95 % interval", "sd", "min", "max"], rows)
+
+
+def _table(header: list[str], rows: list[list[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def _usage(folder: str, trust_code: bool) -> str:
+    """Return a program that loads the agent and plays with it."""
+    argument = ", trust_code=True" if trust_code else ""
+    return f"""import bestiary
+
+run = bestiary.load({_quote(folder)}{argument})
+env = run.make_vec(num_envs=4)
+policy = run.policy()
+observation, _ = env.reset()
+reward = done = None
+for _ in range(1000):
+    action = policy.act(observation, reward=reward, done=done)
+    observation, reward, terminated, truncated, _ = env.step(action)
+    done = terminated | truncated"""
