@@ -182,7 +182,7 @@ def _create(minari: Any, dataset: str, buffers: list[Any], pool: VectorEnv, meta
     """Create the dataset with its first episodes."""
     from gymnasium.spaces import Discrete
 
-    from bestiary.envs.gymnasium_adapter import make_space
+    from bestiary.envs.as_gymnasium import make_space
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # missing metadata, for example the author's e-mail address
