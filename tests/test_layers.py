@@ -23,7 +23,7 @@ LAYERS = [
     {"distributed"},
     {"interpretability", "reward_audit"},
     {"studies", "bench", "compat"},
-    {"api"},
+    {"api", "view"},
     {"cli", "testing"},
     {"__main__"},
 ]

@@ -39,6 +39,8 @@ Evaluation
   report FOLDER       write an HTML page about all runs below a folder
   look TOOL RUN...    inspect an agent: saliency, attention, filters or actions
 
+  view [FOLDER]       show runs, studies and games in the web browser
+
 Information
   runs [FOLDER]       list the runs below a folder
   list WHAT           list environments, components, presets, rewards or zoo agents
@@ -62,6 +64,7 @@ COMMANDS = {
     "card": ("export", "card_command"),
     "report": ("evaluate", "report_command"),
     "look": ("look", "look"),
+    "view": ("view", "view"),
     "runs": ("listing", "runs"),
     "list": ("listing", "list_command"),
     "doctor": ("doctor", "doctor"),
@@ -87,6 +90,9 @@ FOREIGN_COMMANDS = {
     "sweep": "study",
     "benchmark": "bench",
     "plot": "compare",
+    "dashboard": "view",
+    "ui": "view",
+    "serve": "view",
 }
 
 

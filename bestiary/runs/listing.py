@@ -1,5 +1,6 @@
 """List of runs: functions that find all runs in a folder and describe each run as one row of a table."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -51,29 +52,38 @@ def _describe_run(path: Path) -> list[str]:
     has_metrics = bool(metrics) and len(metrics["step"]) > 0
     saved = list_checkpoints(path / "checkpoints")
     steps = saved[-1].steps if saved else 0
-    if steps >= total_steps:
-        state = "finished"
-    else:
-        state = "crashed" if was_killed(path) else "interrupted"
-        if is_locked(path):
-            state = "running"
+    state = run_state(path, steps, total_steps)
     if has_metrics and state == "running":
         steps = metrics["step"][-1]
     version = old_version(tables)
     if version is not None:
         state += f" (Bestiary {version}, not supported)"
     return [
-        ", ".join(Path(name).name if ".py:" in name else name for name in config.get("env", [])),
+        describe_envs(config.get("env", [])),
         str(config.get("seed", "")),
         format_count(steps),
         format_count(total_steps),
-        _describe_returns({name: float(column[-1]) for name, column in metrics.items()} if has_metrics else {}),
+        describe_returns({name: float(column[-1]) for name, column in metrics.items()} if has_metrics else {}),
         format_duration(float(metrics["seconds"][-1])) if has_metrics else "",
         state,
     ]
 
 
-def _describe_returns(row: dict[str, float]) -> str:
+def run_state(path: Path, steps: int, total_steps: int) -> str:
+    """Return the state of a run: finished, running, crashed or interrupted. `steps` is that of the last checkpoint."""
+    if steps >= total_steps:
+        return "finished"
+    if is_locked(path):
+        return "running"
+    return "crashed" if was_killed(path) else "interrupted"
+
+
+def describe_envs(names: Sequence[str]) -> str:
+    """Return the names of environments as text. Of a user's file, only the file name is shown."""
+    return ", ".join(Path(name).name if ".py:" in name else name for name in names)
+
+
+def describe_returns(row: dict[str, float]) -> str:
     """Return the mean returns in the last row of metrics.csv as text.
 
     Examples: "18.2"; with several tasks, "Pong 18.2, Breakout 31.5"; with a true reward, "training 18.2 true 3.1".

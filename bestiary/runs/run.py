@@ -5,6 +5,7 @@ Only `Run.config` and the methods that use it import torch, so commands that rea
 
 import contextlib
 import itertools
+import json
 import time
 import uuid
 from collections.abc import Iterator, Sequence
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 CONFIG_HEADER = "# Complete configuration of this run. `bestiary train --config` on this file repeats the training.\n"
 
 ID_FILE = "run_id.txt"
+ORIGINS_FILE = "config_origins.json"  # {option: origin of its value}, see config/origins.py
 
 
 @dataclass(frozen=True)
@@ -375,6 +377,7 @@ def create_run(config: "Config", location: RunLocation) -> tuple[Run, bool]:
             (path / "checkpoints").mkdir(exist_ok=True)
             plugin_copies.write_copies(config, path)
             safe_files.write_text(path / ID_FILE, uuid.uuid4().hex)
+            safe_files.write_text(path / ORIGINS_FILE, json.dumps(config.origins, indent=1) + "\n")
             safe_files.write_text(path / "config.toml", CONFIG_HEADER + config.to_toml())
     except OSError as error:
         raise UserError(f"{path} cannot be created: {error.strerror or error}") from error

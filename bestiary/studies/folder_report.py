@@ -5,7 +5,6 @@ The report is one HTML file that contains a table, learning curves, videos, sali
 """
 
 import html
-import json
 import re
 import tempfile
 import time
@@ -19,7 +18,7 @@ from bestiary.evaluation.curve_plots import curve_caption, plot_curves
 from bestiary.evaluation.learning_curves import DEFAULT_SMOOTH, finished_tasks, group_runs, panels_by_task
 from bestiary.evaluation.media import IMAGE_SUFFIXES, VIDEO_SUFFIXES, check_output
 from bestiary.evaluation.playback import PlaybackOptions
-from bestiary.evaluation.statistics import format_interval
+from bestiary.evaluation.run_outputs import EVALUATION_COLUMNS, evaluation_rows, output_files
 from bestiary.evaluation.video import record_video
 from bestiary.interpretability.saliency import SaliencyOptions
 from bestiary.interpretability.saliency_video import render_saliency
@@ -33,7 +32,6 @@ from bestiary.utils.html import render_details, render_figure, render_image, ren
 MAX_FILE_BYTES = 4 * 2**20  # images and videos that are larger are left out of the report
 VIDEO_STEPS = 150  # length of a video that is created for the report
 SALIENCY_STEP = 100  # step of a game at which a saliency image is created for the report
-EVALUATION_COLUMNS = ["task", "checkpoint", "policy", "games", "mean return", "95% interval", "method of the interval"]
 CAPTIONS = {
     "video": "Game",
     "saliency": "Saliency: image regions that change the policy (red), the value (green) or both (yellow)",
@@ -179,7 +177,7 @@ def _render_run(run: Run) -> Iterator[str]:
         ]
     if figures:
         yield f'<div class="figures">{"".join(figures)}</div>'
-    if evaluations := list(_evaluation_rows(run)):
+    if evaluations := list(evaluation_rows(run)):
         yield "<h3>Evaluations</h3>"
         yield render_table(EVALUATION_COLUMNS, evaluations)
         yield '<p class="small">95% interval: of the mean return over the games of the row.</p>'
@@ -197,44 +195,12 @@ def _render_media(path: Path, kind: str) -> str:
     return render_figure(path, f"{CAPTIONS.get(kind, kind)} ({path.stem})", small=kind in ("video", "saliency"))
 
 
-def _output_files(run: Run, folder: str) -> list[Path]:
-    """Return the files in the subfolder `folder` of a run. Leave out links, which could point to private files.
-
-    For a run in the zoo, the subfolder is in runs/zoo-NAME instead of the run folder.
-    """
-    root = Path("runs") / f"zoo-{run.name}" if run.in_zoo else run.path
-    return safe_files.list_files(root / folder, root)
-
-
 def _newest_files(run: Run, folder: str, suffixes: tuple[str, ...]) -> dict[str, Path]:
     """Return {subject: newest file} for the files with one of the suffixes in the subfolder `folder` of a run.
 
     The subject is the start of the file name, for example saliency-Pong for saliency-Pong-000001000000-100.png.
     """
-    paths = [path for path in _output_files(run, folder) if path.suffix in suffixes]
+    paths = [path for path in output_files(run, folder) if path.suffix in suffixes]
     by_age = sorted(paths, key=lambda path: path.stat().st_mtime)
     newest = {re.sub(r"-?\d{12}(-.*)?$", "", path.stem): path for path in by_age}
     return dict(sorted(newest.items()))
-
-
-def _evaluation_rows(run: Run) -> Iterator[list[str]]:
-    """Yield one table row, with the columns EVALUATION_COLUMNS, for each evaluation result in the run folder."""
-    for path in (path for path in _output_files(run, "evaluations") if path.suffix == ".json"):
-        try:
-            evaluation = json.loads(safe_files.read_text(path))
-            protocol = evaluation["protocol"]
-            for result in evaluation.get("results", [evaluation]):
-                game = result["statistics"]["game_return"]
-                checkpoint = result.get("checkpoint", protocol.get("checkpoint_steps", ""))
-                yield [
-                    " ".join(str(result[key]) for key in ("task", "levels", "role") if result.get(key)),
-                    f"{checkpoint:,}",
-                    str(protocol["policy"]),
-                    f"{game['n']:.0f}",
-                    f"{game['mean']:.2f}",
-                    format_interval(game),
-                    # Files of older versions name the method only in the protocol.
-                    str(game.get("interval", protocol.get("interval", ""))),
-                ]
-        except (ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError):
-            continue  # the file is not an evaluation, or it is incomplete

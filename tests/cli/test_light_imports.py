@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-HEAVY = ("torch", "envpool", "numba", "scipy", "matplotlib", "imageio", "ray")
+HEAVY = ("torch", "envpool", "numba", "scipy", "matplotlib", "imageio", "ray", "nicegui")
 SCRIPT = """
 import sys
 from bestiary.cli.main import run_command
@@ -35,7 +35,7 @@ def imported_by(command: str, status: int = 0, packages: tuple[str, ...] = HEAVY
             f"{name} --help"
             for name in ("resume", "study", "eval", "video", "compare", "audit", "export", "card", "report")
         ),
-        *(f"{name} --help" for name in ("runs", "list", "doctor", "bench", "completion", "look")),
+        *(f"{name} --help" for name in ("view", "runs", "list", "doctor", "bench", "completion", "look")),
         "eval --env warehouse --help",
         "list envs",
         "list presets",

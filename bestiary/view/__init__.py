@@ -1,0 +1,13 @@
+"""`bestiary view`: a local web application that shows runs, studies and the games of agents.
+
+    security.py       which requests are answered
+    catalogue.py      which runs, studies and files the application shows
+    table_tail.py     CSV tables of running trainings, read incrementally
+    curves.py         smoothing, bands over seeds and thinning of curves
+    charts.py         options of the charts
+    layout.py         colours, style sheet and the frame of all pages
+    pages/            one module per page
+    server.py         the web server
+
+The pages read run folders and never write to them.
+"""
