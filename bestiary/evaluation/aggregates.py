@@ -27,8 +27,8 @@ MAX_BLOCK_SIZE = 2**21  # approximate maximum number of resampled scores that th
 def interquartile_mean(scores: np.ndarray) -> np.ndarray:
     """Return the mean of the middle half of all scores: [...,R,K] (R runs, K tasks) -> [...].
 
-    The scores are sorted, and a quarter of them, rounded down, is removed at each end. If there
-    are fewer than four scores, none is removed.
+    The scores are sorted, and a quarter of the scores, rounded down, is removed at each end. If there are fewer than
+    four scores, none is removed.
     """
     ranked = np.sort(scores.reshape(*scores.shape[:-2], -1), axis=-1)  # nan is sorted to the end
     count = np.isfinite(ranked).sum(axis=-1, keepdims=True)

@@ -309,6 +309,7 @@ def _locate_problem(file: StudyFile, problem: str, draft: VariantDraft) -> str:
     Search in this order:
     1. a flag in the message, such as --frame-stack, that is also an option of the draft
     2. an option of the draft whose value occurs in the message
+
     If neither is found, return the path of the file.
     """
     message = re.split("; did you mean|: it is an option of", problem)[0]
