@@ -60,7 +60,7 @@ class Step:
 
 @dataclass
 class Episode:
-    """A finished episode. With --episodic-life, a game has several episodes, and `game_over` marks the last one."""
+    """A finished episode. With --episodic-life, a game has several episodes, and `game_over` marks the last episode."""
 
     # The step at which the episode ended. The actor counts it from the start of the rollout. `collect_episodes` and the
     # training session add the steps before the rollout, so that it finally counts from the start of the run.

@@ -71,10 +71,10 @@ class Policy:
                 agent was trained is accepted, too.
             reward: rewards of the previous actions [N]. Most agents have this input. A warning is printed if the agent
                 needs the rewards and they are missing. The first call does not need them.
-            done: bool [N], whether the observation is the first one of a new episode. The default is False, except in
-                the first call and after `reset`. With Gymnasium's NEXT_STEP autoreset, the first observation of an
-                episode is returned one step after the end of the previous episode. Then pass `terminated | truncated`
-                of the previous step.
+            done: bool [N], whether the observation is the first observation of a new episode. The default is False,
+                except in the first call and after `reset`. With Gymnasium's NEXT_STEP autoreset, the first observation
+                of an episode is returned one step after the end of the previous episode. Then pass `terminated |
+                truncated` of the previous step.
 
         Raises:
             UserError: an array has the wrong shape or type.
@@ -110,7 +110,7 @@ class Policy:
         return actions if is_batch else actions[0, ...]
 
     def reset(self, rows: int | Sequence[int] | np.ndarray | None = None) -> None:
-        """Start new episodes in the environments with these indices (or this mask, bool [N]).
+        """Start new episodes in some environments. `rows` contains their indices, or is a mask, bool [N].
 
         The recurrent state of these environments is reset in the next call of `act`. If `rows` is None, the whole
         policy is reset, including the random generator and the number of environments.

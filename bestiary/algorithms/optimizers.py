@@ -1,4 +1,4 @@
-"""Optimizers: Adam and RMSprop of PyTorch, without the import of PyTorch's compiler, and TensorFlow's RMSProp.
+"""Optimizers: PyTorch's Adam and RMSprop, which do not import PyTorch's compiler here, and TensorFlow's RMSProp.
 
 PyTorch wraps the methods of its optimizers in functions that hide the methods from `torch.compile`. The first call of
 such a wrapper imports the compiler. In a short training run, this import took 2 of 5 s of CPU time. Bestiary does not

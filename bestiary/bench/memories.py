@@ -9,7 +9,7 @@
                   of an update with an LSTM is also reported.
 
 The speed of a machine varies over time. Therefore compared implementations or memories are measured in turn, and
-medians are reported. Ratios of these times are more reliable than the times.
+medians are reported. Ratios of these times are more reliable than the times themselves.
 """
 
 from collections.abc import Callable

@@ -287,7 +287,7 @@ def _describe_paths(paths: list[Path]) -> str:
 
 
 def _require_agent(run: Run | None, a: Any) -> Run:
-    """Return the run. Raise UserError if it is None, because the user has named a scripted policy instead of a run."""
+    """Return the run. Raise UserError if `run` is None: the user has then given a scripted policy instead of a run."""
     if run is None:
         name = a.run if isinstance(a.run, str) else a.run[0]
         raise UserError(f"{name}: a scripted policy has no network to inspect; give a run folder")

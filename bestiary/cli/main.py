@@ -133,7 +133,7 @@ def run_command(argv: list[str]) -> int:
         return 141
     except SystemExit as error:
         # If the argument parser raised SystemExit, for example after --help, raise it again. If code in a user's file
-        # raised it, print a message: otherwise the command would end without one.
+        # raised SystemExit, print a message: otherwise the command would end without a message.
         cause = plugins.describe_error(error)
         if cause is None:
             raise

@@ -50,7 +50,7 @@ def _print_config(config: "Config") -> None:
 
 
 def resume(argv: list[str]) -> None:
-    """Continue a stopped run, or extend a finished one."""
+    """Continue a stopped run, or extend a finished run."""
     parser = Parser("resume", "Continue a stopped run from a checkpoint, or extend a finished run with --steps.")
     parser.add_argument("run", metavar="RUN", help="run folder, for example runs/latest")
     add_trust_code(parser)

@@ -238,7 +238,7 @@ def test_episodes(values: Values) -> Words:
 def audit_episodes(values: Values) -> Words:
     """Return the option for the number of games of an audit.
 
-    With --num_episodes N, the fork plays 15 N lives. A game of River Raid has 4 lives.
+    With --num_episodes N, the fork plays 15 N lives. A game of River Raid has 4 lives, so this is 15 N / 4 games.
     """
     lives = values["num_episodes"] if "num_episodes" in values.given else 4
     games = max(1, round(15 * lives / 4))

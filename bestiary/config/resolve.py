@@ -228,7 +228,7 @@ def _make_config(
 
 
 def _collect_errors(problems: list[str], function: Callable[[], Any]) -> Any:
-    """Return the result of a function. If it raises UserError, append the problems to `problems` and return None."""
+    """Return the result of a function. If the function raises UserError, append its problems and return None."""
     try:
         return function()
     except UserError as error:

@@ -1,4 +1,4 @@
-"""Detection of remote processes that do not answer. Ray notices a lost process, but not a stopped one (SIGSTOP)."""
+"""Detection of remote processes that do not answer. Ray notices a lost process, but not a stopped process (SIGSTOP)."""
 
 import time
 from typing import Any

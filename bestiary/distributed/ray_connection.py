@@ -196,7 +196,7 @@ def _resolve_address(cluster: str) -> str:
     """Return the address of a running cluster as host:port.
 
     For a cluster on this machine, the host is the address of a network interface, not the loopback address, because Ray
-    uses this form.
+    itself uses such an address.
 
     Raises:
         UserError: there is no such cluster, or it cannot be reached.

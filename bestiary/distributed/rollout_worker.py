@@ -39,7 +39,7 @@ class RolloutWorker:
 
     Each vector environment of a worker is called a slot and has its own `Actor`. Ray runs the calls of `collect` for
     different slots in different threads. So one vector environment can step while the agent computes actions for
-    another one.
+    another vector environment.
     """
 
     def location(self) -> tuple[str, str]:
@@ -61,7 +61,7 @@ class RolloutWorker:
         Args:
             shipped_config: configuration of the run.
             index: index of this worker among all workers of the run.
-            start_step: step at which the run was started or resumed. The seeds of the environments depend on it.
+            start_step: step at which the run was started or resumed. The seeds of the environments depend on this step.
             incarnation: number of times that the driver has replaced this worker. The seeds of the environments depend
                 on this number, so that a new worker does not repeat the episodes of the replaced worker.
             inference_server: handle of the `InferenceServer`, or None to run inference in this process.
@@ -100,7 +100,7 @@ class RolloutWorker:
 
         Args:
             slot: index of the vector environment in this worker.
-            version: version of `weights`. An inference server uses weights of this version or a newer one.
+            version: version of `weights`. An inference server uses weights of this version or of a newer version.
             weights: tensors of the agent as arrays; not used if there is an inference server.
             batch_size: number of trajectories per update. The split of the rollout among the learners depends on this
                 number.
@@ -131,7 +131,10 @@ class RolloutWorker:
         return report, *shards
 
     def _collect_rollout(self, actor: Actor, timer: PhaseTimer, version: int, weights: list[np.ndarray]) -> Rollout:
-        """Load the weights into the actor's agent. Then act and step until a rollout is complete, and return it."""
+        """Load the weights into the actor's agent.
+
+        Then act and step until a rollout is complete, and return this rollout.
+        """
         if actor.last_step is None:
             actor.start()
         if isinstance(actor.agent, RemotePolicy):

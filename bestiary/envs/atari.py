@@ -317,7 +317,7 @@ class AtariVectorEnv(VectorEnv):
     def _press_fire(self, rows: np.ndarray, frame: np.ndarray, reward: np.ndarray, over: np.ndarray, info: Any) -> None:
         """Press FIRE for one emulator step in the environments `rows` (indices), in which a life was lost.
 
-        Add the reward of this step to `reward`, and write its other results into `frame`, `over` and `info`.
+        Add the reward of this step to `reward`, and write the other results into `frame`, `over` and `info`.
         """
         self._send(np.full(len(rows), self.fire_action), rows)
         frame[rows], more_reward, _, new_info = self.env.recv()

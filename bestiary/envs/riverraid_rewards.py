@@ -116,7 +116,7 @@ def count_depots_shot(before: np.ndarray, after: np.ndarray, score: np.ndarray) 
 
 @cache
 def _possible_depots(points: int) -> tuple[int, ...]:
-    """Return all numbers of depots with which one to three shot objects can give these points: 160 -> (0, 2)."""
+    """Return the possible numbers of depots if one to three shot objects are worth these points: 160 -> (0, 2)."""
     objects = [(DEPOT_POINTS, 1), *((value, 0) for value in OTHER_POINTS)]
     sums = {0: {(0, 0)}}  # number of objects -> possible pairs (points, depots)
     for k in range(1, 4):

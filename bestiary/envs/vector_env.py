@@ -132,7 +132,7 @@ class VectorEnv:
     def read_labels(self) -> Arrays:
         """Return the values of all `labels` in the current state, float32 [N] by name.
 
-        Call it after `reset` or `recv` and before the next `send`.
+        Call this method after `reset` or `recv` and before the next `send`.
         """
         return {}
 

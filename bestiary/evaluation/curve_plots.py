@@ -99,7 +99,7 @@ def curve_caption(smooth: int, has_dashed: bool = False, raw: bool = False) -> s
 def true_groups(groups: Sequence[CurveGroup]) -> list[CurveGroup]:
     """Return, for each group with a true reward, the curves of its true returns.
 
-    If a group has several true rewards, the curves show the first one.
+    If a group has several true rewards, the curves show the first true reward.
     """
     return [group.true_group for group in groups if group.true_group is not None]
 

@@ -245,7 +245,10 @@ def _describe_games(num_envs: int, games: int, unfinished: int, max_steps: int, 
 
 
 def _undamaged_checkpoints(run: Run) -> list[Checkpoint]:
-    """Return all undamaged checkpoints, and warn about each damaged one. Raise UserError if none is undamaged."""
+    """Return all undamaged checkpoints, and warn about each damaged checkpoint.
+
+    Raise UserError if none is undamaged.
+    """
     undamaged = []
     for checkpoint in run.checkpoints:
         damage = checkpoint.find_damage()

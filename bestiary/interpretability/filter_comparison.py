@@ -123,9 +123,9 @@ def compare_filters(
 
 
 def evenly_spaced_checkpoints(run: Run, points: int) -> list[Checkpoint]:
-    """Return up to `points` checkpoints of a run, about evenly spaced in steps, from the oldest to the newest.
+    """Return at most `points` checkpoints of a run, about evenly spaced in steps, from the oldest to the newest.
 
-    The newest checkpoint is always included. The oldest one is included if `points` is at least 2.
+    The newest checkpoint is always included. The oldest checkpoint is included if `points` is at least 2.
     """
     available = run.checkpoints
     if not available:
@@ -164,8 +164,8 @@ def _pair_by_fraction(chosen: list[Checkpoint], run: Run) -> list[tuple[Checkpoi
     """Pair checkpoints of two runs that are at about the same fraction of training.
 
     `chosen` are checkpoints of one run; `run` is the other run. Each chosen checkpoint is paired with the nearest
-    checkpoint of `run`. If several chosen checkpoints have the same nearest checkpoint, only the nearest one of them
-    is paired. Return (chosen checkpoint, step count of the checkpoint of `run`) for each pair.
+    checkpoint of `run`. If several chosen checkpoints have the same nearest checkpoint, only the nearest of these is
+    paired. Return (chosen checkpoint, step count of the checkpoint of `run`) for each pair.
     """
     available = [checkpoint.steps for checkpoint in run.checkpoints]
     pairs: dict[int, tuple[float, Checkpoint]] = {}

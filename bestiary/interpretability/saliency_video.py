@@ -112,7 +112,8 @@ def make_saliencies(viewers: Sequence[Viewer], options: SaliencyOptions) -> list
 def full_colour_scores(maps: Sequence[SaliencyMaps], style: SaliencyStyle) -> dict[str, float]:
     """Return {"policy": ..., "value": ...}: the scores at which the two colours are saturated in all frames of a game.
 
-    If `style` does not set a score, `default_full_score` computes it from `maps`, the saliency maps of all frames.
+    If `style` does not set a score, `default_full_score` computes the score from `maps`, the saliency maps of all
+    frames.
     """
     scores = {}
     for name, requested in zip(("policy", "value"), style.full, strict=True):

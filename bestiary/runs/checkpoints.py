@@ -132,7 +132,7 @@ class Checkpoint:
 
 
 def list_checkpoints(folder: Path) -> list[Checkpoint]:
-    """Return all checkpoints in a folder, including damaged ones, from the oldest to the newest."""
+    """Return all checkpoints in a folder, including damaged checkpoints, from the oldest to the newest."""
     return [
         Checkpoint(path) for path in safe_files.list_folders(folder, folder.parent) if is_checkpoint_name(path.name)
     ]
@@ -153,7 +153,8 @@ def write_checkpoint(
     """Write a checkpoint atomically and update the link `latest`.
 
     `tensors` has the keys "model" and "optimizer" and optionally "algorithm". If there is already an undamaged
-    checkpoint with the same step count, nothing is written. If there is a damaged one, it is renamed to `damaged-...`.
+    checkpoint with the same step count, nothing is written. A damaged checkpoint with the same step count is renamed to
+    `damaged-...`.
     """
     import safetensors.torch
 

@@ -285,7 +285,7 @@ def _resolve_variant(
 ) -> Variant:
     """Return the variant of a draft. Check its configuration and build its agent, so that errors are found early.
 
-    `earlier` maps the names of the variants above this one in the file to these variants.
+    `earlier` maps the names of the variants above this variant in the file to these variants.
     """
     options, origin = merge_sources({**draft.options, "seed": seed}, trust_code=trust_code, study=str(file.path))
     config = resolve(options, origin)

@@ -144,8 +144,8 @@ def key_lines(text: str) -> dict[tuple[str, str], int]:
 
     The TOML parser of the standard library reports no line numbers. Therefore the first line of the text is parsed,
     then the first two lines, and so on. Each time the lines so far are valid TOML, some keys are new since the previous
-    valid part. The line number of the new keys is that of the first line after the previous valid part. This method is
-    slow, so it is used only for error messages.
+    valid part. The line number of the new keys is the number of the first line after the previous valid part. This
+    method is slow, so it is used only for error messages.
     """
     lines: dict[tuple[str, str], int] = {}
     rows, first = text.split("\n"), 1
@@ -284,7 +284,7 @@ def _read_table(file: StudyFile, name: str, problems: list[str]) -> dict[str, An
 
 @dataclass(frozen=True)
 class _NamedVariant:
-    """A [[variant]] table. If a file has none, it has one variant with empty values."""
+    """A [[variant]] table. If a file has no such table, it has one variant with empty values."""
 
     name: str = ""
     table: str = ""  # name of the table in the study file, for example "variant 0"

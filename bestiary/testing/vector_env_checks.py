@@ -205,7 +205,8 @@ class VectorEnvChecks:
             changed[0] = (actions[0] + (1 if t == 0 else 0)) % n
             steps = self.step(first, actions), self.step(second, changed)
             # All rows may share one random generator. If the episode of row 0 ends in only one of the two vector
-            # environments, only this one draws random numbers for a new episode. Then other rows may differ, too.
+            # environments, only this vector environment draws random numbers for a new episode. Then other rows may
+            # differ, too.
             if steps[0].done[0] != steps[1].done[0]:
                 return
             if (difference := step_difference(*steps, range(1, NUM_ENVS))) is not None:
@@ -258,7 +259,7 @@ class VectorEnvChecks:
             )
 
     def check_final(self) -> None:
-        """Check that `final` is the last observation of the old episode, not the first one of the next episode."""
+        """Check that `final` is the last observation of the old episode, not the first of the next episode."""
         pairs = [
             (step.final[kind], step.observation[kind][step.truncated])
             for step in self.steps

@@ -88,7 +88,7 @@ class Actor:
         self._start_rollout(step)
 
     def collect(self) -> Rollout:
-        """Step the environments until a rollout is complete and return it."""
+        """Step the environments until a rollout is complete, and return this rollout."""
         while True:
             self.act()
             rollout = self.receive()

@@ -76,7 +76,7 @@ def _select_size(rates: dict[int, float], default: int) -> int:
     """Return the fastest size if it is clearly faster than the default size, otherwise the default size.
 
     If the speed of the default size was not measured, the largest measured size below the default size is used as the
-    default. If there is none, the smallest measured size is used.
+    default. If there is no such size, the smallest measured size is used.
     """
     default = max((size for size in rates if size <= default), default=min(rates))
     fastest = max(rates, key=rates.__getitem__)

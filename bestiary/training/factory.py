@@ -47,11 +47,11 @@ def make_actors_and_learner(config: Config, start_step: int | None = None) -> tu
 
 
 def make_vector_envs(config: Config, indices: range, start_step: int = 0, incarnation: int = 0) -> list[VectorEnv]:
-    """Return the vector environments of a run that have the given indices.
+    """Return the vector environments that have the given indices in the run.
 
     Environments get new seeds if their previous state is lost, so that they do not repeat their first episodes. The
-    state is lost if the run is resumed at `start_step` and cannot restore it, or if the environments were created again
-    after a failure (`incarnation` > 0).
+    state is lost in two cases: the run is resumed at `start_step` and cannot restore the state, or the environments
+    were created again after a failure (`incarnation` > 0).
     """
 
     def make(seeds: list[np.random.SeedSequence]) -> list[VectorEnv]:
@@ -109,9 +109,9 @@ def make_actors(
         pools: vector environments.
         agents: one agent for each vector environment.
         indices: index of each element of `pools` among all vector environments of the run. The seeds for action
-            sampling depend on it.
+            sampling depend on these indices.
         device: device of the agents.
-        start_step: step at which the run is started or resumed. The seeds for action sampling depend on it.
+        start_step: step at which the run is started or resumed. The seeds for action sampling depend on this step.
         incarnation: 0, or a number that is different each time the actors are created again after a failure.
     """
     training = config.training

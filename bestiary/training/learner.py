@@ -342,7 +342,10 @@ class Learner:
         return min(self.steps, self.total_steps) / self.total_steps
 
     def _count_update(self, finite: bool) -> None:
-        """Count an update (a skipped one if `finite` is False). Raise RunError after too many consecutive skips."""
+        """Count an update, or a skipped update if `finite` is False.
+
+        Raise RunError after too many consecutive skips.
+        """
         self.version += int(finite)
         self.skipped_updates += int(not finite)
         self.consecutive_skips = 0 if finite else self.consecutive_skips + 1

@@ -26,7 +26,7 @@ class RewardHackingMonitor:
         games: number of games per window. The trends are checked once per window.
         windows: number of most recent windows that a check uses: the lines are fitted to `games` x `windows` games.
         recent_returns: pairs (training return, true return) of the most recent games. This argument and the following
-            ones restore a monitor from the result of `state`.
+            arguments restore a monitor from the result of `state`.
         num_alerts: number of alerts so far.
         games_since_check: number of games since the last check.
     """
@@ -70,7 +70,7 @@ class RewardHackingMonitor:
 def trend_t_statistic(values: np.ndarray) -> float:
     """Fit a line to the values [n] and return the t statistic of its slope.
 
-    Return 0 if all values are equal or if there are fewer than 3.
+    Return 0 if all values are equal or if there are fewer than 3 values.
     """
     n = len(values)
     if n < 3 or np.ptp(values) == 0:

@@ -163,9 +163,9 @@ class RolloutQueue(Generic[WeightsT, RolloutT]):
     ) -> RolloutT | None:
         """Wait for a rollout and return it, or return None as soon as `should_stop()` is true.
 
-        Offset 0 is the next rollout that the learner will consume, offset 1 is the one after it, and so on. The rollout
-        stays in the queue until `publish` removes it. While this method waits, it calls `should_stop` at least twice
-        per second, and every `stall_seconds` it calls `on_stall(seconds)` with the time waited so far.
+        Offset 0 is the next rollout that the learner will consume, offset 1 is the rollout after this rollout, and so
+        on. The rollout stays in the queue until `publish` removes it. While this method waits, it calls `should_stop`
+        at least twice per second, and every `stall_seconds` it calls `on_stall(seconds)` with the time waited so far.
         """
         start = last_warning = time.monotonic()
         with self.changed:

@@ -49,7 +49,7 @@ class Session:
         self.run = run
         self.config = config
         self.learner = learner
-        # Options that have changed since the checkpoint was saved. A new run has none.
+        # Options that have changed since the checkpoint was saved. For a new run, the list is empty.
         self.config_changes = find_changes(saved_state["config"], config.tables()) if saved_state else []
         self.frames_per_step = config.interface.frames_per_step
         self.save_actor = save_actor

@@ -93,7 +93,7 @@ def apply_delta_rule(
         qkvb: queries and keys (E features each), values (M features) and one learning-rate logit, concatenated,
             [B,H,T,2E+M+1].
         done: bool [T,B]; True at the first step of each episode.
-        weights: fast weights (the matrices that are written) before the first step, [B,H,E,M].
+        weights: fast weights (the matrices that the delta rule updates) before the first step, [B,H,E,M].
         feature_map: function that is applied to queries and keys.
         options: the size of the heads (E) and the kernel that computes the recurrence.
         metrics: dict to which the function adds the metrics `delta_norm` and `delta_beta`; None: compute no metrics.
