@@ -27,6 +27,7 @@ from bestiary.training.config_summary import (
     check_user_envs,
     describe_rewards,
     describe_warm_start,
+    note_unequal_sizes,
     warn_about_clipping,
 )
 from bestiary.training.devices import check_devices
@@ -112,6 +113,7 @@ def start(config: Config, location: RunLocation = RunLocation()) -> Run:
     make_user_callbacks(config)  # raises UserError if a callback is not usable
     check_devices(config)
     check_user_envs(config)
+    note_unequal_sizes(config)
     agent = config.make_agent()  # to find errors in components before the run folder is created; not used for training
     if not config.rewards.is_default:
         note(describe_rewards(config, agent))

@@ -21,7 +21,8 @@ class RunContext:
     interface: EnvInterface  # observations, actions and tasks of the environments
     critic: str | None = None  # name of the critic; None: the user cannot choose the agent's critic
     reward_scale: float | None = None  # factor that maps typical rewards to [-1,1]; None if --reward is not used
-    pool_size: int = 1  # number of environments per vector environment
+    pool_size: int = 1  # number of environments per vector environment; if not `equal_pools`, the smallest number
+    equal_pools: bool = True  # True if all vector environments have the same number of environments
     total_pools: int = 1  # total number of vector environments, over all actors
     num_envs_given: bool = False  # True if the user chose the number of environments
     learners: int = 1  # number of learners; each learner processes a part of each batch

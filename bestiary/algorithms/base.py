@@ -220,7 +220,7 @@ class Algorithm:
         gradient of a task would be smaller than the gradient noise of the other tasks.
 
         If this batch size does not fit the number of environments that the user chose, take fewer trajectories per
-        task. If no multiple of the number of tasks fits, keep the default batch size.
+        task, unless no multiple of the number of tasks fits.
         """
         sizes = [per_task * context.num_tasks for per_task in range(options.batch_size, 0, -1)]
         candidates = [replace(options, batch_size=size) for size in sizes]
@@ -230,9 +230,11 @@ class Algorithm:
         fitting = [
             candidate
             for candidate in candidates
-            if cls(candidate).can_split(context.learners, n, pools) and not cls(candidate).validate(n, pools)
+            if cls(candidate).can_split(context.learners, n, pools)
+            and cls(candidate).fits_exactly(n, pools)
+            and not cls(candidate).validate(n, pools)
         ]
-        return fitting[0] if fitting else options
+        return fitting[0] if fitting and context.equal_pools else candidates[0]
 
     # --- loss and batches ---
 
@@ -262,10 +264,13 @@ class Algorithm:
     def rollouts_per_learn(self, num_envs: int, pools: int) -> int:
         """Return the number of rollouts that one call of `batches` receives.
 
-        `pools` is the number of vector environments, each with `num_envs` environments. Rollout i comes from the vector
-        environment i % pools.
+        `pools` is the number of vector environments, each with `num_envs` environments (if they have unequal numbers:
+        the smallest). Rollout i comes from the vector environment i % pools.
+
+        The learner passes a multiple of `batch_size(...)` trajectories to `batches`. Further trajectories wait for the
+        next call (see `learn_sizes.py`). An on-policy algorithm receives all trajectories of the rollouts.
         """
-        return max(1, self.options.batch_size // num_envs)
+        return -(-self.options.batch_size // num_envs)  # rounded up
 
     def batch_size(self, num_envs: int, pools: int) -> int:
         """Return the number of new trajectories per update."""
@@ -278,14 +283,16 @@ class Algorithm:
 
     def validate(self, num_envs: int, pools: int) -> list[str]:
         """Return error messages if the rollouts of the run cannot be split into batches, else an empty list."""
-        size = self.options.batch_size
-        if size % num_envs == 0 or num_envs % size == 0:
-            return []
-        valid = (n for n in range(1, 2 * size + 1) if num_envs % n == 0 or n % num_envs == 0)
-        return [
-            f"--batch-size {size}: must divide the {num_envs} environments per pool, or be a multiple of {num_envs}; "
-            f"try --batch-size {min(valid, key=lambda n: abs(n - size))}"
-        ]
+        return []
+
+    def fits_exactly(self, num_envs: int, pools: int) -> bool:
+        """Return True if batches of equal size use all trajectories of the rollouts, so that no trajectory waits.
+
+        Numbers of environments and batch sizes that the user did not set are chosen such that this is True.
+        """
+        if size_problems(self, num_envs, pools):
+            return False
+        return self.rollouts_per_learn(num_envs, pools) * num_envs % self.batch_size(num_envs, pools) == 0
 
     def dummy_batch(self, rollout: Rollout) -> Batch:
         """Return a batch made of one rollout. The learner uses it only to measure the time of an update."""
@@ -302,11 +309,16 @@ class Algorithm:
         return type(self)(replace(self.options, batch_size=self.options.batch_size // learners))
 
     def can_split(self, learners: int, num_envs: int, pools: int) -> bool:
-        """Return True if each batch can be divided equally among `learners` learners."""
+        """Return True if each batch can be divided equally among `learners` learners.
+
+        With several learners, no trajectories may wait for the next learn call.
+        """
         if learners == 1:
             return True
         part = self.shard(learners)
         if part is None or num_envs % learners or min(self.batch_size(num_envs, pools), num_envs) % learners:
+            return False
+        if not self.fits_exactly(num_envs, pools) or not part.fits_exactly(num_envs // learners, pools):
             return False
         return not part.validate(num_envs // learners, pools)
 
@@ -428,16 +440,6 @@ def size_problems(algorithm: Algorithm, num_envs: int, pools: int) -> list[str]:
         for name, size in sizes.items()
         if not isinstance(size, int) or size < 1
     ]
-
-
-def updates_per_learn(algorithm: Algorithm, num_envs: int, pools: int) -> int:
-    """Return the maximum number of updates during one call of `Algorithm.batches`.
-
-    For PPG, count only the updates of the policy. Updates of the value function and of the auxiliary phase are not
-    counted.
-    """
-    trajectories = algorithm.rollouts_per_learn(num_envs, pools) * num_envs
-    return trajectories * algorithm.epochs // algorithm.batch_size(num_envs, pools)
 
 
 def learner_rewards(rollout: Rollout, options: ActorCriticOptions) -> Tensor:

@@ -156,7 +156,7 @@ class PPG(PPO):
         sequences = self.prepare(rollouts, context)
         for _ in range(o.epochs):
             order = torch.randperm(sequences.num_envs, generator=context.generator)
-            for columns in order.chunk(o.minibatches):
+            for columns in order.tensor_split(o.minibatches):
                 minibatch = sequences.select(columns)
                 yield Batch(minibatch, self.loss, optimizer="policy")
                 yield Batch(minibatch, self.value_loss, optimizer="value")

@@ -104,7 +104,8 @@ class PPO(Algorithm):
         return self.options.rollout_length // self.sequence_length * pools
 
     def batch_size(self, num_envs: int, pools: int) -> int:
-        return self.rollouts_per_learn(num_envs, pools) * num_envs // self.options.minibatches
+        # If the sequences cannot be divided equally, some minibatches have one sequence more.
+        return max(1, self.rollouts_per_learn(num_envs, pools) * num_envs // self.options.minibatches)
 
     @property
     def epochs(self) -> int:
@@ -123,13 +124,16 @@ class PPO(Algorithm):
                 f"try {_nearest_divisor(o.rollout_length, length)}"
             ]
         num_sequences = self.rollouts_per_learn(num_envs, pools) * num_envs
-        if num_sequences % o.minibatches:
+        if num_sequences < o.minibatches:
             return [
-                f"--algo.minibatches {o.minibatches}: must divide the {num_sequences} sequences of a rollout "
-                f"({num_envs * pools} environments x {o.rollout_length} steps / {length} steps per sequence); "
-                f"try {_nearest_divisor(num_sequences, o.minibatches)}"
+                f"--algo.minibatches {o.minibatches}: must be at most {num_sequences}, the number of sequences of a "
+                f"rollout ({num_envs * pools} environments x {o.rollout_length} steps / {length} steps per sequence); "
+                f"try {num_sequences}"
             ]
         return []
+
+    def fits_exactly(self, num_envs: int, pools: int) -> bool:
+        return self.rollouts_per_learn(num_envs, pools) * num_envs % self.options.minibatches == 0
 
     def shard(self, learners: int) -> Self | None:
         return type(self)(self.options)
@@ -140,7 +144,7 @@ class PPO(Algorithm):
         sequences = self.prepare(rollouts, context)
         for _ in range(o.epochs):
             order = torch.randperm(sequences.num_envs, generator=context.generator)
-            for columns in order.chunk(o.minibatches):
+            for columns in order.tensor_split(o.minibatches):
                 metrics = yield Batch(sequences.select(columns), self.loss)
                 if metrics.get("recomputed_updates"):
                     # PopArt's statistics have changed, so the advantages must be computed again.

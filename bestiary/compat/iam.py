@@ -4,8 +4,6 @@ Each public function with the argument `values` is a rule (`Mode.rules`). A rule
 and returns words of the Bestiary command.
 """
 
-from bestiary.algorithms.ppo import PPO
-from bestiary.compat.batch_fit import fit_num_envs
 from bestiary.compat.flag_types import EXPLAINED, JOINT, REFUSED, Flag, Mode, Program, Values, Words, format_value
 from bestiary.compat.torchbeast_flags import expand_path
 from bestiary.envs.original_names import bestiary_names
@@ -95,15 +93,16 @@ def batches(values: Values) -> Words:
     wanted = 1 if values["algo"] == "a2c" else values["num-mini-batch"]
     processes = values["num-processes"]
     sequences = processes * length // sequence
-    minibatches = next(count for count in range(min(wanted, sequences), 0, -1) if sequences % count == 0)
-    options = PPO.Options(rollout_length=length, sequence_length=sequence, minibatches=minibatches)
-    fit = fit_num_envs(processes, PPO(options), 1)
-    words = ["--num-envs", str(fit.num_envs), "--pools", str(fit.pools), "--algo.minibatches", str(minibatches)]
+    minibatches = min(wanted, sequences)
+    words = ["--num-envs", str(processes), "--algo.minibatches", str(minibatches)]
     words += ["--algo.sequence-length", str(sequence)]
     differences = []
     if minibatches != wanted:
+        differences.append(f"num-mini-batch {wanted}: {minibatches}, the number of sequences of a rollout")
+    elif sequences % minibatches:
         differences.append(
-            f"num-mini-batch {wanted}: {minibatches}, which divides the {sequences} sequences of a rollout"
+            f"num-mini-batch {wanted}: does not divide the {sequences} sequences of a rollout, so some minibatches "
+            "have one sequence more; the original leaves out the remaining sequences"
         )
     if values["algo"] == "ppo" and "num-mini-batch" not in values.given:
         differences.append("the documents do not state the number of minibatches; 4 was chosen here")

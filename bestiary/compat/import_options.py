@@ -19,7 +19,7 @@ from bestiary.utils.errors import UserError
 PROCGEN_CHANNELS = 3
 # Flags that do not describe the experiment. `use_wandb` would also send data to another computer.
 UNUSED_FLAGS = ("mode", "xpid", "savedir", "seed", "use_wandb", "project_name")
-MAX_TRAJECTORIES = 1024  # limit of num_actors and batch_size; with larger values, `batch_fit.py` takes long
+MAX_TRAJECTORIES = 100_000  # limit of num_actors and batch_size, as of the options of Bestiary
 UNUSED_OPTIONS = (*LOCATION_OPTIONS, "seed")
 
 

@@ -12,9 +12,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from bestiary.algorithms.impala import Impala
-from bestiary.compat.batch_fit import fit_actors, fit_num_envs
 from bestiary.compat.flag_types import Mode, Program, Values, Words, format_value
+from bestiary.compat.num_envs import count_cluster_envs, count_envs
 from bestiary.compat.torchbeast_flags import FLAGS, expand_path
 from bestiary.envs.atari_games import action_names
 from bestiary.envs.original_names import bestiary_names
@@ -80,35 +79,33 @@ def played_environments(values: Values) -> Words:
     return Words(("--env", *task_names(values["env"])))
 
 
-def actors(values: Values, tasks: Sequence[str], wanted: int, name: str, cluster: str | None) -> Words:
-    """Return the options for as many environments as the original has actors, or for slightly more.
+def actors(tasks: Sequence[str], wanted: int, name: str, cluster: str | None) -> Words:
+    """Return the options for as many environments as the original has actors.
 
     Args:
-        values: flags of the original program.
         tasks: names of the environments.
         wanted: number of actors or environment servers of the original.
         name: flag of the original that gives this number, for messages.
         cluster: value of --cluster. If it is given, there is one actor process per environment if possible.
     """
-    algorithm = Impala(Impala.Options(batch_size=values["batch_size"], rollout_length=values["unroll_length"]))
-    words: tuple[str, ...] = ()
-    if cluster is not None:
-        limit = num_cores() if cluster == "local" else wanted
-        fit = fit_actors(wanted, algorithm, len(tasks), cluster, limit)
-        words = ("--cluster", cluster, "--actors", str(fit.actors))
-    else:
-        fit = fit_num_envs(wanted, algorithm, len(tasks))
-    total = fit.num_envs * fit.actors
+    words: tuple[str, ...]
     differences: tuple[str, ...] = ()
-    if cluster is not None and fit.actors != wanted:
-        differences = (f"{name} {wanted}: {fit.actors} actor processes, one per core of this machine",)
+    if cluster is None:
+        total = count_envs(wanted, len(tasks))
+        words = ("--num-envs", str(total))
+        reason = f"one for each of the {len(tasks)} tasks"
+    else:
+        counts = count_cluster_envs(wanted, len(tasks), num_cores() if cluster == "local" else wanted)
+        total = counts.actors * counts.num_envs
+        words = ("--cluster", cluster, "--actors", str(counts.actors), "--num-envs", str(counts.num_envs))
+        words = (*words, "--pools", "1")
+        reason = f"the same number in each of {counts.actors} actor processes"
+        if counts.actors != wanted:
+            limit = "one per core of this machine" if counts.actors == num_cores() else "each of which plays all tasks"
+            differences = (f"{name} {wanted}: {counts.actors} actor processes, {limit}",)
     if total != wanted:
-        task_text = f" and {len(tasks)} tasks" if len(tasks) > 1 else ""
-        differences += (
-            f"{name} {wanted}: {total} environments, the next number that fits batches of {values['batch_size']}"
-            f"{task_text}",
-        )
-    return Words((*words, "--num-envs", str(fit.num_envs), "--pools", str(fit.pools)), differences)
+        differences += (f"{name} {wanted}: {total} environments, {reason}",)
+    return Words(words, differences)
 
 
 def num_envs(values: Values) -> Words:
@@ -116,13 +113,13 @@ def num_envs(values: Values) -> Words:
     tasks = task_names(values["env"])
     # In MonoBeast of the PopArt fork, num_actors is the number of actors per game.
     factor = len(tasks) if "popart-mono" in values.variants else 1
-    return actors(values, tasks, factor * values["num_actors"], "num_actors", values.cluster)
+    return actors(tasks, factor * values["num_actors"], "num_actors", values.cluster)
 
 
 def num_servers(values: Values) -> Words:
     """Return the options for a cluster whose actors correspond to the environment servers of PolyBeast."""
     tasks = task_names(values["env"])
-    return actors(values, tasks, values["num_servers"], "num_servers", values.cluster or "local")
+    return actors(tasks, values["num_servers"], "num_servers", values.cluster or "local")
 
 
 # --- networks and rewards ---
@@ -310,8 +307,10 @@ TEST = Mode(
 TEST_RENDER = Mode(
     command=("video",),
     rules=(existing_run, played_environments),
-    fixed=(("--greedy", "the most probable action is chosen"),),
-    differences=("a video file is written instead of a window",),
+    fixed=(
+        ("--greedy", "the most probable action is chosen"),
+        ("--show", "the game is shown in a window; a video is written if there is no display"),
+    ),
 )
 RECORD = Mode(
     command=("eval",),

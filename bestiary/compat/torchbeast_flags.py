@@ -90,7 +90,7 @@ FLAGS = (
     Flag(
         "num_actors",
         4,
-        "`--num-envs` (the next number that fits the batches), `--pools`",
+        "`--num-envs`",
         status=JOINT,
         kind=int,
         defaults={"popart-poly": 16},

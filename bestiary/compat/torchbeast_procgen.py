@@ -62,7 +62,7 @@ def environments(values: Values) -> Words:
 
 def num_envs(values: Values) -> Words:
     """Return the options for the number of environments of a training."""
-    return actors(values, games(values), values["num_actors"], "num_actors", values.cluster)
+    return actors(games(values), values["num_actors"], "num_actors", values.cluster)
 
 
 def level_range(start: int, count: int) -> str:
@@ -184,7 +184,7 @@ FLAGS = (
         status=JOINT,
         commands=TRAIN_EVAL,
     ),
-    Flag("num_actors", 4, "`--num-envs` (the next number that fits the batches), `--pools`", status=JOINT, kind=int),
+    Flag("num_actors", 4, "`--num-envs`", status=JOINT, kind=int),
     Flag("num_servers", 4, "", "not needed: the training starts as many environments as actors", EXPLAINED, int),
     *LEARNER_FLAGS,
     Flag("num_levels", 0, "`--levels START:START+N`; 0: `--levels all`", status=JOINT, kind=int),
@@ -308,8 +308,10 @@ TEST = Mode(
 TEST_RENDER = Mode(
     command=("video",),
     rules=(existing_run, test_environment, test_checkpoint),
-    fixed=(("--greedy", "the most probable action is chosen"),),
-    differences=("a video file is written instead of a window",),
+    fixed=(
+        ("--greedy", "the most probable action is chosen"),
+        ("--show", "the game is shown in a window; a video is written if there is no display"),
+    ),
 )
 POLYBEAST = Program(
     "torchbeast_procgen.polybeast",

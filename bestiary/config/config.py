@@ -44,9 +44,14 @@ class Config:
 
     # --- construction ---
 
-    def make_vector_env(self, num_envs: int, seed: int | np.random.SeedSequence, render: bool = False) -> VectorEnv:
-        """Build a vector environment with all tasks and the rewards of this config."""
-        return make_vector_env(self.envs, self.env_options, num_envs, seed, render, self.rewards)
+    def make_vector_env(
+        self, num_envs: int, seed: int | np.random.SeedSequence, render: bool = False, first_env: int = 0
+    ) -> VectorEnv:
+        """Build a vector environment with all tasks and the rewards of this config.
+
+        `first_env` is the index of its first environment among all environments of a run.
+        """
+        return make_vector_env(self.envs, self.env_options, num_envs, seed, render, self.rewards, first_env)
 
     @cached_property
     def interface(self) -> EnvInterface:
@@ -61,7 +66,7 @@ class Config:
     @property
     def total_envs(self) -> int:
         """Return the total number of environments of all actors. With K tasks, environment i plays task i mod K."""
-        return self.training.total_pools * self.training.pool_size
+        return self.training.envs_of_pool(self.training.total_pools - 1).stop
 
     def envs_of_task(self, task: int) -> range:
         """Return the indices of the environments that play a task.
@@ -175,10 +180,16 @@ def make_vector_env(
     seed: int | np.random.SeedSequence,
     render: bool = False,
     rewards: RewardConfig = DEFAULT_REWARDS,
+    first_env: int = 0,
 ) -> VectorEnv:
-    """Build a vector environment. Each name is a task; environment i plays task i mod K, where K = len(names)."""
+    """Build a vector environment.
+
+    Each name is a task; environment i plays task (first_env + i) mod K, where K = len(names).
+    """
     builds = [partial(_build_env, envs.lookup_env(name), options, render, rewards) for name in names]
-    return builds[0](num_envs, seed) if len(names) == 1 else MultiTaskVectorEnv(names, builds, num_envs, seed)
+    if len(names) == 1:
+        return builds[0](num_envs, seed)
+    return MultiTaskVectorEnv(names, builds, num_envs, seed, first_env)
 
 
 def task_interfaces(names: Sequence[str], options: Any) -> tuple[EnvInterface, ...]:

@@ -9,7 +9,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from bestiary.algorithms.base import Algorithm, size_problems, updates_per_learn
+from bestiary.algorithms.base import Algorithm, size_problems
+from bestiary.algorithms.learn_sizes import LearnSizes
 from bestiary.config.origins import GIVEN
 from bestiary.config.training_options import Training, unused_options
 
@@ -62,80 +63,94 @@ def _describe_unused(name: str, value: Any, runtime: str) -> str:
     return f"{flag} {value}: has no effect with --runtime {runtime}; remove it or {advice}"
 
 
+def derive_pools(training: Training, sources: Mapping[str, str], num_tasks: int) -> Training:
+    """Return the training options with fewer pools, if a pool could not have an environment of each task.
+
+    The number of pools that the user has set is not changed.
+    """
+    if training.runtime == "serial" or "pools" in sources or "num_envs" not in sources:
+        return training
+    return dataclasses.replace(training, pools=max(1, min(training.pools, training.num_envs // num_tasks)))
+
+
 def derive_max_lag(training: Training, algorithm: Algorithm) -> Training:
     """Return the training options with `max_lag` set. A value that the user has set is not changed.
 
-    The value is DEFAULT_MAX_LAG, or a larger value on a cluster with many pools (vector environments). The larger value
-    lets all pools collect rollouts at the same time, even if the fastest pool is twice as fast as the slowest.
+    The value is DEFAULT_MAX_LAG, or a larger value in two cases. If the learner makes many updates with each rollout,
+    the policy lag cannot be smaller than their number. On a cluster with many pools (vector environments), the larger
+    value lets all pools collect rollouts at the same time, even if the fastest pool is twice as fast as the slowest.
     """
     n, pools = training.pool_size, training.total_pools
     if training.max_lag is not None or n == 0 or algorithm.validate(n, pools) or size_problems(algorithm, n, pools):
         return training
-    needed = 0
+    sizes = LearnSizes.of(algorithm, n, pools, training.pool_sizes[0])
+    needed = 0 if algorithm.on_policy else sizes.max_policy_lag(calls=1)
     if training.runtime == "cluster" and not algorithm.on_policy:
-        rollouts = algorithm.rollouts_per_learn(n, pools)
-        batches_in_flight = -(-(max(2, rollouts) + pools) // rollouts)
-        needed = 2 * batches_in_flight * updates_per_learn(algorithm, n, pools)
+        calls_in_flight = -(-(max(2, sizes.rollouts) + pools) // sizes.rollouts)
+        needed = max(needed, 2 * calls_in_flight * sizes.max_updates())
     return dataclasses.replace(training, max_lag=max(DEFAULT_MAX_LAG, needed))
 
 
 def derive_num_envs(training: Training, algorithm: Algorithm, num_tasks: int) -> int:
-    """Return the smallest valid number of environments that is not below the default (`training.num_envs`).
+    """Return the smallest suitable number of environments that is not below the default (`training.num_envs`).
 
-    A number is valid if the algorithm supports it and if it is a multiple of pools x tasks. All pools then have the
-    same size, and all tasks have equally many environments in each pool. If no valid number is found, return the
-    default.
+    A number is suitable if batches fit exactly and if it is a multiple of pools x tasks. All pools then have the same
+    size, and all tasks have equally many environments in each pool. If no such number is found, return the default.
     """
     pools = 1 if training.runtime == "serial" else training.pools
     for n in range(training.num_envs, 20 * training.num_envs):
-        if n % (pools * num_tasks) == 0 and not algorithm.validate(n // pools, training.total_pools):
+        sizes = (n // pools, training.total_pools)
+        if n % (pools * num_tasks) == 0 and algorithm.fits_exactly(*sizes) and not algorithm.validate(*sizes):
             return n
     return training.num_envs
 
 
 def check_batches(training: Training, algorithm: Algorithm, num_tasks: int, problems: list[str]) -> None:
     """Check that environments, pools, tasks, batches, learners and policy lag fit together. Append to `problems`."""
-    n, pools = training.num_envs, 1
-    if training.runtime != "serial":
-        pools = training.pools
-        if n % pools:
-            near = max(1, round(n / pools)) * pools
-            problems.append(f"--num-envs {n}: must be a multiple of --pools {pools}; try {near}")
-            return
-    if n % (pools * num_tasks):
-        near = max(1, round(n / (pools * num_tasks))) * pools * num_tasks
-        factors = f"{num_tasks} tasks x {pools} pools" if pools > 1 else f"{num_tasks} tasks"
-        problems.append(f"--num-envs {n}: must be a multiple of {pools * num_tasks} ({factors}); try {near}")
+    pools = 1 if training.runtime == "serial" else training.pools
+    if training.num_envs < pools * num_tasks:
+        tasks = f"one of each of the {num_tasks} tasks" if num_tasks > 1 else "one"
+        problems.append(
+            f"--num-envs {training.num_envs}: each of the {pools} pools needs at least {tasks}; "
+            f"use at least --num-envs {pools * num_tasks}"
+            if pools > 1
+            else f"--num-envs {training.num_envs}: the run has {num_tasks} tasks; use at least --num-envs {num_tasks}"
+        )
         return
-    if training.runtime != "serial":
-        if training.actor_threads > pools:
-            problems.append(f"--actor-threads {training.actor_threads}: must be at most --pools {pools}")
-        n, pools = training.pool_size, training.total_pools
+    if training.runtime != "serial" and training.actor_threads > pools:
+        problems.append(f"--actor-threads {training.actor_threads}: must be at most --pools {pools}")
+    n, pools = training.pool_size, training.total_pools
     found = algorithm.validate(n, pools) or size_problems(algorithm, n, pools)
     problems += found
     if found or training.runtime == "serial":
         return
-    if training.learners > 1 and not algorithm.can_split(training.learners, n, pools):
+    if training.learners > 1 and not training.has_equal_pools:
+        problems.append(
+            f"--num-envs {training.num_envs}: with --learners {training.learners}, it must be a multiple of --pools "
+            f"{training.pools}; try {training.pool_sizes[0] * training.pools}"
+        )
+    elif training.learners > 1 and not algorithm.can_split(training.learners, n, pools):
         problems.append(_describe_split_problem(algorithm, training.learners, n, pools))
     if (algorithm.on_policy or training.lag is not None) and training.min_actors:
         problems.append(
             f"--min-actors {training.min_actors}: not supported with on-policy algorithms or --lag, "
             "which need all actors; remove --min-actors"
         )
-    _check_lag(training, algorithm, n, pools, problems)
+    sizes = LearnSizes.of(algorithm, n, pools, training.pool_sizes[0])
+    _check_lag(training, algorithm, sizes, problems)
 
 
-def _check_lag(training: Training, algorithm: Algorithm, n: int, pools: int, problems: list[str]) -> None:
+def _check_lag(training: Training, algorithm: Algorithm, sizes: LearnSizes, problems: list[str]) -> None:
     """Check that --lag and --max-lag are not too small.
 
-    If a batch has R rollouts, --lag must be at least R - 1. Otherwise the actors would wait for an update, and this
-    update would wait for their rollouts. On-policy algorithms allow only --lag 0.
+    If a learn call needs R rollouts, --lag must be at least R - 1. Otherwise the actors would wait for an update, and
+    this update would wait for their rollouts. On-policy algorithms allow only --lag 0.
 
-    If the algorithm makes U updates with the same rollouts, --max-lag must be at least U - 1, because the policy lag of
-    the rollouts is at least U - 1 in the last of these updates.
+    --max-lag must be at least the policy lag of rollouts that are collected with the weights before the learn call that
+    receives them.
     """
-    updates = updates_per_learn(algorithm, n, pools)
-    rollouts = algorithm.rollouts_per_learn(n, pools)
+    rollouts = sizes.rollouts
+    lag = sizes.max_policy_lag(calls=1)
     if algorithm.on_policy:
         if training.lag:
             problems.append(f"--lag {training.lag}: must be 0, because this algorithm is on-policy; remove --lag")
@@ -144,10 +159,10 @@ def _check_lag(training: Training, algorithm: Algorithm, n: int, pools: int, pro
             problems.append(
                 f"--lag {training.lag}: must be at least {rollouts - 1} (a batch consists of {rollouts} rollouts)"
             )
-    elif training.max_lag is not None and training.max_lag < updates - 1:
+    elif training.max_lag is not None and training.max_lag < lag:
         problems.append(
-            f"--max-lag {training.max_lag}: must be at least {updates - 1} (the learner makes up to {updates} updates "
-            "with the same rollouts)"
+            f"--max-lag {training.max_lag}: must be at least {lag} (the learner makes up to {sizes.max_updates()} "
+            "updates with the same rollouts)"
         )
 
 

@@ -22,7 +22,7 @@ from bestiary.agents.torsos import default_torso
 from bestiary.config.component_kinds import DEFAULT_COMPONENTS
 from bestiary.config.components import ComponentConfig, construct_component, lookup_component
 from bestiary.config.config import Config, task_interfaces
-from bestiary.config.derived_options import check_batches, derive_max_lag, derive_num_envs, derive_runtime
+from bestiary.config.derived_options import check_batches, derive_max_lag, derive_num_envs, derive_pools, derive_runtime
 from bestiary.config.option_merging import expand_env_names
 from bestiary.config.option_spellings import unknown_options, values_by_schema
 from bestiary.config.origins import GIVEN, trace_names, trace_options
@@ -101,11 +101,13 @@ def resolve(given: Mapping[str, Any], origin: Mapping[str, str] | None = None) -
     rewards = RewardConfig(training.reward, training.true_reward)
     reward_scale = _collect_errors(problems, lambda: _check_rewards(rewards, choices))
     training = derive_runtime(training, sources[""], problems)
+    training = derive_pools(training, sources[""], num_tasks)
     context = RunContext(
         interface=combine_interfaces(choices.env_names, interfaces),
         critic=names.get("critic"),
         reward_scale=reward_scale,
         pool_size=training.pool_size,
+        equal_pools=training.has_equal_pools,
         total_pools=training.total_pools,
         num_envs_given="num_envs" in sources[""],
         learners=training.learners,

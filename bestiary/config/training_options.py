@@ -273,9 +273,31 @@ class Training:
         return 1 if self.runtime == "serial" else self.actors * self.pools
 
     @property
+    def pool_sizes(self) -> tuple[int, ...]:
+        """Return the number of environments in each vector environment of one actor. They differ by at most 1."""
+        count = 1 if self.runtime == "serial" else self.pools
+        size, rest = divmod(self.num_envs, count)
+        return tuple(size + (index < rest) for index in range(count))
+
+    @property
     def pool_size(self) -> int:
-        """Return the number of environments in each vector environment."""
-        return self.num_envs if self.runtime == "serial" else self.num_envs // self.pools
+        """Return the number of environments in the smallest vector environment. Usually, all have this number."""
+        return self.pool_sizes[-1]
+
+    @property
+    def has_equal_pools(self) -> bool:
+        """Return whether all vector environments have the same number of environments."""
+        return self.pool_sizes[0] == self.pool_sizes[-1]
+
+    def envs_of_pool(self, index: int) -> range:
+        """Return the indices of the environments in a vector environment, among all environments of the run.
+
+        `index` is the index of the vector environment among those of all actors.
+        """
+        sizes = self.pool_sizes
+        actor, own_index = divmod(index, len(sizes))
+        first = actor * self.num_envs + sum(sizes[:own_index])
+        return range(first, first + sizes[own_index])
 
 
 # If two runs differ only in these options, they count as repetitions of one experiment.

@@ -24,7 +24,6 @@ from typing import Any
 
 import torch
 
-from bestiary.algorithms.base import updates_per_learn
 from bestiary.distributed.actor_manager import ActorHandle, ActorManager, EnvSlot
 from bestiary.distributed.faults import RestartCounter, error_summary, unwrap_task_error
 from bestiary.distributed.learner_group import LearnerGroup, RemoteWeights
@@ -34,7 +33,7 @@ from bestiary.distributed.placement import gpus_per_process
 from bestiary.distributed.rollout_worker import RolloutReport
 from bestiary.distributed.shipped_config import ShippedConfig
 from bestiary.rollout import collect_episodes
-from bestiary.training.factory import max_rollouts_in_flight
+from bestiary.training.factory import learn_sizes, max_rollouts_in_flight
 from bestiary.training.learner import Learner
 from bestiary.training.rollout_queue import RolloutQueue
 from bestiary.training.session import Session
@@ -114,12 +113,10 @@ class Driver:
         self.time_fractions: dict[str, float] = {}
 
         algorithm = learner.algorithm
-        pool_size = self.training.pool_size
-        pools = self.training.total_pools
-        self.batch_size = algorithm.batch_size(pool_size, pools)
-        self.rollouts_per_learn = algorithm.rollouts_per_learn(pool_size, pools)
-        self.updates_per_learn = updates_per_learn(algorithm, pool_size, pools)
-        self.steps_per_rollout = algorithm.sequence_length * pool_size
+        self.sizes = learn_sizes(algorithm, self.training)
+        self.batch_size = self.sizes.batch_size
+        self.rollouts_per_learn = self.sizes.rollouts
+        self.steps_per_rollout = algorithm.sequence_length * self.sizes.pool_size  # of the smallest pool
 
     def run(self) -> None:
         """Train until `session.done` is true. Then copy the state of the remote learners into the driver's learner."""
@@ -277,7 +274,7 @@ class Driver:
             return False
         assert self.training.max_lag is not None
         learn_calls_ahead = (self.queue.num_received - self.queue.num_consumed) // self.rollouts_per_learn
-        last_version = self.learner.version + (learn_calls_ahead + 1) * self.updates_per_learn - 1
+        last_version = self.learner.version + self.sizes.max_policy_lag(learn_calls_ahead + 1)
         return last_version - report.first_version > self.training.max_lag
 
     def _discard(self, rollout_id: int, attempt: int) -> None:
@@ -303,7 +300,8 @@ class Driver:
         assert self.training.steps is not None
         while len(self.learn_calls) < MAX_LEARN_CALLS and not self.session.has_due_tasks:
             scheduled = len(self.learn_calls) * self.rollouts_per_learn  # number of rollouts used by scheduled calls
-            if self.session.done or self.learner.steps + scheduled * self.steps_per_rollout >= self.training.steps:
+            steps = sum(rollout.report.num_steps for call in self.learn_calls for rollout in call.rollouts)
+            if self.session.done or self.learner.steps + steps >= self.training.steps:
                 return
             candidates = [self.queue.peek(scheduled + k) for k in range(self.rollouts_per_learn)]
             rollouts = [rollout for rollout in candidates if rollout is not None]

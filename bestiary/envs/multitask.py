@@ -1,5 +1,6 @@
 """Multi-task training: combine the vector environments of K tasks into one. Environment i plays task i mod K.
 
+A run may have several of these vector environments. The index i is counted over all environments of the run.
 `send` starts the steps of all tasks before `recv` waits for them, so emulators of different tasks run in parallel.
 Environments with successive indices play different tasks, so any K successive environments contain each task once.
 """
@@ -18,24 +19,31 @@ Build = Callable[[int, np.random.SeedSequence], VectorEnv]  # (num_envs, seed) -
 
 
 class MultiTaskVectorEnv(VectorEnv):
-    """A vector environment that combines K vector environments, one per task. Environment i plays task i mod K."""
+    """A vector environment that combines K vector environments, one per task."""
 
     def __init__(
-        self, names: Sequence[str], builds: Sequence[Build], num_envs: int, seed: int | np.random.SeedSequence
+        self,
+        names: Sequence[str],
+        builds: Sequence[Build],
+        num_envs: int,
+        seed: int | np.random.SeedSequence,
+        first_env: int = 0,
     ):
         """Build the vector environments of the tasks. Raise UserError if one agent cannot play all tasks.
 
-        `builds` are functions that create the vector environments, one per task. If `num_envs` is smaller than the
-        number of tasks, the last tasks have no environment but are still in `tasks`.
+        `builds` are functions that create the vector environments, one per task. `first_env` is the index of the first
+        environment among all environments of the run, so row i plays task (first_env + i) mod K. If `num_envs` is
+        smaller than the number of tasks, `first_env` must be 0. The last tasks then have no environment but are still
+        in `tasks`.
         """
         sequence = seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed)
         num_tasks = len(builds)
         self.num_envs = num_envs
-        # For each task, the indices of its environments.
-        self.rows = [np.arange(k, num_envs, num_tasks) for k in range(min(num_tasks, num_envs))]
+        self.task = (first_env + np.arange(num_envs)) % num_tasks
+        # For each task, the rows of its environments.
+        self.rows = [np.flatnonzero(self.task == k) for k in range(min(num_tasks, num_envs))]
         seeds = sequence.spawn(num_tasks)
         self.pools = [builds[k](len(rows), seeds[k]) for k, rows in enumerate(self.rows)]
-        self.task = np.arange(num_envs) % num_tasks
         self.set_interface(combine_interfaces(names, [pool.interface for pool in self.pools]))
 
     def reset(self) -> Step:

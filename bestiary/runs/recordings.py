@@ -214,7 +214,14 @@ class Recording:
     def env_name(self, game: RecordedGame) -> str:
         """Return the name of the environment in which a game was played."""
         names = self.metadata["environments"]
-        return names[game.env % len(names)]
+        return names[self._task_index(game)]
+
+    def _task_index(self, game: RecordedGame) -> int:
+        """Return the index of a game's environment in the list of environments. With K tasks, number i plays i mod K.
+
+        The number of an environment is counted over all vector environments of a run, from `first_env`.
+        """
+        return int((self.metadata.get("first_env", 0) + game.env) % len(self.metadata["environments"]))
 
     def make_env(
         self,
@@ -246,8 +253,8 @@ class Recording:
         spawn_key = tuple(self.metadata["seed"]["spawn_key"])
         index = game.env
         if len(names) > 1:
-            # In a vector environment of K tasks, environment i belongs to task i mod K, and each task has its own seed.
-            spawn_key = (*spawn_key, game.env % len(names))
+            # Each task has its own seed.
+            spawn_key = (*spawn_key, self._task_index(game))
             index = game.env // len(names)
         return make_vector_env([name], options, 1, _ChildSeed(entropy, spawn_key, index), render, rewards)
 
@@ -321,6 +328,9 @@ def _check_metadata(metadata: Any) -> None:
     num_envs = metadata["num_envs"]
     if type(num_envs) is not int or not 1 <= num_envs <= 1_000_000:
         raise ValueError("num_envs must be an integer of at least 1")
+    first_env = metadata.get("first_env", 0)
+    if type(first_env) is not int or not 0 <= first_env < 2**62:
+        raise ValueError("first_env must be an integer of at least 0")
     if metadata["bytes_per_action"] not in (1, 2):
         raise ValueError("bytes_per_action must be 1 or 2")
     rewards = RewardConfig(**metadata["rewards"])

@@ -16,8 +16,8 @@ from bestiary.algorithms.base import (
     batch_problem,
     loss_problem,
     size_problems,
-    updates_per_learn,
 )
+from bestiary.algorithms.learn_sizes import LearnSizes
 from bestiary.algorithms.replay_buffer import pack_trajectories
 from bestiary.config.config import Config
 from bestiary.distributed.serialisation import shard
@@ -125,7 +125,7 @@ class AlgorithmChecks:
                 except StopIteration:
                     batch = None
         learner.steps += sum(rollout.num_steps for rollout in rollouts)
-        limit = updates_per_learn(algorithm, num_envs, pools)
+        limit = LearnSizes.of(algorithm, num_envs, pools).max_updates()
         if not algorithm.on_policy and num_updates > limit:
             report.add(
                 f"batches made {num_updates} updates from one set of rollouts, but epochs and batch_size() allow at "

@@ -6,16 +6,17 @@ from typing import Any
 from bestiary.agents.agent import Agent, count_fc_parameters, count_parameters
 from bestiary.agents.defaults import AgentDefaults
 from bestiary.algorithms.base import ActorCriticOptions
-from bestiary.config.config import Config, make_vector_env, task_interfaces
+from bestiary.config.config import Config, env_slug, make_vector_env, task_interfaces
 from bestiary.config.reward_clipping_check import clipping_warnings, unclipped_scale
 from bestiary.envs.episode_stats import return_name
 from bestiary.envs.multitask import describe_observations
 from bestiary.envs.rewards.wrapper import parse_rewards
 from bestiary.envs.step_checks import check_first_steps
 from bestiary.runs.run import open_run
+from bestiary.training.factory import learn_sizes
 from bestiary.training.validation import check_validation
 from bestiary.training.warm_start import check_pretrained_state, load_pretrained
-from bestiary.utils.console import warn
+from bestiary.utils.console import note, warn
 from bestiary.utils.options import field_types
 from bestiary.utils.plugin_names import PluginRef
 
@@ -31,6 +32,7 @@ def describe(config: Config) -> str:
     agent = config.make_agent()
     interface = config.interface
     warn_about_clipping(config)
+    note_unequal_sizes(config)
     observations = describe_observations(interface)
     lines = [f"environment  {', '.join(config.envs)}: {observations}; {interface.action_spec.n} actions"]
     if not config.rewards.is_default:
@@ -45,6 +47,27 @@ def describe(config: Config) -> str:
         total += f", {fc_parameters:,} of them in the torso's fully connected layers"
     lines.append(total)
     return "\n".join(lines)
+
+
+def note_unequal_sizes(config: Config) -> None:
+    """Print a note if tasks or pools have unequal numbers of environments, or if batches do not fit the rollouts."""
+    training = config.training
+    algorithm = config.make_algorithm()
+    parts = []
+    if not training.has_equal_pools:
+        parts.append(f"the pools have {' and '.join(map(str, dict.fromkeys(training.pool_sizes)))} environments")
+    counts = {name: len(config.envs_of_task(k)) for k, name in enumerate(config.envs)}
+    if len(set(counts.values())) > 1:
+        listed = ", ".join(f"{env_slug(name)} {count}" for name, count in counts.items())
+        parts.append(f"the tasks have unequal numbers of environments ({listed})")
+    sizes = learn_sizes(algorithm, training)
+    if sizes.max_waiting:
+        parts.append(
+            f"each rollout has {training.pool_size} trajectories and each batch {sizes.batch_size}, so up to "
+            f"{sizes.max_waiting} trajectories wait for the next rollout"
+        )
+    if parts:
+        note(f"note: {'; '.join(parts)}")
 
 
 def check_user_envs(config: Config) -> None:

@@ -8,7 +8,8 @@ import torch
 
 from bestiary.agents.agent import Agent
 from bestiary.agents.defaults import TorsoDefaults
-from bestiary.algorithms.base import Algorithm, updates_per_learn
+from bestiary.algorithms.base import Algorithm
+from bestiary.algorithms.learn_sizes import LearnSizes
 from bestiary.config.config import Config
 from bestiary.config.training_options import Training
 from bestiary.envs.vector_env import VectorEnv
@@ -55,7 +56,8 @@ def make_vector_envs(config: Config, indices: range, start_step: int = 0, incarn
     """
 
     def make(seeds: list[np.random.SeedSequence]) -> list[VectorEnv]:
-        return [config.make_vector_env(config.training.pool_size, seeds[index]) for index in indices]
+        rows = {index: config.training.envs_of_pool(index) for index in indices}
+        return [config.make_vector_env(len(rows[k]), seeds[k], first_env=rows[k].start) for k in indices]
 
     if incarnation:
         return make(env_seeds(config, start_step, incarnation))
@@ -126,7 +128,7 @@ def make_actors(
             seed,
             device,
             training.precision,
-            first_env=index * training.pool_size,
+            first_env=training.envs_of_pool(index).start,
             return_discount=algorithm.return_discount,
         )
         for agent, pool, seed, index in zip(agents, pools, seeds, indices, strict=True)
@@ -161,6 +163,9 @@ def make_learner(config: Config, agent: Agent, device: torch.device, num_learner
     algorithm = config.make_algorithm()
     part = algorithm.shard(num_learners) if num_learners > 1 else algorithm
     assert part is not None, "resolve has checked that the algorithm can be sharded"
+    batch_size = None
+    if not part.on_policy:
+        batch_size = part.batch_size(training.pool_size // num_learners, training.total_pools)
     return Learner(
         agent.to(device),
         part,
@@ -171,6 +176,7 @@ def make_learner(config: Config, agent: Agent, device: torch.device, num_learner
         training.precision,
         training.seed,
         len(config.envs),
+        batch_size,
     )
 
 
@@ -218,24 +224,25 @@ def make_thread_layout(config: Config) -> local.ThreadLayout:
     )
 
 
+def learn_sizes(algorithm: Algorithm, training: Training) -> LearnSizes:
+    """Return the sizes of the learn calls of a run."""
+    return LearnSizes.of(algorithm, training.pool_size, training.total_pools, training.pool_sizes[0])
+
+
 def max_rollouts_in_flight(algorithm: Algorithm, training: Training) -> int:
     """Return the maximum number of rollouts in flight: rollouts that are being collected or wait for the learner.
 
-    One call of `Learner.learn` uses `num_rollouts` rollouts and performs `num_updates` updates. For an on-policy
-    algorithm, the result is `num_rollouts`. Otherwise it is the smaller of two limits:
+    For an on-policy algorithm, this is the number of rollouts R of a learn call. Otherwise it is the smaller of two
+    limits:
 
-    (1) The largest number M for which the policy lag is at most --max-lag. The policy lag of a rollout's first step is
-    the number of updates since the collection of the rollout began. If at most M rollouts are in flight, at most
-    M / `num_rollouts` calls of `learn` follow, until one uses this rollout. In the last update of that call, the policy
-    lag is M / `num_rollouts` * `num_updates` - 1.
+    (1) The largest multiple M of R for which the policy lag is at most --max-lag. If at most M rollouts are in flight,
+    at most M / R learn calls follow on the start of a rollout, until one of them receives this rollout.
 
-    (2) `pools` + max(2, `num_rollouts`). More rollouts in flight would increase the lag but not the speed.
+    (2) `pools` + max(2, R). More rollouts in flight would increase the lag but not the speed.
     """
-    num_envs = training.pool_size
-    pools = training.total_pools
-    num_rollouts = algorithm.rollouts_per_learn(num_envs, pools)
+    sizes = learn_sizes(algorithm, training)
     if algorithm.on_policy:
-        return num_rollouts
-    num_updates = updates_per_learn(algorithm, num_envs, pools)
+        return sizes.rollouts
     assert training.max_lag is not None
-    return min((training.max_lag + 1) // num_updates * num_rollouts, max(2, num_rollouts) + pools)
+    useful = max(2, sizes.rollouts) + training.total_pools
+    return min(sizes.max_calls(training.max_lag, limit=-(-useful // sizes.rollouts)) * sizes.rollouts, useful)

@@ -29,6 +29,7 @@ from bestiary.algorithms.lr_schedules import SCHEDULES
 from bestiary.algorithms.return_statistics import ReturnStatistics
 from bestiary.rollout import Inputs, Rollout
 from bestiary.training.devices import autocast
+from bestiary.training.waiting_trajectories import WaitingTrajectories
 from bestiary.training.weights import match_memory_layout
 from bestiary.utils import plugins
 from bestiary.utils.errors import RunError, UserError
@@ -171,6 +172,8 @@ class Learner:
         precision: floating-point precision of the forward and backward pass: float32 or bfloat16.
         seed: seed for shuffling trajectories.
         num_tasks: number of tasks, for the normalisation of rewards.
+        batch_size: number of new trajectories per update. The algorithm receives a multiple of this number, and the
+            remaining trajectories wait for the next call of `learn`. None: the algorithm receives all trajectories.
     """
 
     def __init__(
@@ -184,10 +187,12 @@ class Learner:
         precision: str = "float32",
         seed: int = 0,
         num_tasks: int = 1,
+        batch_size: int | None = None,
     ):
         self.agent = agent
         self.algorithm = algorithm
         self.total_steps = total_steps
+        self.waiting = WaitingTrajectories(batch_size)
         self.micro_batch_size = micro_batch_size
         self.max_skipped_updates = max_skipped_updates
         self.device = device
@@ -225,10 +230,21 @@ class Learner:
         self.consecutive_skips = 0  # number of skipped updates since the last update that was not skipped
 
     def learn(self, rollouts: Sequence[Rollout]) -> list[dict[str, float]]:
-        """Perform all updates that the algorithm computes from these rollouts. Return the metrics of each update."""
+        """Perform all updates that the algorithm computes from these rollouts. Return the metrics of each update.
+
+        If the batches do not fit exactly, the last trajectories wait for the next call.
+        """
         rollouts = [rollout.to(self.device) for rollout in rollouts]
+        num_steps = self.num_learners * sum(rollout.num_steps for rollout in rollouts)
         if self.return_statistics is not None:
             rollouts = self.return_statistics.normalise(rollouts, self.all_reduce)
+        rollouts = self.waiting.complete(rollouts)
+        metrics = self._update_all(rollouts) if rollouts else []
+        self.steps += num_steps
+        return metrics
+
+    def _update_all(self, rollouts: Sequence[Rollout]) -> list[dict[str, float]]:
+        """Perform an update with each batch that the algorithm forms of the rollouts. Return their metrics."""
         batches = self.algorithm.batches(rollouts, self.context())
         if not isinstance(batches, Generator):
             found = type(batches).__name__
@@ -241,7 +257,6 @@ class Learner:
                 batch = batches.send(metrics[-1])
             except StopIteration:
                 batch = None
-        self.steps += self.num_learners * sum(rollout.num_steps for rollout in rollouts)
         return metrics
 
     def context(self) -> LearnContext:
@@ -379,6 +394,7 @@ class Learner:
                 **own_parameters,
                 **own_state,
                 **{f"return_statistics.{name}": value for name, value in statistics.items()},
+                **{f"waiting.{name}": value for name, value in self.waiting.save().items()},
             },
         }
 
@@ -411,6 +427,7 @@ class Learner:
             self.algorithm.load(_with_prefix(tensors["algorithm"], "state."))
             if self.return_statistics is not None:
                 self.return_statistics.load(_with_prefix(tensors["algorithm"], "return_statistics."))
+            self.waiting.load(_with_prefix(tensors["algorithm"], "waiting."), self.device)
         except (KeyError, ValueError, TypeError, IndexError, RuntimeError, ZeroDivisionError) as error:
             raise UserError(f"algorithm.safetensors does not fit {self._name}: {plugins.error_line(error)}") from error
         self.steps = counters["steps"]

@@ -91,6 +91,7 @@ def _record_environments(run: Run, config: Config, actors: list[Actor], start_st
             num_steps=recorded_steps,
             run=run.name,
             policy="training",
+            first_env=config.training.envs_of_pool(index).start,
         )
 
 

@@ -10,8 +10,8 @@ import torch
 import bestiary
 from bestiary.agents import AGENTS
 from bestiary.agents.memories import MEMORIES
-from bestiary.algorithms.base import updates_per_learn
 from bestiary.algorithms.gae import gae
+from bestiary.algorithms.learn_sizes import LearnSizes
 from bestiary.algorithms.ppo import PPO
 from bestiary.config.resolve import resolve
 from bestiary.training.factory import make_actors_and_learner
@@ -250,13 +250,13 @@ def test_rollouts_batches_and_updates_per_learn():
     algorithm = PPO(PPO.Options(rollout_length=128, sequence_length=8, minibatches=4, epochs=3))
     assert algorithm.rollouts_per_learn(32, pools=2) == 32
     assert algorithm.batch_size(32, pools=2) == 256
-    assert updates_per_learn(algorithm, 32, pools=2) == 12
+    assert LearnSizes.of(algorithm, 32, pools=2).max_updates() == 12
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"algo.minibatches": 5}, "--algo.minibatches 5: must divide the 18 sequences"),
+        ({"algo.minibatches": 19}, "--algo.minibatches 19: must be at most 18, the number of sequences"),
         ({"algo.sequence_length": 5}, "--algo.sequence-length 5: must divide --rollout-length 12; try 4"),
         ({"runtime": "local", "lag": 1}, "--lag 1: .*on-policy"),
         ({"batch_size": 4}, "unknown option --batch-size"),

@@ -211,29 +211,40 @@ def test_problem_found_by_the_options_of_an_environment():
     assert problems_of({"env": "toy/catch", "size": 1}) == ("--size 1: must be at least 2",)
 
 
-@pytest.mark.parametrize(("batch", "envs"), [(32, 32), (32, 8), (8, 32), (1, 7), (7, 1), (48, 16)])
+@pytest.mark.parametrize(("batch", "envs"), [(32, 32), (32, 8), (8, 32), (1, 7), (7, 1), (48, 16), (32, 12), (33, 32)])
 def test_valid_batch_sizes(batch, envs):
     config = resolve({"env": "toy/catch", "batch_size": batch, "num_envs": envs, "runtime": "serial"})
     assert config.training.num_envs == envs
 
 
-@pytest.mark.parametrize(("batch", "envs", "best"), [(32, 12, 36), (10, 32, 8), (33, 32, 32), (5, 3, 6)])
-def test_invalid_batch_size_gets_a_valid_suggestion(batch, envs, best):
-    options = {"env": "toy/catch", "num_envs": envs, "runtime": "serial"}
-    (problem,) = problems_of({**options, "batch_size": batch})
-    assert problem.startswith(f"--batch-size {batch}: ")
-    assert f"{envs} environments per pool" in problem
-    assert problem.endswith(f"try --batch-size {best}")
-    resolve({**options, "batch_size": best})  # the suggestion is valid
+@pytest.mark.parametrize(
+    ("num_envs", "num_tasks", "sizes"), [(45, 1, (23, 22)), (1, 1, (1,)), (16, 6, (8, 8)), (7, 6, (7,))]
+)
+def test_pools_have_an_environment_of_each_task(num_envs, num_tasks, sizes):
+    games = "AirRaid Carnival DemonAttack NameThisGame Pong SpaceInvaders".split()[:num_tasks]
+    config = resolve({"env": [f"atari/{game}" for game in games], "num_envs": num_envs})
+    assert config.training.pool_sizes == sizes
+    assert [len(config.training.envs_of_pool(k)) for k in range(len(sizes))] == list(sizes)
+    assert config.total_envs == num_envs
+    assert sum(len(config.envs_of_task(k)) for k in range(num_tasks)) == num_envs
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"num_envs": 9}, "--num-envs 9: must be a multiple of --pools 2; try 8"),
-        ({"num_envs": 64, "pools": 4, "batch_size": 12}, "--batch-size 12: must divide the 16 environments per pool"),
-        ({"num_envs": 1}, "--num-envs 1: must be a multiple of --pools 2; try 2"),
-        ({"env": "atari/{Pong,Boxing}", "num_envs": 1}, "--num-envs 1: must be a multiple of --pools 2"),
+        (
+            {"num_envs": 1, "pools": 2},
+            "--num-envs 1: each of the 2 pools needs at least one; use at least --num-envs 2",
+        ),
+        ({"env": "atari/{Pong,Boxing}", "num_envs": 1}, "--num-envs 1: the run has 2 tasks; use at least --num-envs 2"),
+        (
+            {"env": "atari/{Pong,Boxing}", "num_envs": 3, "pools": 2},
+            "--num-envs 3: each of the 2 pools needs at least one of each of the 2 tasks; use at least --num-envs 4",
+        ),
+        (
+            {"cluster": "auto", "learners": 2, "num_envs": 9},
+            "--num-envs 9: with --learners 2, it must be a multiple of --pools 2; try 10",
+        ),
         ({"actor_threads": 3}, "--actor-threads 3: must be at most --pools 2"),
         (
             {"num_envs": 64, "batch_size": 8, "max_lag": 2},
@@ -241,7 +252,7 @@ def test_invalid_batch_size_gets_a_valid_suggestion(batch, envs, best):
         ),
         ({"num_envs": 8, "batch_size": 16, "lag": 0}, "--lag 0: must be at least 3 (a batch consists of 4 rollouts)"),
         (
-            {"algo.reuse": 10},
+            {"algo.reuse": 10, "max_lag": 16},
             "--max-lag 16: must be at least 39 (the learner makes up to 40 updates with the same rollouts)",
         ),
     ],

@@ -35,8 +35,9 @@ def final_weights(run: Run) -> bytes:
             "steps": 320,
             "algo.reward_clipping": "return_std",
         },
+        {"env": "toy/recall", "lag": 1, "steps": 400, "num_envs": 7, "batch_size": 5},
     ],
-    ids=["impala", "ppo, normalised rewards"],
+    ids=["impala", "ppo, normalised rewards", "batches from several rollouts, unequal pools"],
 )
 def test_cluster_and_local_training_are_bit_identical(ray_cluster: RayCluster, options: dict[str, Any]) -> None:
     """With a fixed policy lag, both runtimes use the same weights for each rollout."""

@@ -186,7 +186,7 @@ MISTAKES: list[tuple[str, tuple[str, ...]]] = [
     ),
     (HEAD + "steps = 0", ("s.toml, line 4: --steps 0: must be at least 1",)),
     (HEAD + "algo.lr = 'x'", ("s.toml, line 4: --lr x: expected a number",)),
-    (HEAD + "num_envs = 9", ("s.toml, line 4: --num-envs 9: must be a multiple",)),
+    (HEAD + "num_envs = 1\npools = 2", ("s.toml, line 4: --num-envs 1: each of the 2 pools needs",)),
     (HEAD + 'device = "gpu"', ("s.toml, line 4: --device gpu: expected auto",)),
     (HEAD + 'torso = "shallow"', ("needs an image",)),
     (HEAD + 'preset = "helo"', ("s.toml, line 4: --preset helo", "did you mean hello?")),

@@ -132,7 +132,8 @@ class MetricsWriter(Callback):
         """
         columns: dict[str, float] = {}
         several = len(session.tasks) > 1
-        for name, task in session.tasks.items():
+        total_envs = session.config.total_envs
+        for index, (name, task) in enumerate(session.tasks.items()):
             prefix = f"{name}/" if several else ""
             if session.channels:
                 columns[f"{prefix}training_return"] = task.mean_return
@@ -141,7 +142,9 @@ class MetricsWriter(Callback):
                 if alerts is not None:
                     columns[f"{prefix}reward_hacking_alerts"] = alerts
             if several:
-                columns[f"{name}/steps"] = session.learner.steps // len(session.tasks)  # tasks share the steps equally
+                # A user's vector environment with several tasks does not say which environment plays which task.
+                share = len(session.config.envs_of_task(index)) or total_envs / len(session.tasks)
+                columns[f"{name}/steps"] = int(session.learner.steps * share / total_envs)
                 columns[f"{name}/games"] = task.games
             columns[f"{prefix}return"] = task.mean_return
             columns[f"{prefix}game_length"] = task.mean_length
