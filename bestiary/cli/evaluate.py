@@ -17,7 +17,7 @@ from bestiary.cli.playback_arguments import parse_with_env_options, select_check
 from bestiary.config.option_merging import expand_env_names
 from bestiary.evaluation.learning_curves import DEFAULT_SMOOTH
 from bestiary.runs.run import open_run
-from bestiary.utils.console import print_line
+from bestiary.utils.console import note, print_line
 from bestiary.utils.errors import UserError
 
 
@@ -119,9 +119,16 @@ def video_command(argv: list[str]) -> None:
     """Record a video of one agent, or of several agents side by side."""
     parser = Parser(
         "video",
-        "Record a video (GIF or MP4) of a game, drawn by the environment. Several runs are shown side by side.",
+        "Record a video (GIF or MP4) of a game, drawn by the environment, or show the game on the screen. Several runs "
+        "are shown side by side.",
     )
     add_run_argument(parser, several=True)
+    parser.add_argument(
+        "--show",
+        action="store_true",
+        help="show the game in a window while the agent plays; Escape closes the window. A video is written only if "
+        "--out is given or if there is no display",
+    )
     parser.add_argument(
         "--out", metavar="FILE", help="output file, .gif or .mp4 (default: a new file in videos/ of the run folder)"
     )
@@ -159,13 +166,16 @@ def video_command(argv: list[str]) -> None:
         raise UserError(
             "--attention: only for one run and without --saliency; otherwise use bestiary look attention for each run"
         )
+    if side_by_side and a.show:
+        raise UserError("--show: only for one run and without --saliency; remove --show, and watch the written video")
     if a.same_actions and len(runs) == 1:
         raise UserError("--same-actions: needs at least two runs; add a run or remove --same-actions")
     if side_by_side and a.out is None:
         raise UserError("--out is required for several runs or --saliency; for example: --out compare.gif")
 
     from bestiary.evaluation.playback import PlaybackOptions
-    from bestiary.evaluation.video import record_video
+    from bestiary.evaluation.video import record_video, show_game
+    from bestiary.evaluation.window import display_problem
     from bestiary.interpretability.attention import attention_overlay
     from bestiary.interpretability.side_by_side import record_side_by_side
 
@@ -180,6 +190,7 @@ def video_command(argv: list[str]) -> None:
         fps=a.fps or 0,
     )
     runs = [run.with_env_options(env_options) for run in runs]
+    path: Path | None
     if side_by_side:
         path = record_side_by_side(
             runs,
@@ -192,9 +203,14 @@ def video_command(argv: list[str]) -> None:
             checkpoints=checkpoints,
         )
     else:
+        problem = display_problem() if a.show else None
+        if problem is not None:
+            note(f"note: --show: {problem}; a video is written instead")
+        show = show_game if a.show and problem is None else record_video
         make_overlay = attention_overlay if a.attention else None
-        path = record_video(runs[0], playback, out=a.out, overwrite=a.overwrite, make_overlay=make_overlay)
-    print_line(f"video: {path}")
+        path = show(runs[0], playback, out=a.out, overwrite=a.overwrite, make_overlay=make_overlay)
+    if path is not None:
+        print_line(f"video: {path}")
 
 
 def compare_command(argv: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""Record videos (GIF or MP4) of trained agents from the images that the environment renders."""
+"""Record videos (GIF or MP4) of trained agents from the images that the environment renders, or show them on screen."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -6,9 +6,10 @@ from pathlib import Path
 import numpy as np
 
 from bestiary.evaluation.media import check_fps, check_output, write_video
-from bestiary.evaluation.playback import Frame, PlaybackOptions, Viewer, open_playback
+from bestiary.evaluation.playback import Frame, Playback, PlaybackOptions, Viewer, open_playback
+from bestiary.evaluation.window import Window
 from bestiary.runs.run import Run
-from bestiary.utils.console import note, progress_bar
+from bestiary.utils.console import note, plural, progress_bar
 
 
 def record_video(
@@ -35,8 +36,46 @@ def record_video(
         path = run.new_output_path("videos", f"{viewer.file_stem}-{policy}", ".gif")
     images = [draw(frame) for (frame,) in progress_bar(playback, "recording", options.length)]
     write_video(path, images, options.fps or playback.fps)
-    note(f"the video shows {len(images)} steps; return of each game: {', '.join(f'{r:g}' for r in playback.returns)}")
+    _note_returns("the video shows", len(images), playback)
     return path
+
+
+def show_game(
+    run: Run,
+    options: PlaybackOptions = PlaybackOptions(length=2_000),
+    *,
+    out: str | Path | None = None,
+    overwrite: bool = False,
+    make_overlay: Callable[[Viewer], Callable[[Frame], np.ndarray]] | None = None,
+) -> Path | None:
+    """Show a game in a window while the agent plays it, until the game ends or the user closes the window.
+
+    The arguments are those of `record_video`, but a video is written only if `out` is given. Return its path, or None.
+    Call `window.display_problem` before.
+    """
+    check_fps(options.fps, out if out is not None else "window.mp4")
+    path = check_output(out, overwrite) if out is not None else None
+    playback = open_playback(run, options)
+    (viewer,) = playback.viewers
+    draw = make_overlay(viewer) if make_overlay is not None else _display_image
+    fps = options.fps or playback.fps
+    images = []
+    with Window(f"{run.name}: {viewer.pool.tasks[0]}", fps) as window:
+        for (frame,) in playback:
+            image = draw(frame)
+            if path is not None:
+                images.append(image)
+            if not window.show(image):
+                break
+    _note_returns("the window showed", window.num_shown, playback)
+    if path is not None:
+        write_video(path, images, fps)
+    return path
+
+
+def _note_returns(shown: str, num_steps: int, playback: Playback) -> None:
+    returns = ", ".join(f"{value:g}" for value in playback.returns)
+    note(f"{shown} {plural(num_steps, 'step')}; return of each game: {returns}")
 
 
 def _display_image(frame: Frame) -> np.ndarray:
