@@ -3,6 +3,7 @@
 from typing import Any
 
 from bestiary.agents.policy import Policy
+from bestiary.algorithms.base import ActorCriticOptions
 from bestiary.config.config import Config
 from bestiary.config.resolve import resolve
 from bestiary.config.toml import flatten
@@ -212,7 +213,10 @@ def _resume(run: Run, steps: int | None, checkpoint_steps: int | None, ray: Any,
             if change.option != "steps":
                 note(f"note: this option has changed since the checkpoint was saved: {change}")
         if run.config.training.steps != total_steps:
-            note(f"total steps {total_steps} -> {steps}; the learning-rate schedule is stretched to the new total")
+            algorithm = run.config.components["algo"].options
+            fixed = isinstance(algorithm, ActorCriticOptions) and algorithm.lr_schedule_steps is not None
+            stretched = "" if fixed else "; the learning-rate schedule is stretched to the new total"
+            note(f"total steps {total_steps} -> {steps}{stretched}")
         note(f"resuming {run.path} at step {done_steps}")
         remember_run(run, run.config.training)
         _train(run, run.config, checkpoint, ray)

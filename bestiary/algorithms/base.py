@@ -115,6 +115,12 @@ class ActorCriticOptions:
         "rate to 0)",
         choices=tuple(SCHEDULES),
     )
+    lr_schedule_steps: int | None = option(
+        None,
+        "number of steps at which the schedule of the learning rate ends; it may be larger than --steps (default: the "
+        "steps of the run)",
+        low=1,
+    )
     discount: float = option(0.99, "discount factor gamma", low=0, high=1)
     lam: float = option(
         0.95, "lambda of the method that computes value targets and advantages (V-trace or GAE)", low=0, high=1

@@ -1,6 +1,7 @@
 """Learning-rate schedules.
 
 A schedule maps the progress of a run, from 0 to 1, to a factor. The learner multiplies the option `lr` by this factor.
+With the option `lr_schedule_steps`, the progress is relative to this number of steps instead of the steps of the run.
 """
 
 import math
@@ -33,8 +34,8 @@ def staggered(progress: float) -> float:
     """Return a factor that decreases in stages during the run.
 
     The factor is 1/2 until 10 % of the run, 1/4 until 30 %, 1/8 until 50 % and 1/16 until 70 %. In the rest of the run,
-    it decreases linearly from 1/32 to 0. Pan et al. (2022) published this schedule for River Raid, for a run of 100M
-    steps.
+    it decreases linearly from 1/32 to 0. Pan et al. (2022) published this schedule for River Raid. In their code, its
+    stages belong to 100M steps, whatever the length of the run (`lr_schedule_steps`).
     """
     left = 1 - progress
     for above, factor in ((0.9, 1 / 2), (0.7, 1 / 4), (0.5, 1 / 8), (0.3, 1 / 16)):

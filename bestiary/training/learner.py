@@ -17,6 +17,7 @@ from bestiary.agents.agent import Agent, Output, State, find_child
 from bestiary.agents.defaults import CriticDefaults
 from bestiary.algorithms.base import (
     MAIN_OPTIMIZER,
+    ActorCriticOptions,
     Algorithm,
     Batch,
     LearnContext,
@@ -344,7 +345,10 @@ class Learner:
     def learning_rate(self) -> float:
         """Return the learning rate of the next update: the initial rate times the factor of the schedule."""
         options = self.algorithm.options
-        return options.lr * SCHEDULES[options.lr_schedule](self.progress)
+        progress = self.progress
+        if isinstance(options, ActorCriticOptions) and options.lr_schedule_steps is not None:
+            progress = min(1.0, self.steps / options.lr_schedule_steps)
+        return options.lr * SCHEDULES[options.lr_schedule](progress)
 
     @property
     def _name(self) -> str:

@@ -357,6 +357,18 @@ def test_constant_schedule():
     assert learner.learning_rate() == 0.008
 
 
+@pytest.mark.parametrize(
+    ("steps", "factor"),
+    [(0, 1 / 2), (10_000_000, 1 / 4), (30_000_000, 1 / 8), (50_000_000, 1 / 16), (85_000_000, 1 / 64), (1e9, 0)],
+)
+def test_stages_at_fixed_steps_of_the_river_raid_code(steps, factor):
+    """The stages do not depend on the steps of the run."""
+    options = {"lr": 4e-4, "lr_schedule": "staggered", "lr_schedule_steps": 100_000_000}
+    learner = make_learner(make_agent(), total_steps=50_000_000, **options)
+    learner.steps = int(steps)
+    assert learner.learning_rate() == pytest.approx(4e-4 * factor)
+
+
 def test_metrics_are_means_over_steps():
     agent = make_agent()
     rollout = make_rollout(agent)
