@@ -131,6 +131,10 @@ def network(values: Values) -> Words:
     if kind == "aaa":
         return Words(("--agent", "aaa", "--agent.subtract-mean", "off"))
     words = ["--torso", kind, "--torso.subtract-mean", "off", "--agent.init", "torch"]
+    # The first inputs of an episode contain the last reward and action of the previous episode.
+    words += ["--agent.reset-inputs", "off"]
+    if kind == "resnet" and values.fork == "popart" and values["reward_clipping"] == "none":
+        words += ["--agent.clamp-reward", "off"]
     width = values["hidden_size"]
     if values.fork == "reward":
         words += ["--torso.width", str(width), "--torso.depth", str(values["num_layers"])]
@@ -175,8 +179,7 @@ def critic(values: Values) -> Words:
                 "given; its published models were trained with --reward_clipping none",
             ),
         )
-    clamped = "the last reward, which is an input of the network, is clamped to [-1,1]; in the fork it is not"
-    return Words(tuple(words), (f"--reward_clipping none: {clamped}",))
+    return Words(tuple(words))
 
 
 def proxy_reward(values: Values) -> Words:
@@ -184,10 +187,7 @@ def proxy_reward(values: Values) -> Words:
     if values.fork != "reward":
         return Words()
     fuel, move, true_move = (values[name] for name in ("fuel_multiplier", "move_penalty", "true_move_penalty"))
-    differences = [
-        "learning rate: the stages of the fork end after a fixed 100M steps; here they are stretched to --steps "
-        f"{format_value(values['total_steps'])}"
-    ]
+    differences = []
     if fuel < 0:
         reward = f"pacifist:{format_value(-fuel)}"
     elif fuel != 1:
@@ -246,8 +246,13 @@ def audit_episodes(values: Values) -> Words:
 
 
 def lr_schedule(values: Values) -> Words:
-    """Return the option for the learning-rate schedule: staggered in the reward-misspecification fork, else linear."""
-    return Words(("--algo.lr-schedule", "staggered" if values.fork == "reward" else "linear"))
+    """Return the option for the learning-rate schedule: staggered in the reward-misspecification fork, else linear.
+
+    In this fork, the stages of the schedule end after 100M steps, whatever the length of the run.
+    """
+    if values.fork == "reward":
+        return Words(("--algo.lr-schedule", "staggered", "--algo.lr-schedule-steps", "100M"))
+    return Words(("--algo.lr-schedule", "linear"))
 
 
 def fork_note(values: Values) -> Words:
@@ -268,8 +273,7 @@ TRAIN_FIXED = (
 )
 TRAIN_DIFFERENCES = (
     "episodes.csv has both lives and whole games; the original program logs only the returns of lives",
-    "Atari: starts of lives and the time limit differ slightly (docs/atari.md); the last reward and action, which are "
-    "inputs of the network, are zero when an episode starts",
+    "Atari: starts of lives and the time limit differ slightly (docs/atari.md)",
 )
 NETWORK_RULES = (network, frames, critic, proxy_reward, lr_schedule, checkpoint_schedule, fork_note)
 TRAIN = Mode(

@@ -94,7 +94,10 @@ def memory(values: Values) -> Words:
             "lets them pass through the rollout, as in the paper",
         )
     if chosen == "use_no_carry_sr":
-        differences += ("the state is reset at the start of each rollout, as in the paper; the code resets every step",)
+        words += ["--memory.reset-interval", "1"]
+        differences += (
+            "--use_no_carry_sr: the state is reset in every step, as in the code; in the paper, per rollout",
+        )
     return Words(tuple(words), differences)
 
 
@@ -291,14 +294,12 @@ TRAIN = Mode(
     ),
     fixed=(
         ("--torso resnet --torso.subtract-mean off --agent.init torch", "deep ResNet, initialised as by PyTorch"),
+        ("--agent.reset-inputs off", "the first inputs of an episode contain the last reward of the previous episode"),
         ("--algo.optimizer rmsprop", "RMSProp of PyTorch"),
         ("--algo.lam 1 --algo.lr-schedule linear", "V-trace without lambda, linear schedule"),
         ("--save-every 0", "only rolling checkpoints"),
     ),
-    differences=(
-        "the last reward, which is an input of the network, is zero when an episode starts",
-        "the best checkpoint is chosen by the normalised return; several games of mode memory have none",
-    ),
+    differences=("the best checkpoint is chosen by the normalised return; several games of mode memory have none",),
 )
 TEST = Mode(
     command=("eval",),

@@ -71,6 +71,8 @@ TORCHBEAST = {
     "algo.max_grad_norm": 40.0,
     "algo.reward_clipping": "abs_one",
     "agent.init": "torch",
+    "agent.reset_inputs": False,
+    "agent.clamp_reward": True,
     "torso.subtract_mean": False,
 }
 POPART = {
@@ -104,6 +106,7 @@ RIVER_RAID = {
     "torso.depth": 2,
     "algo.lr": 4e-4,
     "algo.lr_schedule": "staggered",
+    "algo.lr_schedule_steps": 100_000_000,
     "algo.reward_scale": 1.0,
     "algo.eps": 0.01,
     "algo.entropy_coef": 0.01,

@@ -241,3 +241,18 @@ def test_a_printed_command_can_be_copied() -> None:
     printed = format_command(words)
     assert tuple(shlex.split(printed.replace("\\\n", " "))) == ("bestiary", *words)
     assert max(map(len, printed.splitlines())) <= 120
+
+
+@pytest.mark.parametrize(
+    ("arguments", "clamps"),
+    [
+        ("--use_popart --reward_clipping none", False),
+        ("--use_popart", True),
+        ("--reward_clipping none", True),
+    ],
+)
+def test_only_the_resnet_of_the_popart_fork_sees_rewards_that_are_not_clamped(arguments: str, clamps: bool) -> None:
+    config = resolve_words(translated("torchbeast.polybeast", f"--xpid a {arguments}").commands[0])
+    options = config.components["agent"].options
+    assert options.clamp_reward is clamps
+    assert options.reset_inputs is False
