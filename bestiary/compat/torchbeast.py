@@ -16,12 +16,10 @@ from bestiary.compat.flag_types import Mode, Program, Values, Words, format_valu
 from bestiary.compat.num_envs import count_cluster_envs, count_envs
 from bestiary.compat.torchbeast_flags import FLAGS, expand_path
 from bestiary.envs.atari_games import action_names
-from bestiary.envs.original_names import bestiary_names
+from bestiary.envs.original_names import GROUPS, bestiary_names
 from bestiary.utils.cpu import num_cores
 from bestiary.utils.errors import UserError
 
-SIX_GAMES = ("AirRaid", "Carnival", "DemonAttack", "NameThisGame", "Pong", "SpaceInvaders")
-GROUPS = {"six": SIX_GAMES, "three": SIX_GAMES[:3]}
 AGENT_TYPES = {
     **dict.fromkeys(("aaa", "attention_augmented", "attention_augmented_agent"), "aaa"),
     **dict.fromkeys(("rn", "res", "resnet", "res_net"), "resnet"),
@@ -34,8 +32,6 @@ FORK_TITLES = {"popart": "PopArt fork", "reward": "reward-misspecification fork"
 
 def task_names(text: str) -> tuple[str, ...]:
     """Return the Bestiary names of the games in `text`, a value of --env. `text` may be a group such as "six"."""
-    if text in GROUPS:
-        return tuple(f"atari/{game}" for game in GROUPS[text])
     if text == "Mock":
         raise UserError("--env Mock: Bestiary has no environment without a game; use a toy, for example toy/catch")
     names = bestiary_names(text) or tuple(text.split(",") if "/" in text else ())

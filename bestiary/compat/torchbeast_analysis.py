@@ -6,8 +6,9 @@ Each public function returns words of the equivalent Bestiary command (see `Mode
 from dataclasses import replace
 
 from bestiary.compat.flag_types import EXPLAINED, JOINT, REFUSED, Flag, Mode, Program, Values, Words
-from bestiary.compat.torchbeast import SIX_GAMES, existing_run, task_names
+from bestiary.compat.torchbeast import existing_run, task_names
 from bestiary.compat.torchbeast_flags import expand_path
+from bestiary.envs.original_names import SIX_GAMES
 from bestiary.utils.errors import UserError
 
 SALIENCY_COMMAND = "look saliency"

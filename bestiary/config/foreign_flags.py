@@ -134,7 +134,7 @@ _STABLE_BASELINES3 = {
     "policy": "--torso | --agent",
     "tensorboard_log": "--tensorboard",
     "deterministic": "--greedy",
-    "n_eval_episodes": "--episodes",
+    "n_eval_episodes": "--episodes | --valid-episodes",
     "eval_freq": "--valid-every",
     "save_freq": "--save-every",
     "log_folder": "--run-dir",
@@ -153,8 +153,8 @@ _CLEANRL = {
     "norm_adv": "--algo.normalise-advantages",
     "clip_coef": "--algo.clip",
     "clip_vloss": "--algo.value-clip",
-    "num_eval_episodes": "--episodes",
-    "eval_episodes": "--episodes",
+    "num_eval_episodes": "--episodes | --valid-episodes",
+    "eval_episodes": "--episodes | --valid-episodes",
 }
 _RLLIB = {
     "train_batch_size": "--batch-size | --rollout-length",
@@ -186,7 +186,135 @@ _RLLIB = {
     "evaluation_duration": "--valid-episodes | --episodes",
 }
 
-FOREIGN_FLAGS = {**_RLLIB, **_CLEANRL, **_STABLE_BASELINES3, **_A2C_PPO_ACKTR, **_PROCGEN, **_TORCHBEAST}
+# Names that several programs use, and names that a user may try.
+_COMMON = {
+    "timesteps": "--steps",
+    "num_timesteps": "--steps",
+    "max_steps": "--steps",
+    "frames": "--steps",
+    "num_frames": "--steps | --length",
+    "algorithm": "--algo",
+    "algo_name": "--algo",
+    "num_environments": "--num-envs",
+    "nenvs": "--num-envs",
+    "n_env": "--num-envs",
+    "num_cpus": "--learner-threads",
+    "num_cpu": "--learner-threads",
+    "verbose": "--log-every",
+    "device_id": "--device cuda:N",
+    "gpu": "--device cuda",
+    "gpus": "--device cuda",
+    "gpu_id": "--device cuda:N",
+    "cpu": "--device cpu",
+    "use_cuda": "--device",
+    "fp16": "--precision bfloat16",
+    "bf16": "--precision bfloat16",
+    "amp": "--precision bfloat16",
+    "resume": "the command resume RUN",
+    "restore": "the command resume RUN",
+    "load": "--init-from",
+    "load_model": "--init-from",
+    "load_path": "--init-from",
+    "pretrained": "--init-from",
+    "trained_agent": "--init-from",
+    "checkpoint": "--init-from",
+    "checkpoint_path": "--init-from",
+    "checkpoint_dir": "--run-dir",
+    "checkpoint_freq": "--save-every",
+    "checkpoint_frequency": "--save-every",
+    "model_path": "the run folder without a flag",
+    "model": "the run folder without a flag",
+    "logdir": "--run-dir",
+    "log_path": "--run-dir",
+    "output_dir": "--run-dir | --out",
+    "output": "--out | --run-dir",
+    "output_path": "--out | --run-dir",
+    "results_dir": "--run-dir",
+    "run_name": "--name",
+    "experiment_name": "--name",
+    "wandb_project": "--wandb",
+    "use_tensorboard": "--tensorboard",
+    "epochs": "--algo.epochs",
+    "seeds": "--seed",
+    "num_seeds": "--seed",
+    "learning_rate_schedule": "--algo.lr-schedule",
+    "lr_decay": "--algo.lr-schedule",
+    "schedule": "--algo.lr-schedule",
+    "clip_grad": "--algo.max-grad-norm",
+    "clip_grad_norm": "--algo.max-grad-norm",
+    "grad_norm": "--algo.max-grad-norm",
+    "entropy": "--algo.entropy-coef",
+    "entropy_coefficient": "--algo.entropy-coef",
+    "discount": "--algo.discount",
+    "discount_factor": "--algo.discount",
+    "unroll": "--rollout-length",
+    "t": "--rollout-length",
+    "horizon": "--rollout-length",
+    "buffer_size": "--algo.buffer-size",
+    "hidden": "--torso.width | --memory.hidden",
+    "hidden_units": "--torso.width | --memory.hidden",
+    "hidden_sizes": "--torso.sizes | --torso.width",
+    "policy_kwargs": "--torso.sizes | --torso.width",
+    "network": "--torso | --agent",
+    "lstm": "--memory lstm",
+    "gru": "--memory gru",
+    "rnn": "--memory lstm",
+    "recurrent": "--memory lstm",
+    "popart": "--critic popart",
+    "multitask": "several ENV, for example atari/{Pong,Carnival}",
+    "clip_rewards": "--algo.reward-clipping",
+    "clip_reward": "--algo.reward-clipping",
+    "reward_clip": "--algo.reward-clipping",
+    "normalize_reward": "--algo.reward-clipping return_std",
+    "normalize_rewards": "--algo.reward-clipping return_std",
+    "norm_reward": "--algo.reward-clipping return_std",
+    "normalize_obs": "--torso.normalise-inputs",
+    "norm_obs": "--torso.normalise-inputs",
+    "frameskip": "--frame-skip",
+    "action_repeat": "--frame-skip",
+    "num_stack": "--frame-stack",
+    "n_stack": "--frame-stack",
+    "stack": "--frame-stack",
+    "sticky_actions": "--sticky",
+    "repeat_action_probability": "--sticky",
+    "full_action_space": "--full-actions",
+    "max_episode_steps": "--time-limit",
+    "episode_life": "--episodic-life",
+    "terminal_on_life_loss": "--episodic-life",
+    "stochastic": "--sample",
+    "argmax": "--greedy",
+    "render": "--show | the command video RUN --show",
+    "render_mode": "--show | the command video RUN --show",
+    "window": "--show | the command video RUN --show",
+    "human": "--show | the command video RUN --show",
+    "display": "--show | the command video RUN --show",
+    "show": "the command video RUN --show",
+    "video": "--video-at-end | the command video RUN",
+    "video_length": "--length",
+    "gif": "--out",
+    "stop_iters": "--steps",
+    "local_mode": "--runtime serial",
+    "debug": "--runtime serial",
+}
+# Flags of other programs without an equivalent, and the reason.
+NOT_AVAILABLE = {
+    "framework": "networks are written in PyTorch",
+    "learning_starts": "no algorithm collects experience before the first update",
+    "weight_decay": "the optimizers have no weight decay",
+    "dropout": "no network has dropout",
+    "compile": "networks are not compiled",
+    "save_model": "all runs are saved",
+    "stop_reward": "a callback can stop a run (docs/extending.md#callback)",
+    "wandb_entity": "set the environment variable WANDB_ENTITY",
+    "policy_frequency": "all updates train the policy",
+    "tau": "no algorithm has a target network",
+    "target_network_frequency": "no algorithm has a target network",
+    "exploration_fraction": "policies are stochastic, so there is no epsilon schedule",
+    "activation": "the activations of the networks are fixed",
+    "resolution": "images have the resolution of the screen",
+}
+
+FOREIGN_FLAGS = {**_COMMON, **_RLLIB, **_CLEANRL, **_STABLE_BASELINES3, **_A2C_PPO_ACKTR, **_PROCGEN, **_TORCHBEAST}
 
 
 def foreign_flag_hint(flag: str, valid: Collection[str]) -> str:
@@ -195,11 +323,18 @@ def foreign_flag_hint(flag: str, valid: Collection[str]) -> str:
     `valid` are the options of the current command. If none of the corresponding options is valid, the hint names these
     options and says that they do not exist here.
     """
-    known = FOREIGN_FLAGS.get(flag.removeprefix("--").partition("=")[0].replace("-", "_").lower())
+    # `--algo.gamma` is treated like `--gamma`.
+    name = flag.removeprefix("--").partition("=")[0].rpartition(".")[2].replace("-", "_").lower()
+    if name in NOT_AVAILABLE:
+        return f"; Bestiary has no such option: {NOT_AVAILABLE[name]}"
+    known = FOREIGN_FLAGS.get(name)
     if known is None:
         return ""
     options = known.split(" | ")
-    usable = [option for option in options if not option.startswith("--") or option.split()[0] in valid]
+    usable = [option for option in options if option.split()[0] in valid]
+    prefix = flag.rpartition(".")[0]
+    same_component = [option for option in usable if prefix and option.startswith(f"{prefix}.")]
+    usable = same_component or usable or [option for option in options if not option.startswith("--")]
     if usable:
         return f"; did you mean {' or '.join(usable)}?"
     return f"; it corresponds to {' or '.join(options)}, which does not exist with this command and these components"

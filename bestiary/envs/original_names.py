@@ -1,4 +1,4 @@
-"""Translation of environment names from Gym and EnvPool (Atari and ProcGen games) to Bestiary names."""
+"""Translation of environment names from Gym, EnvPool and TorchBeast (Atari and ProcGen games) to Bestiary names."""
 
 import re
 from functools import cache
@@ -11,14 +11,19 @@ GYM_ATARI = re.compile(r"(?:ALE/)?(?P<game>[A-Za-z0-9]+?)(?:-ram)?(?:NoFrameskip
 # procgen:procgen-starpilot-v0, procgen-starpilot-v0, and StarpilotEasy-v0 of EnvPool.
 GYM_PROCGEN = re.compile(r"(?:procgen:|procgen_gym/)?procgen-(?P<game>[a-z]+)-v\d+")
 ENVPOOL_PROCGEN = re.compile(r"(?P<game>[A-Za-z]+?)(?P<mode>Easy|Hard|Extreme|Memory|Exploration)-v0")
+# Names of groups of games in the PopArt fork of TorchBeast.
+SIX_GAMES = ("AirRaid", "Carnival", "DemonAttack", "NameThisGame", "Pong", "SpaceInvaders")
+GROUPS = {"six": SIX_GAMES, "three": SIX_GAMES[:3]}
 
 
 def bestiary_names(text: str) -> tuple[str, ...]:
     """Return the Bestiary names of environments. `text` contains their names in Gym or EnvPool, separated by commas.
 
     Return an empty tuple if one of the names is unknown. Gym's names of ProcGen games contain no mode, so the returned
-    names contain no mode either: procgen-starpilot-v0 -> procgen/starpilot.
+    names contain no mode either: procgen-starpilot-v0 -> procgen/starpilot. `text` may also be one of GROUPS.
     """
+    if text in GROUPS:
+        return tuple(f"atari/{game}" for game in GROUPS[text])
     names = [_bestiary_name(part.strip()) for part in text.split(",")]
     return tuple(name for name in names if name) if all(names) else ()
 

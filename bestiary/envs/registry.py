@@ -235,13 +235,21 @@ def lookup_env(name: str) -> EnvSpec:
         hint = suggest(family, [*ENV_FAMILIES, *STANDALONE_ENVS])
         if family in STANDALONE_ENVS:
             hint = f"; did you mean {name.replace('/', ':', 1)}?"
-        elif not slash and name in atari_games.list_games():
-            hint = f"; did you mean atari/{name}?"
+        elif not slash and (full_name := _games_without_family().get(name.partition(":")[0].lower())):
+            hint = f"; did you mean {full_name}{''.join(name.partition(':')[1:])}?"
         elif not slash and name in _gymnasium_env().gymnasium.registry:
             hint = f"; did you mean gymnasium/{name}?"
         known = ", ".join([*(f"{family}/..." for family in ENV_FAMILIES), *STANDALONE_ENVS])
         raise UserError(f"unknown environment {name}; available: {known} or path/to/file.py:Name{hint}")
     return ENV_FAMILIES[family](game)
+
+
+def _games_without_family() -> dict[str, str]:
+    """Return the names of all Atari, ProcGen and toy games by their last part, in lower case."""
+    names = [f"toy/{game}" for game in toy.TOY_GAMES]
+    names += [f"procgen/{game}" for game in procgen.GAMES]
+    names += [f"atari/{game}" for game in atari_games.list_games()]
+    return {name.partition("/")[2].lower(): name for name in names}
 
 
 def lookup_score_range(name: str) -> ScoreRange | None:

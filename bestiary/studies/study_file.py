@@ -73,7 +73,10 @@ def read_study_file(path: Path, scale: str = "") -> StudyFile:
         text = (path if path.exists() else published.get(name, path)).read_text()
         file = StudyFile(path, text, parse_toml(text), scale)
     except FileNotFoundError as error:
-        raise UserError(f"{path}: no such file") from error
+        hint = suggest(PUBLISHED_PREFIX + name, published)
+        raise UserError(
+            f"{path}: no such file{hint} (to list the studies of the package: bestiary list studies)"
+        ) from error
     except (ValueError, RecursionError) as error:  # also TOMLDecodeError and UnicodeDecodeError
         raise UserError(f"{path}: not a valid TOML file: {error}") from error
     except OSError as error:

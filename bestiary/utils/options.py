@@ -21,6 +21,7 @@ from typing import Any
 from bestiary.utils.errors import UserError
 
 # Rule for the options of plug-ins, for error messages.
+MIN_SIMILARITY = 0.6  # a less similar name is not suggested (1: equal)
 OPTIONS_RULE = "options are keyword-only arguments with a default: write *, {name}=... at the end of the arguments"
 
 BOOLEANS = {"true": True, "on": True, "yes": True, "false": False, "off": False, "no": False}
@@ -310,11 +311,19 @@ def flag_name(prefix: str, field: "dataclasses.Field[Any]") -> str:
 
 def suggest(wrong: str, valid: Iterable[str], *, count: int = 3) -> str:
     """Return "; did you mean X or Y?" with the valid names that are most similar to `wrong`; "" if none is similar."""
-    close = difflib.get_close_matches(wrong, list(valid), n=count, cutoff=0.5)
-    lowercase = {name.lower(): name for name in valid}
-    close += [lowercase[match] for match in difflib.get_close_matches(wrong.lower(), lowercase, n=count, cutoff=0.5)]
-    names = list(dict.fromkeys(close))[:count]
+    scores = {name: _similarity(wrong, name) for name in valid}
+    lowest = max(MIN_SIMILARITY, max(scores.values(), default=0.0) - 0.1)
+    names = sorted((name for name in scores if scores[name] >= lowest), key=lambda name: -scores[name])[:count]
     return f"; did you mean {' or '.join(names)}?" if names else ""
+
+
+def _similarity(wrong: str, name: str) -> float:
+    """Return a number from 0 to 1. Ignore case, leading hyphens and, if `wrong` has none, a prefix such as `algo.`."""
+    first, second = (text.lower().lstrip("-").replace("_", "-") for text in (wrong, name))
+    ratio = difflib.SequenceMatcher(None, first, second).ratio()
+    if "." in second and "." not in first:
+        ratio = max(ratio, 0.99 * difflib.SequenceMatcher(None, first, second.rpartition(".")[2]).ratio())
+    return ratio
 
 
 def parse_range(text: str) -> tuple[float, float]:

@@ -280,7 +280,7 @@ TRAININGS = [
     Training(
         f"python -m torchbeast.monobeast --mode train --xpid MultiTaskPopArt --env {SIX_ORIGINAL} "
         "--total_steps 300000000 --use_popart",
-        {**POPART, "algo.entropy_coef": 6e-4},
+        {**POPART, "num_envs": 24, "algo.entropy_coef": 6e-4},
         "--run-dir /home/me/logs/torchbeast/MultiTaskPopArt",
     ),
     # Reward misspecification
@@ -451,7 +451,7 @@ OTHERS = [
     Other(
         "python -m torchbeast.polybeast --mode test_render --xpid MultiTaskPopArt --env PongNoFrameskip-v4 "
         "--savedir=./models",
-        ["video ./models/MultiTaskPopArt --env atari/Pong --greedy"],
+        ["video ./models/MultiTaskPopArt --env atari/Pong --greedy --show"],
     ),
     Other(
         "python -m torchbeast.saliency --xpid MultiTaskPopArt --env PongNoFrameskip-v4 --first_frame 0 --num_frames "
@@ -507,7 +507,7 @@ OTHERS = [
     Other(
         "python -m torchbeast.polybeast --mode test_render --xpid MultiTask --env PongNoFrameskip-v4 "
         "--savedir=./logs/torchbeast",
-        ["video ./logs/torchbeast/MultiTask --env atari/Pong --greedy"],
+        ["video ./logs/torchbeast/MultiTask --env atari/Pong --greedy --show"],
     ),
     Other(
         "python -m torchbeast.saliency --xpid MultiTask --env PongNoFrameskip-v4 --resolution=75 --num_frames 5 "

@@ -9,7 +9,10 @@ import pytest
 from bestiary.cli.main import run_command
 from bestiary.compat.flag_types import OPTION, Flag
 from bestiary.compat.programs import PROGRAMS
+from bestiary.config.components import REGISTRIES
 from bestiary.config.foreign_flags import FOREIGN_FLAGS, foreign_flag_hint
+from bestiary.config.foreign_names import FOREIGN_NAMES, foreign_name_hint
+from bestiary.config.toml import preset_paths
 
 TRANSLATED = {
     (flag.name.replace("-", "_").lower(), flag.option)
@@ -43,6 +46,57 @@ def test_a_hint_prefers_options_that_are_valid() -> None:
     assert foreign_flag_hint("--hidden_size", ["--memory.hidden"]) == "; did you mean --memory.hidden?"
     assert "--torso.width or --memory.hidden" in foreign_flag_hint("--hidden-size=3", ["--lr"])
     assert foreign_flag_hint("--frobnicate", ["--lr"]) == ""
+
+
+@pytest.mark.parametrize(
+    ("flag", "hint"),
+    [
+        # Flags of Stable-Baselines3, CleanRL and RLlib, and words that users try.
+        ("--buffer-size", "it corresponds to --algo.buffer-size"),
+        ("--checkpoint-freq", "did you mean --save-every?"),
+        ("--frameskip", "did you mean --frame-skip?"),
+        ("--lstm", "did you mean --memory lstm?"),
+        ("--popart", "did you mean --critic popart?"),
+        ("--resume", "did you mean the command resume RUN?"),
+        ("--repeat-action-probability", "did you mean --sticky?"),
+        ("--timesteps", "did you mean --steps?"),
+        ("--weight-decay", "no such option: the optimizers have no weight decay"),
+        ("--algo.gamma", "did you mean --algo.discount?"),
+        ("--memory.hidden_size", "did you mean --memory.hidden?"),
+    ],
+)
+def test_flags_of_other_programs(flag: str, hint: str, options: set[str]) -> None:
+    assert hint in foreign_flag_hint(flag, options - {"--algo.buffer-size", "--checkpoint"})
+
+
+def test_a_hint_names_a_command_only_if_no_option_fits() -> None:
+    assert foreign_flag_hint("--render", ["--show"]) == "; did you mean --show?"
+    assert foreign_flag_hint("--render", ["--lr"]) == "; did you mean the command video RUN --show?"
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "hint"),
+    [
+        ("torso", "impala", "--torso resnet"),
+        ("agent", "lstm", "--memory lstm"),
+        ("algo", "A2C", "--preset a2c"),
+        ("algo", "dqn", "Bestiary has no dqn"),
+        ("memory", "rnn", "--memory lstm or --memory gru"),
+        ("memory", "lstn", ""),
+    ],
+)
+def test_names_of_components_of_other_programs(kind: str, name: str, hint: str) -> None:
+    found = foreign_name_hint(kind, name)
+    assert hint in found
+    assert bool(hint) == bool(found)
+
+
+def test_hints_name_existing_components() -> None:
+    for hints in FOREIGN_NAMES.values():
+        for hint in hints.values():
+            for kind, name in re.findall(r"--(\w+) ([\w-]+)", hint):
+                known = preset_paths() if kind == "preset" else REGISTRIES[kind]
+                assert name in known, hint
 
 
 def test_the_tables_have_each_flag_once() -> None:
