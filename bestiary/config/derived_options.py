@@ -17,6 +17,11 @@ from bestiary.config.training_options import Training, unused_options
 DEFAULT_MAX_LAG = 16  # in learner updates
 
 
+def learn_sizes(algorithm: Algorithm, training: Training) -> LearnSizes:
+    """Return the sizes of the learn calls of a run."""
+    return LearnSizes.of(algorithm, training.pool_size, training.total_pools, training.pool_sizes[0])
+
+
 def derive_runtime(training: Training, sources: Mapping[str, str], problems: list[str]) -> Training:
     """Select the cluster runtime if `--cluster` is given. Append problems with runtime options to `problems`.
 
@@ -83,7 +88,7 @@ def derive_max_lag(training: Training, algorithm: Algorithm) -> Training:
     n, pools = training.pool_size, training.total_pools
     if training.max_lag is not None or n == 0 or algorithm.validate(n, pools) or size_problems(algorithm, n, pools):
         return training
-    sizes = LearnSizes.of(algorithm, n, pools, training.pool_sizes[0])
+    sizes = learn_sizes(algorithm, training)
     needed = 0 if algorithm.on_policy else sizes.max_policy_lag(calls=1)
     if training.runtime == "cluster" and not algorithm.on_policy:
         calls_in_flight = -(-(max(2, sizes.rollouts) + pools) // sizes.rollouts)
@@ -136,7 +141,7 @@ def check_batches(training: Training, algorithm: Algorithm, num_tasks: int, prob
             f"--min-actors {training.min_actors}: not supported with on-policy algorithms or --lag, "
             "which need all actors; remove --min-actors"
         )
-    sizes = LearnSizes.of(algorithm, n, pools, training.pool_sizes[0])
+    sizes = learn_sizes(algorithm, training)
     _check_lag(training, algorithm, sizes, problems)
 
 

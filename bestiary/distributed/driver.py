@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 
+from bestiary.config.derived_options import learn_sizes
 from bestiary.distributed.actor_manager import ActorHandle, ActorManager, EnvSlot
 from bestiary.distributed.faults import RestartCounter, error_summary, unwrap_task_error
 from bestiary.distributed.learner_group import LearnerGroup, RemoteWeights
@@ -33,7 +34,7 @@ from bestiary.distributed.placement import gpus_per_process
 from bestiary.distributed.rollout_worker import RolloutReport
 from bestiary.distributed.shipped_config import ShippedConfig
 from bestiary.rollout import collect_episodes
-from bestiary.training.factory import learn_sizes, max_rollouts_in_flight
+from bestiary.training.factory import max_rollouts_in_flight
 from bestiary.training.learner import Learner
 from bestiary.training.rollout_queue import RolloutQueue
 from bestiary.training.session import Session

@@ -7,13 +7,13 @@ from bestiary.agents.agent import Agent, count_fc_parameters, count_parameters
 from bestiary.agents.defaults import AgentDefaults
 from bestiary.algorithms.base import ActorCriticOptions
 from bestiary.config.config import Config, env_slug, make_vector_env, task_interfaces
+from bestiary.config.derived_options import learn_sizes
 from bestiary.config.reward_clipping_check import clipping_warnings, unclipped_scale
 from bestiary.envs.episode_stats import return_name
 from bestiary.envs.multitask import describe_observations
 from bestiary.envs.rewards.wrapper import parse_rewards
 from bestiary.envs.step_checks import check_first_steps
 from bestiary.runs.run import open_run
-from bestiary.training.factory import learn_sizes
 from bestiary.training.validation import check_validation
 from bestiary.training.warm_start import check_pretrained_state, load_pretrained
 from bestiary.utils.console import note, warn

@@ -9,8 +9,8 @@ import torch
 from bestiary.agents.agent import Agent
 from bestiary.agents.defaults import TorsoDefaults
 from bestiary.algorithms.base import Algorithm
-from bestiary.algorithms.learn_sizes import LearnSizes
 from bestiary.config.config import Config
+from bestiary.config.derived_options import learn_sizes
 from bestiary.config.training_options import Training
 from bestiary.envs.vector_env import VectorEnv
 from bestiary.runs.run import open_run
@@ -222,11 +222,6 @@ def make_thread_layout(config: Config) -> local.ThreadLayout:
         max_in_flight=max_rollouts_in_flight(algorithm, training),
         fixed_lag=0 if algorithm.on_policy else training.lag,
     )
-
-
-def learn_sizes(algorithm: Algorithm, training: Training) -> LearnSizes:
-    """Return the sizes of the learn calls of a run."""
-    return LearnSizes.of(algorithm, training.pool_size, training.total_pools, training.pool_sizes[0])
 
 
 def max_rollouts_in_flight(algorithm: Algorithm, training: Training) -> int:
