@@ -60,6 +60,7 @@ class MemoryDefaults(ComponentDefaults):
 class CriticDefaults(ComponentDefaults):
     """Default values of the optional attributes and methods of critics."""
 
+    classifies: bool = False  # True if the value loss compares histograms, like HL-Gauss, and not single values
     keeps_statistics: bool = False  # True if the critic normalises value targets with running statistics, like PopArt
 
     def accepts(self, moments: Tensor) -> bool:

@@ -489,4 +489,5 @@ def actor_critic_loss(
     sums = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy, **sums}
     # The agent's metrics are means over the batch, but the learner expects sums.
     sums |= {name: mean * targets.numel() for name, mean in output.metrics.items()}
+    sums |= output.value_estimate[: len(targets)].metrics(targets)
     return Loss(total, {name: value.detach() for name, value in sums.items()}, targets)

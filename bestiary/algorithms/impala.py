@@ -58,7 +58,7 @@ class Impala(Algorithm):
             lam=o.lam,
         )
         policy_loss = -(log_probs * estimate.normalise_difference(advantages)).sum()
-        value_loss = 0.5 * (estimate.normalise(targets) - estimate.normalised).square().sum()
+        value_loss = estimate.loss(targets).sum()
         return actor_critic_loss(
             output,
             policy_loss,

@@ -216,14 +216,16 @@ class PPG(PPO):
         """Return the summed value loss of the separate network, or of the agent if there is no separate network."""
         network = self.value_agent or agent
         output, _ = network(batch.inputs()[: batch.length], batch.state)
-        value_loss = 0.5 * (output.value - batch.extras["target"]).square().sum()
+        estimate = output.value_estimate
+        value_loss = estimate.loss(batch.extras["target"]).sum()
         sums = {"value_loss": value_loss.detach(), "value": output.value.detach().sum()}
+        sums |= estimate.metrics(batch.extras["target"])
         return Loss(self.options.value_coef * value_loss, sums)
 
     def joint_loss(self, agent: Agent, batch: Rollout, progress: float) -> Loss:
         """Return the summed loss of the auxiliary phase: value loss of the agent, plus KL(old policy || policy)."""
         output, _ = agent(batch.inputs()[: batch.length], batch.state)
-        aux_value_loss = 0.5 * (output.value - batch.extras["target"]).square().sum()
+        aux_value_loss = output.value_estimate.loss(batch.extras["target"]).sum()
         policy_cloning = Categorical(batch.extras["old_logits"]).kl_divergence(output.distribution).sum()
         sums = {"aux_value_loss": aux_value_loss.detach(), "policy_cloning": policy_cloning.detach()}
         return Loss(aux_value_loss + self.options.clone_coef * policy_cloning, sums)

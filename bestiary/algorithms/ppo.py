@@ -22,8 +22,9 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
-from bestiary.agents.agent import Agent, Output
+from bestiary.agents.agent import Agent, Output, find_child
 from bestiary.agents.critics import ValueEstimate
+from bestiary.agents.defaults import CriticDefaults
 from bestiary.algorithms.base import (
     MAIN_OPTIMIZER,
     ActorCriticOptions,
@@ -39,6 +40,7 @@ from bestiary.algorithms.base import (
 from bestiary.algorithms.gae import gae
 from bestiary.algorithms.optimizers import make_adam
 from bestiary.rollout import Rollout, concatenate
+from bestiary.utils.errors import UserError
 from bestiary.utils.options import option
 
 
@@ -94,6 +96,12 @@ class PPO(Algorithm):
             above=0,
         )
         max_grad_norm: float = option(0.5, "maximum norm of the gradient; larger gradients are scaled down", above=0)
+
+    def setup(self, agent: Agent) -> None:
+        """Check that the critic supports the value loss. Raise UserError if it does not."""
+        critic = find_child(agent, "critic")
+        if self.options.value_clip and isinstance(critic, CriticDefaults) and critic.classifies:
+            raise UserError("--algo.value-clip on: not supported by --critic hl-gauss; remove it")
 
     @property
     def sequence_length(self) -> int:
@@ -186,18 +194,17 @@ class PPO(Algorithm):
         output, _ = agent(batch.inputs()[: batch.length], batch.state)
         estimate = output.value_estimate
         target = batch.extras["target"]
-        normalised_target = estimate.normalise(target)
-        squared_error = (normalised_target - estimate.normalised).square()
+        value_loss = estimate.loss(target)
         if o.value_clip:
             clip = self.clip(progress)
             old = estimate.normalise(batch.value)
             clipped = old + (estimate.normalised - old).clamp(-clip, clip)
-            squared_error = torch.max(squared_error, (normalised_target - clipped).square())
+            value_loss = torch.max(value_loss, 0.5 * (estimate.normalise(target) - clipped).square())
         terms = self.policy_terms(output, batch, progress)
         return actor_critic_loss(
             output,
             terms.pop("policy_loss"),
-            0.5 * squared_error.sum(),
+            value_loss.sum(),
             terms.pop("entropy"),
             target,
             o,

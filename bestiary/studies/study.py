@@ -61,6 +61,7 @@ from bestiary.training.devices import check_devices
 from bestiary.training.warm_start import copy_weights
 from bestiary.utils.errors import UserError
 from bestiary.utils.options import parse_range, suggest
+from bestiary.utils.plugin_names import PluginRef, parse_name
 
 KEYS = (
     "name",
@@ -204,7 +205,9 @@ def _read_normalise(file: StudyFile, problems: list[str]) -> dict[str, tuple[flo
                 f"{location}: {env} = {value!r}: expected the returns that count as 0 and as 1, such as [0, 50]"
             )
             continue
-        ranges[env] = (float(value[0]), float(value[1]))
+        name = parse_name(env)
+        key = name.absolute() if isinstance(name, PluginRef) else env  # variants name plug-ins by absolute paths
+        ranges[key] = (float(value[0]), float(value[1]))
     return ranges
 
 

@@ -13,12 +13,13 @@ memory's weights, and this module does not know which weights belong to which ac
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from bestiary.agents.agent import Agent, find_child
-from bestiary.agents.critics import PopArt, SharedCritic
+from bestiary.agents.critics import HLGauss, PopArt, SharedCritic
 from bestiary.agents.defaults import AgentDefaults
 from bestiary.algorithms.base import Algorithm
 from bestiary.config.config import Config
@@ -66,7 +67,7 @@ def copy_weights(
     new_rows: dict[str, list[str]] = {}  # "policy" or "critic" -> names of rows that keep their random initialisation
     for name, tensor in weights.items():
         head = name.split(".")[0]
-        if head == "critic" and type(critic) is not type(source_critic):
+        if head == "critic" and not _same_meaning(critic, source_critic):
             new_rows[head] = list(rows[head])
         elif name not in saved:
             problems.append(f"{name}: not in the source run")
@@ -105,6 +106,13 @@ def copy_weights(
             f"the observed last action is matched by index: {source_action} in the source run is {action} in this run"
         )
     return "".join(f"; {text}" for text in notes)
+
+
+def _same_meaning(critic: Any, source_critic: Any) -> bool:
+    """Return whether the outputs of two critics have the same meaning, so that their weights can be copied."""
+    if isinstance(critic, HLGauss) and isinstance(source_critic, HLGauss):
+        return critic.options == source_critic.options  # the bins of the histograms
+    return type(critic) is type(source_critic)
 
 
 def _shape_mismatch(name: str, saved: Tensor, own: Tensor) -> str:

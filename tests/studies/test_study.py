@@ -7,7 +7,20 @@ import pytest
 from bestiary.cli.main import run_command
 from bestiary.studies.study import Study, read_study
 from bestiary.studies.trial import make_trials
+from bestiary.utils import trust
 from bestiary.utils.errors import UserError
+from bestiary.utils.plugin_names import PluginRef
+
+OWN = """
+import gymnasium
+
+class Own(gymnasium.Env):
+    observation_space, action_space = gymnasium.spaces.Discrete(2), gymnasium.spaces.Discrete(2)
+    def reset(self, seed=None, options=None):
+        return 0, {}
+    def step(self, action):
+        return 0, 1.0, True, False, {}
+"""
 
 
 def study(text: str) -> Study:
@@ -93,6 +106,20 @@ def test_variants_and_grid_are_combined() -> None:
         ("fast,env=toy-bandit", "fast"),
         ("fast,env=toy-chain", "fast"),
     ]
+
+
+def test_normalise_accepts_relative_paths_of_plug_ins() -> None:
+    """Variants name the environment by the absolute path of its file."""
+    Path("own.py").write_text(OWN)
+    trust.trust_named(PluginRef(Path("own.py"), "Own"))
+    found = study("""
+        seeds = [1]
+        [base]
+        env = "own.py:Own"
+        [normalise]
+        "own.py:Own" = [0, 4]
+        """)
+    assert found.normalise == {f"{Path('own.py').resolve()}:Own": (0.0, 4.0)}
 
 
 def test_variant_with_its_own_grid_and_stages() -> None:

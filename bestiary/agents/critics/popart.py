@@ -1,14 +1,9 @@
-"""Critics: value heads. `critic(x, task)` maps features x [T,B,F] and task indices [T,B] to a ValueEstimate.
+"""PopArt (van Hasselt et al. 2016, Hessel et al. 2019): values that are normalised separately for each task.
 
-    shared      one value for all tasks
-    per-task    one value per task, in units of the task's rewards
-    popart      one value per task, normalised by running statistics of the task's value targets
-
-PopArt (van Hasselt et al. 2016, Hessel et al. 2019). If the returns of tasks differ in scale, the gradients of one task
-dominate the gradients of the other tasks. With PopArt, the network therefore outputs a normalised value n for each
-task. The value is sigma n + mu, where mu and sigma are the running mean and standard deviation of the task's value
-targets v, and nu is the running mean of v^2. An update with the step size beta changes these statistics as follows,
-where E[v] is the mean of the task's targets in the batch:
+If the returns of tasks differ in scale, the gradients of one task dominate the gradients of the other tasks. With
+PopArt, the network therefore outputs a normalised value n for each task. The value is sigma n + mu, where mu and sigma
+are the running mean and standard deviation of the task's value targets v, and nu is the running mean of v^2. An update
+with the step size beta changes these statistics as follows, where E[v] is the mean of the task's targets in the batch:
 
     mu' = (1 - beta) mu + beta E[v]      nu' = (1 - beta) nu + beta E[v^2]      sigma' = sqrt(nu' - mu'^2)
 
@@ -43,6 +38,7 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
+from bestiary.agents.critics.estimate import ValueEstimate, select_task
 from bestiary.agents.defaults import CriticDefaults
 from bestiary.utils.options import option
 
@@ -52,73 +48,6 @@ MAX_SIGMA_GROWTH = 1.25
 # When a task has had this number of updates with a nonzero reward, any change of its sigma and mu is accepted.
 WARMUP_UPDATES = 100
 MAX_ERROR = 10.0  # maximum absolute value of normalised errors and advantages
-
-
-@dataclass
-class ValueEstimate:
-    """The normalised values that a critic outputs, and the statistics that convert them to units of the rewards.
-
-    If the critic does not normalise, `mu` and `sigma` are floats, and `normalised` contains the unnormalised values.
-    """
-
-    normalised: Tensor  # [T,B], with gradient
-    mu: Tensor | float = 0.0  # [T,B]: for each entry, the running mean of its task's value targets
-    sigma: Tensor | float = 1.0  # [T,B]: for each entry, the running standard deviation of its task's value targets
-    max_error: float = math.inf  # maximum absolute value of normalised errors and advantages
-
-    @property
-    def value(self) -> Tensor:
-        """The values [T,B] in units of the rewards. If the critic normalises, they are detached (no gradient)."""
-        if isinstance(self.mu, float):
-            return self.normalised
-        return self.normalised.detach() * self.sigma + self.mu
-
-    def normalise(self, values: Tensor) -> Tensor:
-        """Convert values [T,B] in units of the rewards to normalised values.
-
-        The result is clamped so that it differs from `normalised`, the critic's own output, by at most `max_error`.
-        """
-        if isinstance(self.mu, float):
-            return values
-        own = self.normalised.detach()
-        return torch.clamp((values - self.mu) / self.sigma, own - self.max_error, own + self.max_error)
-
-    def normalise_difference(self, differences: Tensor) -> Tensor:
-        """Convert differences of values [T,B], for example advantages, to differences of normalised values.
-
-        The result is clamped to [-max_error, max_error].
-        """
-        if isinstance(self.sigma, float):
-            return differences
-        return (differences / self.sigma).clamp(-self.max_error, self.max_error)
-
-    def __getitem__(self, entries: slice | int) -> "ValueEstimate":
-        """Return the estimates at one time index or in a slice of the time axis."""
-
-        def select(x: Tensor | float) -> Tensor | float:
-            return x[entries] if isinstance(x, Tensor) else x
-
-        return ValueEstimate(self.normalised[entries], select(self.mu), select(self.sigma), self.max_error)
-
-
-class SharedCritic(nn.Linear, CriticDefaults):
-    """Critic with a single value output, which is used for all tasks."""
-
-    def __init__(self, input_size: int, tasks: int = 1):
-        super().__init__(input_size, 1)
-
-    def forward(self, x: Tensor, task: Tensor) -> ValueEstimate:  # type: ignore[override]
-        return ValueEstimate(super().forward(x).squeeze(-1))
-
-
-class PerTaskCritic(nn.Linear, CriticDefaults):
-    """Critic with one value output per task, in units of the rewards (not normalised)."""
-
-    def __init__(self, input_size: int, tasks: int = 1):
-        super().__init__(input_size, tasks)
-
-    def forward(self, x: Tensor, task: Tensor) -> ValueEstimate:  # type: ignore[override]
-        return ValueEstimate(_select_task(super().forward(x), task))
 
 
 class PopArt(nn.Linear, CriticDefaults):
@@ -167,7 +96,7 @@ class PopArt(nn.Linear, CriticDefaults):
         self.register_buffer("updates", torch.zeros(tasks, dtype=torch.float64))
 
     def forward(self, x: Tensor, task: Tensor) -> ValueEstimate:  # type: ignore[override]
-        normalised = _select_task(super().forward(x), task)
+        normalised = select_task(super().forward(x), task)
         max_error = MAX_ERROR if self.options.debias else math.inf
         return ValueEstimate(normalised, self.mu[task].float(), self.sigma[task].float(), max_error)
 
@@ -251,14 +180,3 @@ class PopArt(nn.Linear, CriticDefaults):
 
 def _standard_deviation(mean: Tensor, second_moment: Tensor) -> Tensor:
     return (second_moment - mean.square()).clamp(min=0).sqrt()
-
-
-def _select_task(values: Tensor, task: Tensor) -> Tensor:
-    """Select one of the K values [T,B,K] of each entry by the task index [T,B] of the entry.
-
-    Return the values [T,B].
-    """
-    return values.gather(-1, task.unsqueeze(-1)).squeeze(-1)
-
-
-CRITICS: dict[str, type[nn.Module]] = {"shared": SharedCritic, "per-task": PerTaskCritic, "popart": PopArt}
