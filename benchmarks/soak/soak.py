@@ -21,7 +21,7 @@ ENDS = ("kill -9", "kill -9", "kill -9", "SIGTERM", "SIGTERM", "SIGINT", "SIGHUP
 STATUS = {"kill -9": -9, "SIGTERM": 143, "SIGINT": 130, "SIGHUP": 129, "none": 0}
 SIGNALS = {"kill -9": signal.SIGKILL, "SIGTERM": signal.SIGTERM, "SIGINT": signal.SIGINT, "SIGHUP": signal.SIGHUP}
 START_SECONDS = 300.0  # maximum time until the first update
-END_SECONDS = 300.0  # maximum time until a process has ended, for example after a signal
+END_SECONDS = 300.0  # time after which a process that does not end and prints nothing is killed
 LEFTOVER_SECONDS = 60.0  # maximum time from the end of a process until its children and files are gone
 
 
@@ -173,10 +173,14 @@ class Soak:
             self.disk.free()
 
     def _wait_for_end(self, process: TrainingProcess) -> int | None:
-        """Measure the process until it ends and return its exit status. Kill it if it does not end in time."""
+        """Measure the process until it ends; kill it if it prints nothing for END_SECONDS. Return its exit status."""
+        output = ""
         deadline = time.monotonic() + END_SECONDS
         while process.running and time.monotonic() < deadline:
             self._watch(process, 1.0)
+            if process.output() != output:  # on a busy machine, a run may need minutes and still make progress
+                output = process.output()
+                deadline = time.monotonic() + END_SECONDS
         status = process.wait(0)
         if status is None:
             process.signal(signal.SIGKILL)
