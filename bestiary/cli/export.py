@@ -14,7 +14,7 @@ from bestiary.runs.run import open_run
 from bestiary.utils.console import print_line
 from bestiary.utils.errors import UserError
 
-# Format -> the options that have an effect only with some formats, and that this format supports.
+# Format -> the options that it supports. Options with an effect in all formats are not listed.
 PLAYING = ("--env", "--greedy", "--sample", "--seed")
 FORMAT_OPTIONS = {
     "npz": ("--rollouts", "--length", "--out", *PLAYING),

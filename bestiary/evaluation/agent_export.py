@@ -4,7 +4,7 @@ The program computes one step of a batch of environments. Its inputs and outputs
 
     observation.NAME    observations, as the environment returns them (images uint8)
     reward              rewards of the last actions, float32
-    done                bool, True: the observation is the first one of an episode; the program then resets the state
+    done                bool, True: the first observation of an episode; the program then resets the state
     last_action         last actions, int64
     task                index of the task, int64; an ONNX file has this input only if there are several tasks
     state.K             tensor K of the recurrent state before the step; zeros at the start
@@ -43,7 +43,7 @@ METADATA_KEY = "bestiary"  # key of the description in the metadata of an ONNX f
 def export_torch(
     run: Run, *, out: str | Path | None = None, checkpoint: int | None = None, overwrite: bool = False
 ) -> Path:
-    """Write the agent as a program of `torch.export` (.pt2) and return the path. `torch.export.load` reads the file.
+    """Write the agent as a program for `torch.export.load` (.pt2) and return the path.
 
     The written program is loaded and compared with the agent on random states. If `out` is None, the file is written
     into the run folder.

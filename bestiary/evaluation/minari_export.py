@@ -1,4 +1,4 @@
-"""Export episodes of a trained agent as a Minari dataset, which `minari.load_dataset(ID)` opens.
+"""Export episodes of a trained agent as a Minari dataset. `minari.load_dataset(ID)` opens the dataset.
 
 An episode of T steps has these arrays:
 
@@ -11,7 +11,7 @@ An episode of T steps has these arrays:
                                the environment, `game_over`, and `value` and `log_prob` of the agent
 
 Environments do not return the last observation of an episode that terminated. The last entry of `observations` then
-repeats the entry before it. If a time limit ended the episode, it is the real last observation.
+repeats its predecessor. If a time limit ended the episode, the last entry is the real last observation.
 """
 
 import json
@@ -53,8 +53,8 @@ def export_minari(
     """Play whole episodes, write them as a Minari dataset, and return the ID of the dataset.
 
     Minari stores datasets in ~/.minari/datasets, or in the folder in the environment variable MINARI_DATASETS_PATH. If
-    `dataset` is None, the ID is bestiary/RUN/ENVIRONMENT-STEPS-POLICY-v0, or a higher version if it exists. `env` names
-    one of the run's tasks; the default is the first task.
+    `dataset` is None, the ID is bestiary/RUN/ENVIRONMENT-STEPS-POLICY-vN, where N is the first unused version. `env`
+    names one of the run's tasks; the default is the first task.
     """
     minari = _import_minari()
     config = run.config
@@ -121,9 +121,9 @@ class _EpisodeColumns:
 
 
 def _play_episodes(records: Iterator[tuple[StepRecord, np.ndarray]], pool: VectorEnv, episodes: int) -> Iterator[Any]:
-    """Yield `episodes` whole episodes. Each environment plays a fixed number of them, so short ones are not preferred.
+    """Yield `episodes` whole episodes. Each environment plays a fixed number of episodes.
 
-    The episodes that end first are mostly short.
+    Without this rule, the episodes that end first would be preferred, which are mostly short.
     """
     n = pool.num_envs
     quota = np.full(n, episodes // n) + (np.arange(n) < episodes % n)

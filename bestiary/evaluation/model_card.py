@@ -39,10 +39,10 @@ def write_card(
     video: bool = True,
     overwrite: bool = False,
 ) -> Path:
-    """Evaluate a run, record a video, and write a folder with them, the weights and a model card. Return the folder.
+    """Evaluate a run, and write a folder with the results, a video, the weights and a model card. Return the folder.
 
-    `out` is the folder to create; if it is None, a folder in cards/ of the run folder is created. An existing folder is
-    replaced only if `overwrite` is True and it is such a folder.
+    If `out` is None, a folder in cards/ of the run folder is created. An existing folder is replaced only if
+    `overwrite` is True and the folder contains a model card.
     """
     chosen = checkpoints.choose(run.path, checkpoint)
     folder = _check_folder(Path(out).expanduser(), overwrite) if out is not None else None

@@ -2,7 +2,7 @@
 
     logits, value, next_state = program(observation, reward, done, last_action, task, state)
 
-The first axis of all tensors is the batch. `torch_export.py` and `onnx_export.py` write this function to files.
+The first axis of all tensors is the batch. `agent_export.py` writes this function to files.
 """
 
 import copy
@@ -27,7 +27,7 @@ from bestiary.rollout import ActionSpec, Inputs, ObservationSpec, Tensors
 from bestiary.utils.errors import RunError, UserError
 from bestiary.utils.plugins import error_line
 
-# Largest allowed difference of an output. If a tensor has numbers above 1, it is relative to the largest number.
+# Largest allowed difference of an output. Differences are divided by the largest number of a tensor if it exceeds 1.
 TOLERANCE = 1e-5
 MAX_BATCH = 65_536  # upper bound of the batch size that is declared in exported programs
 
@@ -123,7 +123,7 @@ def trace(program: StepProgram, example: StepExample, flag: str) -> Any:
 
 @contextmanager
 def hidden_exporter_messages() -> Iterator[None]:
-    """Context without messages of torch's exporters: missing packages that agents do not use, and partial graphs."""
+    """Hide messages of torch's exporters about packages that agents do not use and about partial graphs."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "torch.fx", "onnxscript", "onnx_ir")]
     levels = [logger.level for logger in loggers]
     try:
@@ -140,8 +140,8 @@ def hidden_exporter_messages() -> Iterator[None]:
 def in_float64(exported: Any) -> Any:
     """Return a module that computes an exported program with 64-bit numbers. Its arguments are still float32.
 
-    It shows which of two float32 results is nearer to the exact one: the order of a sum, which differs between
-    libraries, changes the outputs of a deep network by more than TOLERANCE.
+    The outputs of this module show which of two float32 results is more accurate. Libraries add numbers in different
+    orders, which changes the outputs of a deep network by more than TOLERANCE.
     """
     with hidden_exporter_messages():
         module = copy.deepcopy(exported.module(check_guards=False))
@@ -157,7 +157,7 @@ def in_float64(exported: Any) -> Any:
 
 
 def _widen(x: Any) -> Any:
-    """Return float64 for the type float32, a float64 tensor for a floating-point tensor, and anything else as it is."""
+    """Return float64 for the type float32 and for floating-point tensors. Return other arguments unchanged."""
     if isinstance(x, Tensor):
         return x.double() if x.is_floating_point() else x
     return torch.float64 if x is torch.float32 else x
@@ -167,8 +167,8 @@ def check_equal(program: StepProgram, exported: Any, example: StepExample, run: 
     """Compare an exported program with the agent on random states, in episodes with random resets.
 
     `run(arguments)` runs the written program and returns the results as NumPy arrays or tensors: logits, value, and
-    each tensor of the state. They are compared with the results of the agent in float64. Return the largest difference;
-    in a tensor with numbers above 1, differences are divided by the largest number.
+    each tensor of the state. These results are compared with the results of the agent in float64. Return the largest
+    difference. In a tensor with numbers above 1, differences are divided by the largest number.
 
     Raises:
         RunError: a difference is larger than TOLERANCE, and larger than twice the rounding error of the agent itself.

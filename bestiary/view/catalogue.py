@@ -119,7 +119,7 @@ class Catalogue:
         return self._config(self.runs[key]).options
 
     def summary(self, key: str) -> RunSummary:
-        """Return the table row of a run. If the run is damaged, the state says so."""
+        """Return the table row of a run. The state of a damaged run describes the damage."""
         path = self.runs[key]
         summary = RunSummary(key, path)
         try:
@@ -183,7 +183,7 @@ def named_run_key(path: Path) -> str:
 
 
 def unique_names(paths: Sequence[Path], name: Callable[[Path], str]) -> list[str]:
-    """Return the name of each path or, if several paths have this name, the path itself."""
+    """Return the name of each path. If several paths have the same name, return the whole paths instead."""
     names = [name(path) for path in paths]
     return [own if names.count(own) == 1 else printable(str(path)) for own, path in zip(names, paths, strict=True)]
 

@@ -1,8 +1,8 @@
 """Options of the ECharts charts. All functions are pure.
 
-The charts are drawn as SVG, and the style sheet of the application sets the colour of texts, so that one set of options
-fits the light and the dark theme. Texts from runs are only used as values, never as keys of options: the framework
-evaluates the value of a key that starts with a colon as JavaScript. Tooltips are drawn as text, not as HTML.
+The charts are drawn as SVG, so the style sheet of the application can set the colour of texts. One set of options
+therefore fits the light and the dark theme. Texts from runs are only used as values, never as keys of options: the
+framework evaluates the value of a key that starts with a colon as JavaScript. Tooltips are drawn as text, not as HTML.
 """
 
 from collections.abc import Sequence
@@ -12,8 +12,8 @@ import numpy as np
 
 from bestiary.view.curves import Curve, thin
 
-# Colours that people with each kind of colour blindness can tell apart (Okabe and Ito 2008), without yellow, which is
-# not visible on white.
+# Colours that people with any kind of colour blindness can distinguish (Okabe and Ito 2008). Their yellow is left out,
+# because it is hardly visible on white.
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#8C6D31", "#7F7F7F")
 LINE_TYPES = ("solid", "dashed", "dotted")  # after the last colour, the first is used again with the next line type
 GRID_COLOUR = "rgba(128,128,128,0.25)"
@@ -62,7 +62,7 @@ def line_chart(
 def bar_chart(names: Sequence[str], values: Sequence[Sequence[float]], labels: Sequence[str] = ()) -> dict[str, Any]:
     """Return the options of a chart with one group of horizontal bars per name.
 
-    `values` has one sequence per series; each has one value per name. `labels` are the names of the series.
+    `values` has one sequence per series. Each sequence has one value per name. `labels` are the names of the series.
     """
     return {
         "animation": False,

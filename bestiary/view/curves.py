@@ -33,7 +33,7 @@ class Curve:
 
 
 def read_curve(table: Columns, metric: str, x_axis: str, smoothing: float, name: str = "") -> Curve:
-    """Return the smoothed curve of a metric. It is empty if the table lacks the column, or the column contains text."""
+    """Return the smoothed curve of a metric. The curve is empty if the column is missing or contains text."""
     x_column = X_AXES[x_axis]
     if metric not in table or x_column not in table:
         return Curve(name, np.zeros(0), np.zeros(0))
@@ -48,8 +48,8 @@ def read_curve(table: Columns, metric: str, x_axis: str, smoothing: float, name:
 def smooth(values: np.ndarray, weight: float) -> np.ndarray:
     """Return the exponential moving average of values [P].
 
-    Each result is the weighted mean of all values so far. The weight of a value is `weight` times that of the value
-    after it, so 0 changes nothing. Because it is a weighted mean, the start of the curve is not biased towards 0.
+    Each result is a weighted mean of all values so far. The weight of a value is `weight` times the weight of the next
+    value, so `weight` = 0 changes nothing. The weights add up to 1, so the start is not biased towards 0.
     """
     if weight <= 0:
         return values
@@ -63,7 +63,7 @@ def smooth(values: np.ndarray, weight: float) -> np.ndarray:
 
 
 def thin(x: np.ndarray, y: np.ndarray, max_points: int = MAX_POINTS) -> tuple[np.ndarray, np.ndarray]:
-    """Return at most about `max_points` of the points (x, y) [P]: the lowest and the highest of each group of points.
+    """Return about `max_points` of the points (x, y) [P] or fewer: the lowest and the highest of each group of points.
 
     The first and the last point are kept.
     """
@@ -80,7 +80,8 @@ def thin(x: np.ndarray, y: np.ndarray, max_points: int = MAX_POINTS) -> tuple[np
 def band(curves: Sequence[Curve], name: str, num_points: int = MAX_POINTS) -> Curve:
     """Return the mean of several curves with a band from the lowest to the highest.
 
-    The curves are interpolated linearly at common points. At each point, only the curves that reach it are used.
+    The curves are interpolated linearly at common points. The mean at a point uses only the curves that reach this
+    point.
     """
     curves = [curve for curve in curves if len(curve.x)]
     if not curves:
@@ -96,7 +97,7 @@ def band(curves: Sequence[Curve], name: str, num_points: int = MAX_POINTS) -> Cu
 
 
 def group_by_config(options: Mapping[str, Mapping[str, Any]]) -> dict[str, list[str]]:
-    """Return {label: keys of the runs whose options differ only in the seed}. `options` maps the key of a run to them.
+    """Return {label: keys of the runs whose options differ only in the seed}. `options` is {key of a run: its options}.
 
     Labels say how the options of the groups differ. Runs with options that cannot be compared are groups of their own.
     """

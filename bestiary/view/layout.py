@@ -12,7 +12,7 @@ THEME_COOKIE = "bestiary-theme"
 THEMES = {"light": False, "dark": True, "auto": None}  # auto: the setting of the operating system
 THEME_ICONS = {"light": "light_mode", "dark": "dark_mode", "auto": "contrast"}
 STYLE_SHEET = Path(__file__).with_name("style.css")
-# The theme is a setting of the browser, so it is stored there. The names of the themes are constants.
+# The theme is stored in the browser, because each browser has its own. The names of the themes are constants.
 STORE_THEME = f"document.cookie = '{THEME_COOKIE}={{name}}; path=/; SameSite=Strict; max-age=31536000'"
 
 

@@ -92,7 +92,7 @@ def game_dots(episodes: Columns, task: str | None) -> tuple[np.ndarray, np.ndarr
 
 
 def checkpoint_rows(run: Run) -> list[list[str]]:
-    """Return the rows [steps, names of the links that point to it] of the checkpoints, with the newest first."""
+    """Return one row [steps, names of the links to the checkpoint] per checkpoint, with the newest first."""
     folder = run.path / "checkpoints"
     links = {name: best_steps(folder, name) for name in BEST_LINKS}
     saved = list_checkpoints(folder)
@@ -157,8 +157,8 @@ def recorded_games(run: Run) -> list[GameFile]:
 def find_recorded_game(games: Sequence[GameFile], length: float, game_return: float, share: float) -> GameFile | None:
     """Return the recorded game with this length and return, or None.
 
-    Several games may have the same length and return. Of these, the one is returned that ended nearest to `share`, the
-    fraction of the training at which the game ended.
+    `share` is the fraction of the training after which the game ended. If several games have this length and return,
+    the game that ended nearest to `share` is returned.
     """
     same = [game for game in games if game.length == length and abs(game.game_return - game_return) < SAME_RETURN]
     if not same:

@@ -3,13 +3,13 @@
 The server listens on the loopback interface only, but that is not sufficient: other users of the machine can connect to
 it, and so can every web page that the user's browser shows. Each request must therefore pass these checks:
 
-    Host     names this machine (127.0.0.1, localhost or [::1]). A page of another host that lets its name point to
-             127.0.0.1 (DNS rebinding) is refused. Any port is accepted, because `ssh -L` changes the port.
+    Host     names this machine (127.0.0.1, localhost or [::1]). This refuses pages of another host whose name points
+             to 127.0.0.1 (DNS rebinding). Any port is accepted, because `ssh -L` changes the port.
     Origin   if present, is the address of the server itself. A WebSocket request must have it.
     token    the cookie contains the secret token. A URL with the token sets the cookie.
 
 The Content-Security-Policy lets pages load and contact only this server. Scripts inside a page are executed only if
-they have the random number (nonce) of this response, so markup in the name of a run can never become a script.
+they have the random number (nonce) of this response. Markup in the name of a run can therefore never become a script.
 """
 
 import re
@@ -44,7 +44,7 @@ def cookie_name(port: int) -> str:
 
 
 def content_security_policy(nonce: str) -> str:
-    """Return the policy of a page. The web framework compiles its components in the browser with `eval`."""
+    """Return the policy of a page. It allows `eval`: the web framework compiles its components in the browser."""
     return "; ".join(
         [
             "default-src 'none'",
@@ -131,7 +131,8 @@ class Guard:
     async def _set_cookie(self, scope: Scope, send: Send) -> None:
         """Redirect to the same page without the token in its URL, and set the cookie."""
         query = [pair for pair in parse_qsl(scope["query_string"].decode("latin-1")) if pair[0] != TOKEN_PARAMETER]
-        # `raw_path` may contain any bytes. A path that starts with // would be the address of another host.
+        # `raw_path` may contain any bytes. A browser would read a path that starts with // as the address of another
+        # host.
         path = "/" + scope.get("raw_path", b"/").decode("latin-1").lstrip("/\\")
         location = path + (f"?{urlencode(query)}" if query else "")
         cookie = f"{self.cookie}={self.token}; Path=/; HttpOnly; SameSite=Strict"
@@ -184,8 +185,8 @@ def _general_headers(nonce: str) -> list[tuple[str, str]]:
 def _with_security_headers(send: Send) -> Send:
     """Return a `send` function that adds the security headers, and the nonce of the response to the scripts of pages.
 
-    The body of a page is collected before it is changed and sent. All `<script` tags of a page are those of the
-    framework, because it escapes `<` in all texts.
+    The body of a page is collected before it is changed and sent. All `<script` tags of a page come from the framework,
+    because the framework escapes `<` in all texts.
     """
     nonce = secrets.token_urlsafe(16)
     page: list[bytes] = []  # parts of the body, if the response is a page

@@ -1,6 +1,6 @@
 """What the page of a study shows: its trials, results and statistics. Nothing is executed or written.
 
-The variants are read from study.toml without checking their options, because the check executes plug-ins.
+The variants are read from study.toml without a check of their options, because the check would execute plug-ins.
 """
 
 from dataclasses import dataclass
@@ -40,9 +40,9 @@ class TrialRow:
 
 
 def read_trials(catalogue: Catalogue, key: str) -> tuple[list[TrialRow], str]:
-    """Return the trials of a study, and a problem of its file or an empty string.
+    """Return the trials of a study, and the problem of study.toml or an empty string.
 
-    Runs in the folder that are not a trial of the file, for example runs of a smaller scale, are listed at the end.
+    Runs in the folder that are not trials of study.toml, for example runs of a smaller scale, are at the end.
     """
     folder = catalogue.studies[key]
     names, problem = planned_trials(folder)
@@ -57,7 +57,7 @@ def read_trials(catalogue: Catalogue, key: str) -> tuple[list[TrialRow], str]:
 
 
 def planned_trials(folder: Path) -> tuple[dict[str, str], str]:
-    """Return {name of a trial: name of its variant} as study.toml describes them, and a problem or an empty string."""
+    """Return {name of a trial: name of its variant} for study.toml, and the problem of this file or an empty string."""
     path = folder / "study.toml"
     try:
         text = safe_files.read_text(path, folder)
@@ -72,7 +72,7 @@ def planned_trials(folder: Path) -> tuple[dict[str, str], str]:
 
 
 def read_failure(folder: Path, name: str) -> str:
-    """Return why the last command of a trial failed, or an empty string."""
+    """Return the reason why the last command of a trial failed, or an empty string."""
     log = folder / "logs" / f"{name}.log"
     if log not in safe_files.list_files(folder / "logs", folder):  # a link is not read
         return ""

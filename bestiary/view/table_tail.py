@@ -79,8 +79,8 @@ class TableTail:
     def refresh(self) -> None:
         """Read the rows that were added since the last call, at most MAX_READ bytes.
 
-        If the file was replaced or became shorter, for example because the run was resumed from an earlier checkpoint,
-        it is read again from its start. If it cannot be read, the table stays as it is.
+        A file that was replaced or became shorter is read again from its start. This happens when a run is resumed from
+        an earlier checkpoint. If the file cannot be read, the table stays unchanged.
         """
         try:
             descriptor = safe_files.open_file(self.path, os.O_RDONLY, self.root, safe_files.MAX_TABLE_BYTES)
@@ -121,7 +121,7 @@ class TableTail:
 
 
 def read_last_row(path: Path, root: Path) -> dict[str, float]:
-    """Return the numbers in the last complete row of a CSV file by column name. Only the ends of the file are read.
+    """Return {column: number} for the last complete row of a CSV file. Only the start and the end of the file are read.
 
     Return an empty dict if the file has no complete row or cannot be read.
     """
