@@ -225,8 +225,8 @@ class Algorithm:
         An update then has as many trajectories per task as in a run with a single task. With smaller batches, the
         gradient of a task would be smaller than the gradient noise of the other tasks.
 
-        If this batch size does not fit the number of environments that the user chose, take fewer trajectories per
-        task, unless no multiple of the number of tasks fits.
+        If this batch size does not fit a number of environments chosen by the user, the largest smaller multiple of the
+        number of tasks that fits is used. If no multiple fits, the batch size is not reduced.
         """
         sizes = [per_task * context.num_tasks for per_task in range(options.batch_size, 0, -1)]
         candidates = [replace(options, batch_size=size) for size in sizes]
@@ -270,11 +270,11 @@ class Algorithm:
     def rollouts_per_learn(self, num_envs: int, pools: int) -> int:
         """Return the number of rollouts that one call of `batches` receives.
 
-        `pools` is the number of vector environments, each with `num_envs` environments (if they have unequal numbers:
-        the smallest). Rollout i comes from the vector environment i % pools.
+        `pools` is the number of vector environments. Each has `num_envs` environments or, if the numbers are unequal,
+        at least `num_envs`. Rollout i comes from the vector environment i % pools.
 
-        The learner passes a multiple of `batch_size(...)` trajectories to `batches`. Further trajectories wait for the
-        next call (see `learn_sizes.py`). An on-policy algorithm receives all trajectories of the rollouts.
+        The learner passes a multiple of `batch_size(...)` trajectories to `batches`. The remaining trajectories wait
+        for the next call (see `learn_sizes.py`). An on-policy algorithm receives all trajectories of the rollouts.
         """
         return -(-self.options.batch_size // num_envs)  # rounded up
 
@@ -292,9 +292,9 @@ class Algorithm:
         return []
 
     def fits_exactly(self, num_envs: int, pools: int) -> bool:
-        """Return True if batches of equal size use all trajectories of the rollouts, so that no trajectory waits.
+        """Return True if the rollouts can be divided into batches of equal size, so that no trajectory waits.
 
-        Numbers of environments and batch sizes that the user did not set are chosen such that this is True.
+        If the user has not set the number of environments or the batch size, they are chosen such that this is True.
         """
         if size_problems(self, num_envs, pools):
             return False
@@ -315,9 +315,9 @@ class Algorithm:
         return type(self)(replace(self.options, batch_size=self.options.batch_size // learners))
 
     def can_split(self, learners: int, num_envs: int, pools: int) -> bool:
-        """Return True if each batch can be divided equally among `learners` learners.
+        """Return True if `learners` learners can share each batch equally.
 
-        With several learners, no trajectories may wait for the next learn call.
+        With several learners, no trajectory may wait for the next learn call.
         """
         if learners == 1:
             return True

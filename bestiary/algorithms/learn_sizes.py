@@ -1,8 +1,9 @@
-"""The numbers of rollouts, trajectories and updates of a learn call, and the policy lag that follows from them.
+"""The numbers of rollouts, trajectories and updates of a learn call, and the resulting policy lag.
 
 A learn call receives whole rollouts, one trajectory per environment of a pool, and forms batches of `batch_size`
-trajectories. If the number of trajectories is not a multiple of the batch size, the learner keeps the rest, and puts it
-before the trajectories of the next call. An on-policy algorithm uses all trajectories at once, so none of them wait.
+trajectories. If the number of trajectories is not a multiple of the batch size, the learner keeps the remaining
+trajectories and puts them before the trajectories of the next call. An on-policy algorithm uses all trajectories at
+once, so no trajectory waits.
 """
 
 from dataclasses import dataclass
@@ -27,8 +28,8 @@ class LearnSizes:
     def of(cls, algorithm: Algorithm, num_envs: int, pools: int, largest_pool_size: int | None = None) -> Self:
         """Return the sizes of an algorithm.
 
-        `num_envs` is the number of environments of the smallest of `pools` pools. `largest_pool_size` is the number of
-        the largest pool; None: all pools are equal.
+        `num_envs` is the number of environments in the smallest pool, and `largest_pool_size` the number in the largest
+        pool. If `largest_pool_size` is None, all pools have `num_envs` environments.
         """
         return cls(
             algorithm.rollouts_per_learn(num_envs, pools),
@@ -41,7 +42,7 @@ class LearnSizes:
 
     @property
     def max_waiting(self) -> int:
-        """The maximum number of trajectories that wait for the next learn call; 0 if batches fit exactly."""
+        """The maximum number of trajectories that wait for the next learn call. It is 0 if batches fit exactly."""
         if self.on_policy:
             return 0
         # All numbers of waiting trajectories are multiples of `unit`. The sizes of two different pools differ by 1.
@@ -51,7 +52,7 @@ class LearnSizes:
     def max_updates(self, calls: int = 1) -> int:
         """Return the maximum number of updates in this number of consecutive learn calls.
 
-        For PPG, count only the updates of the policy, not those of the value function and of the auxiliary phase.
+        For PPG, only the updates of the policy count, not the updates of the value function and of the auxiliary phase.
         """
         trajectories = calls * self.rollouts * self.largest_pool_size + self.max_waiting
         if self.on_policy:
@@ -61,9 +62,9 @@ class LearnSizes:
     def max_policy_lag(self, calls: int) -> int:
         """Return the maximum policy lag of a rollout, in updates.
 
-        Its collection begins with the weights before the first of `calls` learn calls, and the last of them receives
-        it. Without waiting trajectories, the lag is highest in the last update. A trajectory that waits is used in the
-        first update of the next call, and then once in each epoch of this call.
+        The rollout is collected with the weights before the first of `calls` learn calls, and the last of these calls
+        receives the rollout. Without waiting trajectories, the lag is highest in the last update. A trajectory that
+        waits is used in the first update of the following call, and then once in each epoch of that call.
         """
         if not self.max_waiting:
             return self.max_updates(calls) - 1

@@ -82,7 +82,7 @@ def actors(tasks: Sequence[str], wanted: int, name: str, cluster: str | None) ->
         tasks: names of the environments.
         wanted: number of actors or environment servers of the original.
         name: flag of the original that gives this number, for messages.
-        cluster: value of --cluster. If it is given, there is one actor process per environment if possible.
+        cluster: value of --cluster. With a cluster, there is one actor process per environment if possible.
     """
     words: tuple[str, ...]
     differences: tuple[str, ...] = ()
@@ -127,7 +127,7 @@ def network(values: Values) -> Words:
     if kind == "aaa":
         return Words(("--agent", "aaa", "--agent.subtract-mean", "off"))
     words = ["--torso", kind, "--torso.subtract-mean", "off", "--agent.init", "torch"]
-    # The first inputs of an episode contain the last reward and action of the previous episode.
+    # In TorchBeast, the first inputs of an episode contain the last reward and action of the previous episode.
     words += ["--agent.reset-inputs", "off"]
     if kind == "resnet" and values.fork == "popart" and values["reward_clipping"] == "none":
         words += ["--agent.clamp-reward", "off"]
@@ -244,7 +244,7 @@ def audit_episodes(values: Values) -> Words:
 def lr_schedule(values: Values) -> Words:
     """Return the option for the learning-rate schedule: staggered in the reward-misspecification fork, else linear.
 
-    In this fork, the stages of the schedule end after 100M steps, whatever the length of the run.
+    In this fork, the schedule always ends after 100M steps, even if the run is longer or shorter.
     """
     if values.fork == "reward":
         return Words(("--algo.lr-schedule", "staggered", "--algo.lr-schedule-steps", "100M"))

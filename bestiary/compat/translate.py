@@ -58,7 +58,7 @@ def translate(name: str, argv: Sequence[str], cluster: str | None = None) -> Tra
 def find_program(name: str) -> Program:
     """Return the table of a program. Raise UserError if there is none."""
     if name not in PROGRAMS:
-        # The last part of a name, for example polybeast, or a path such as torchbeast/monobeast.py.
+        # `name` may be the last part of a module name (polybeast) or a path (torchbeast/monobeast.py).
         text = name.removesuffix(".py").replace("/", ".")
         ends = [known for known in PROGRAMS if f".{known}".endswith(f".{text}") or f".{text}".endswith(f".{known}")]
         hint = f"; did you mean {' or '.join(ends)}?" if ends else suggest(text, PROGRAMS)

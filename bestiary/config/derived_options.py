@@ -82,8 +82,9 @@ def derive_max_lag(training: Training, algorithm: Algorithm) -> Training:
     """Return the training options with `max_lag` set. A value that the user has set is not changed.
 
     The value is DEFAULT_MAX_LAG, or a larger value in two cases. If the learner makes many updates with each rollout,
-    the policy lag cannot be smaller than their number. On a cluster with many pools (vector environments), the larger
-    value lets all pools collect rollouts at the same time, even if the fastest pool is twice as fast as the slowest.
+    the policy lag cannot be smaller than the number of these updates. A cluster with many pools (vector environments)
+    needs a larger value, so that all pools can collect rollouts at the same time. The value suffices even if the
+    fastest pool is twice as fast as the slowest.
     """
     n, pools = training.pool_size, training.total_pools
     if training.max_lag is not None or n == 0 or algorithm.validate(n, pools) or size_problems(algorithm, n, pools):
@@ -151,8 +152,8 @@ def _check_lag(training: Training, algorithm: Algorithm, sizes: LearnSizes, prob
     If a learn call needs R rollouts, --lag must be at least R - 1. Otherwise the actors would wait for an update, and
     this update would wait for their rollouts. On-policy algorithms allow only --lag 0.
 
-    --max-lag must be at least the policy lag of rollouts that are collected with the weights before the learn call that
-    receives them.
+    --max-lag must be at least the smallest policy lag that is possible. A rollout has this lag if the next learn call
+    after its start receives the rollout.
     """
     rollouts = sizes.rollouts
     lag = sizes.max_policy_lag(calls=1)

@@ -186,7 +186,7 @@ _RLLIB = {
     "evaluation_duration": "--valid-episodes | --episodes",
 }
 
-# Names that several programs use, and names that a user may try.
+# Names of options in several other programs, and further names that users may try.
 _COMMON = {
     "timesteps": "--steps",
     "num_timesteps": "--steps",
@@ -296,7 +296,7 @@ _COMMON = {
     "local_mode": "--runtime serial",
     "debug": "--runtime serial",
 }
-# Flags of other programs without an equivalent, and the reason.
+# Flags of other programs that have no equivalent in Bestiary -> the reason.
 NOT_AVAILABLE = {
     "framework": "networks are written in PyTorch",
     "learning_starts": "no algorithm collects experience before the first update",

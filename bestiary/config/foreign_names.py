@@ -3,7 +3,7 @@
 The programs are TorchBeast and its forks, Stable-Baselines3, CleanRL and RLlib. Names are written in lower case.
 """
 
-# Kind of component -> name in another program -> what to write in Bestiary.
+# Kind of component -> name in another program -> option or name in Bestiary.
 FOREIGN_NAMES = {
     "torso": {
         "cnn": "--torso shallow or --torso resnet",

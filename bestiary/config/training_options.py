@@ -274,14 +274,14 @@ class Training:
 
     @property
     def pool_sizes(self) -> tuple[int, ...]:
-        """Return the number of environments in each vector environment of one actor. They differ by at most 1."""
+        """Return the numbers of environments in the vector environments of one actor. They differ by at most 1."""
         count = 1 if self.runtime == "serial" else self.pools
         size, rest = divmod(self.num_envs, count)
         return tuple(size + (index < rest) for index in range(count))
 
     @property
     def pool_size(self) -> int:
-        """Return the number of environments in the smallest vector environment. Usually, all have this number."""
+        """Return the number of environments in the smallest vector environment. Usually, all are equally large."""
         return self.pool_sizes[-1]
 
     @property
@@ -290,9 +290,9 @@ class Training:
         return self.pool_sizes[0] == self.pool_sizes[-1]
 
     def envs_of_pool(self, index: int) -> range:
-        """Return the indices of the environments in a vector environment, among all environments of the run.
+        """Return the indices of the environments in a vector environment, counted over all environments of the run.
 
-        `index` is the index of the vector environment among those of all actors.
+        `index` is the index of the vector environment, counted over the vector environments of all actors.
         """
         sizes = self.pool_sizes
         actor, own_index = divmod(index, len(sizes))

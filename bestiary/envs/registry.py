@@ -245,7 +245,7 @@ def lookup_env(name: str) -> EnvSpec:
 
 
 def _games_without_family() -> dict[str, str]:
-    """Return the names of all Atari, ProcGen and toy games by their last part, in lower case."""
+    """Return {last part in lower case: name} for all Atari, ProcGen and toy games: {"pong": "atari/Pong", ...}."""
     names = [f"toy/{game}" for game in toy.TOY_GAMES]
     names += [f"procgen/{game}" for game in procgen.GAMES]
     names += [f"atari/{game}" for game in atari_games.list_games()]

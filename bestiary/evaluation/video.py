@@ -1,4 +1,4 @@
-"""Record videos (GIF or MP4) of trained agents from the images that the environment renders, or show them on screen."""
+"""Record videos (GIF or MP4) of games of trained agents, or show games in a window."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -50,8 +50,8 @@ def show_game(
 ) -> Path | None:
     """Show a game in a window while the agent plays it, until the game ends or the user closes the window.
 
-    The arguments are those of `record_video`, but a video is written only if `out` is given. Return its path, or None.
-    Call `window.display_problem` before.
+    The arguments are those of `record_video`, but a video is written only if `out` is given. Return the path of the
+    video, or None. Call `window.display_problem` before.
     """
     check_fps(options.fps, out if out is not None else "window.mp4")
     path = check_output(out, overwrite) if out is not None else None

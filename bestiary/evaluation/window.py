@@ -17,7 +17,7 @@ HIDDEN_DRIVERS = ("dummy", "offscreen", "evdev")  # SDL uses these video drivers
 def display_problem() -> str | None:
     """Return the reason why no window can be opened on this machine, or None if one can be opened.
 
-    A driver that the user sets with the environment variable SDL_VIDEODRIVER counts as a display, also `dummy`.
+    Every driver that the user sets with the environment variable SDL_VIDEODRIVER counts as a display, even `dummy`.
     """
     try:
         import pygame
@@ -39,7 +39,7 @@ def display_problem() -> str | None:
 class Window:
     """A window that shows one image after the other with a constant frame rate.
 
-    It is a context manager, which closes the window at the end. Call `display_problem` before.
+    A `with` statement closes the window at its end. Call `display_problem` before.
     """
 
     def __init__(self, title: str, fps: float):

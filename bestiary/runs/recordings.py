@@ -217,9 +217,9 @@ class Recording:
         return names[self._task_index(game)]
 
     def _task_index(self, game: RecordedGame) -> int:
-        """Return the index of a game's environment in the list of environments. With K tasks, number i plays i mod K.
+        """Return the index of a game's task. With K tasks, environment i plays task i mod K.
 
-        The number of an environment is counted over all vector environments of a run, from `first_env`.
+        The index i is counted over all vector environments of the run: i = `first_env` + row of the environment.
         """
         return int((self.metadata.get("first_env", 0) + game.env) % len(self.metadata["environments"]))
 

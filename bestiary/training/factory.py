@@ -231,7 +231,7 @@ def max_rollouts_in_flight(algorithm: Algorithm, training: Training) -> int:
     limits:
 
     (1) The largest multiple M of R for which the policy lag is at most --max-lag. If at most M rollouts are in flight,
-    at most M / R learn calls follow on the start of a rollout, until one of them receives this rollout.
+    a rollout is received by one of the first M / R learn calls after its start.
 
     (2) `pools` + max(2, R). More rollouts in flight would increase the lag but not the speed.
     """

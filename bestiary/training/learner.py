@@ -173,7 +173,7 @@ class Learner:
         precision: floating-point precision of the forward and backward pass: float32 or bfloat16.
         seed: seed for shuffling trajectories.
         num_tasks: number of tasks, for the normalisation of rewards.
-        batch_size: number of new trajectories per update. The algorithm receives a multiple of this number, and the
+        batch_size: number of new trajectories per update. The algorithm receives a multiple of this number. The
             remaining trajectories wait for the next call of `learn`. None: the algorithm receives all trajectories.
     """
 
@@ -245,7 +245,7 @@ class Learner:
         return metrics
 
     def _update_all(self, rollouts: Sequence[Rollout]) -> list[dict[str, float]]:
-        """Perform an update with each batch that the algorithm forms of the rollouts. Return their metrics."""
+        """Perform an update with each batch that the algorithm forms. Return the metrics of each update."""
         batches = self.algorithm.batches(rollouts, self.context())
         if not isinstance(batches, Generator):
             found = type(batches).__name__

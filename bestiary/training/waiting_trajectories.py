@@ -21,11 +21,11 @@ class WaitingTrajectories:
         self.rollout: Rollout | None = None  # fewer than `batch_size` trajectories
 
     def complete(self, rollouts: Sequence[Rollout]) -> list[Rollout]:
-        """Return rollouts whose number of trajectories is a multiple of the batch size, or an empty list.
+        """Return rollouts that contain a multiple of `batch_size` trajectories, or an empty list.
 
-        They consist of the waiting trajectories and the new ones, in the order of collection. The last of the new
-        trajectories wait if they are too few for a batch. If all batches fit exactly, the rollouts are returned as
-        they are, without copying them.
+        The returned rollouts consist of the waiting trajectories and the new ones, in the order of collection. If the
+        last trajectories are too few for a batch, they wait. If batches fit exactly, the rollouts are returned without
+        copies.
         """
         count = sum(rollout.num_envs for rollout in rollouts)
         if self.batch_size is None or (self.rollout is None and count % self.batch_size == 0):

@@ -318,7 +318,10 @@ def suggest(wrong: str, valid: Iterable[str], *, count: int = 3) -> str:
 
 
 def _similarity(wrong: str, name: str) -> float:
-    """Return a number from 0 to 1. Ignore case, leading hyphens and, if `wrong` has none, a prefix such as `algo.`."""
+    """Return a number from 0 to 1. Case and leading hyphens are ignored.
+
+    If `wrong` has no prefix such as `algo.`, the prefix of `name` is ignored, too.
+    """
     first, second = (text.lower().lstrip("-").replace("_", "-") for text in (wrong, name))
     ratio = difflib.SequenceMatcher(None, first, second).ratio()
     if "." in second and "." not in first:
