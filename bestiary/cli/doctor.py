@@ -39,6 +39,7 @@ def run_checks() -> bool:
         ("packages", lambda: _package_versions("torch", "numpy", "envpool", "gymnasium", "safetensors"), True),
         ("optional", lambda: _optional_versions("tensorboard", "wandb", "ray"), False),
         ("device", _device, True),
+        ("envpool", _envpool_calls, True),
         ("autotune", _autotune_cache, False),
         ("disk", _disk, True),
         ("toy", lambda: _measure_env("toy/catch"), True),
@@ -91,6 +92,12 @@ def _device() -> str:
     if not torch.cuda.is_available():
         return "CPU only"
     return ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
+
+
+def _envpool_calls() -> str:
+    from bestiary.envs.envpool_backend import inner_calls_work
+
+    return "steps environments with its " + ("inner methods (fast)" if inner_calls_work() else "public methods")
 
 
 def _autotune_cache() -> str:

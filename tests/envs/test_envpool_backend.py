@@ -4,7 +4,16 @@ import envpool
 import numpy as np
 import pytest
 
-from bestiary.envs.envpool_backend import EnvPoolBackend
+import bestiary
+from bestiary.envs import envpool_backend
+from bestiary.envs.envpool_backend import (
+    Batch,
+    EnvPoolBackend,
+    InnerCalls,
+    PublicCalls,
+    calls_agree,
+    inner_calls_work,
+)
 from bestiary.envs.procgen import load_qt
 
 SEEDS = [5, 6, 7]
@@ -62,3 +71,42 @@ def test_render_returns_one_image_per_environment() -> None:
     backend.reset(np.arange(3))
     assert [image.shape for image in backend.render()] == [(210, 160, 3)] * 3
     backend.close()
+
+
+def test_the_inner_calls_of_this_version_are_used() -> None:
+    assert inner_calls_work()
+    backend = EnvPoolBackend("Pong-v5", SEEDS, render=False)
+    assert isinstance(backend.calls, InnerCalls)
+    backend.close()
+
+
+class OtherOrder(InnerCalls):
+    """Calls of an imaginary version of EnvPool that returns its arrays in another order."""
+
+    def recv(self) -> Batch:
+        observation, reward, done, info = super().recv()
+        return observation[::-1], reward, done, info
+
+
+def test_the_check_notices_inner_calls_that_return_something_else() -> None:
+    envs = [envpool.make("CartPole-v1", env_type="gymnasium", num_envs=3, seed=SEEDS) for _ in range(4)]
+    assert calls_agree(PublicCalls(envs[0]), InnerCalls(envs[1]), 3, 2)
+    assert not calls_agree(PublicCalls(envs[2]), OtherOrder(envs[3]), 3, 2)
+
+
+@pytest.mark.parametrize("name", ["atari/Pong", "procgen/starpilot"])
+def test_environments_are_the_same_with_the_public_calls(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a version of EnvPool whose inner methods differ, environments behave as before."""
+    results = []
+    for works in (True, False):
+        monkeypatch.setattr(envpool_backend, "inner_calls_work", lambda works=works: works)
+        pool = bestiary.make_env(name, num_envs=3, seed=4)
+        assert isinstance(pool.unwrapped.env.calls, InnerCalls if works else PublicCalls)
+        rng, steps = np.random.default_rng(0), [pool.reset()]
+        for _ in range(60):
+            pool.send(rng.integers(0, pool.action_spec.n, 3))
+            steps.append(pool.recv())
+        pool.close()
+        results.append(steps)
+    for one, other in zip(*results, strict=True):
+        np.testing.assert_equal(vars(one), vars(other))
