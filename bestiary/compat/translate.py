@@ -56,7 +56,7 @@ def translate(name: str, argv: Sequence[str], cluster: str | None = None) -> Tra
 
 
 def find_program(name: str) -> Program:
-    """Return the table of a program. Raise UserError if there is none."""
+    """Return the table of a program. Raise UserError if the program is unknown."""
     if name not in PROGRAMS:
         # `name` may be the last part of a module name (polybeast) or a path (torchbeast/monobeast.py).
         text = name.removesuffix(".py").replace("/", ".")

@@ -1,4 +1,4 @@
-"""The exported form of an agent: one step of a batch of environments as a function of tensors.
+"""The exported form of an agent: a function of tensors that computes one step for several environments.
 
     logits, value, next_state = program(observation, reward, done, last_action, task, state)
 

@@ -151,7 +151,7 @@ class _Auditor:
         return RewardConfig(run.config.rewards.training, self.true_reward or run.config.rewards.true or "reward=1")
 
     def make_env(self, run: Run, num_envs: int, seed: Any) -> RewardWrapper:
-        """Return a vector environment of a run that reports, in each step, all rewards that the audit needs."""
+        """Return a vector environment of a run. Each of its steps contains all rewards that the audit needs."""
         config = run.config
         pool = make_vector_env(config.envs, config.env_options, num_envs, seed, rewards=self.rewards(run))
         assert isinstance(pool, RewardWrapper)

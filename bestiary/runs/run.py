@@ -251,7 +251,7 @@ class Run:
         return GymnasiumAdapter(build, evaluation_seeds(config, seed)[0], render_mode)
 
     def with_env_options(self, options: dict[str, Any]) -> "Run":
-        """Return a `Run` of the same folder with other environment options, to evaluate the agent with them.
+        """Return a `Run` of the same folder that uses other environment options, for example in evaluations.
 
         Raises:
             UserError: the options change the format of the observations or the set of actions, so that the agent does

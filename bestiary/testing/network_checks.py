@@ -230,7 +230,7 @@ def check_gradient(subject: Subject) -> None:
             if not output.requires_grad:
                 report.require(f"{name} has no gradient; do not detach it, and do not use torch.no_grad in forward")
         # Sum the outputs with random weights. A plain sum can be constant: for example, the outputs of a softmax always
-        # sum to 1. Its gradient is then zero.
+        # sum to 1. The gradient of a constant sum is zero.
         total = torch.stack([(x * torch.randn(x.shape, generator=generator)).sum() for x in outputs.values()]).sum()
         gradients = torch.autograd.grad(total, targets, allow_unused=True)
     names = [f"parameter {name}" for name in parameters] + ["the input"] * len(memory_input)

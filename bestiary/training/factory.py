@@ -74,7 +74,7 @@ def env_seeds(config: Config, restart_step: int = 0, incarnation: int = 0) -> li
 
     Args:
         config: config of the run.
-        restart_step: step at which the run was last resumed with new environments; 0 if this has not happened.
+        restart_step: step at which the run was last resumed with new environments, or 0 if there is no such step.
         incarnation: 0, or a number that is different each time the environments are created again after a failure.
     """
     seed = config.training.seed
@@ -227,8 +227,8 @@ def make_thread_layout(config: Config) -> local.ThreadLayout:
 def max_rollouts_in_flight(algorithm: Algorithm, training: Training) -> int:
     """Return the maximum number of rollouts in flight: rollouts that are being collected or wait for the learner.
 
-    For an on-policy algorithm, this is the number of rollouts R of a learn call. Otherwise it is the smaller of two
-    limits:
+    Let R be the number of rollouts per learn call. For an on-policy algorithm, the maximum is R. For other algorithms,
+    it is the smaller of two limits:
 
     (1) The largest multiple M of R for which the policy lag is at most --max-lag. If at most M rollouts are in flight,
     a rollout is received by one of the first M / R learn calls after its start.

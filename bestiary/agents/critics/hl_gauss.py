@@ -5,15 +5,16 @@ centres c_1, ..., c_m. The network outputs m logits per task. The value is the m
 
     p = softmax(logits)                    V = sum_i p_i c_i
 
-A value target v is converted to a histogram q: the probabilities that a normal distribution with the mean v and the
-standard deviation s = `sigma_ratio` w assigns to the bins, divided by the probability of the whole range. Phi is the
-distribution function of the standard normal distribution. The value loss is the cross-entropy of q and p:
+A value target v is converted to a histogram q. Its entries are the probabilities of the bins under a normal
+distribution, divided by the probability of the whole range. The normal distribution has the mean v and the standard
+deviation s = `sigma_ratio` w. Phi is the distribution function of the standard normal distribution. The value loss is
+the cross-entropy of q and p:
 
     q_i = (Phi((e_i - v) / s) - Phi((e_{i-1} - v) / s)) / (Phi((e_m - v) / s) - Phi((e_0 - v) / s))
     L = - sum_i q_i log p_i
 
-The size of the gradient of L does not depend on the scale of the rewards. A target outside of the range is replaced by
-the nearest end of the range.
+The size of the gradient of L does not depend on the scale of the rewards. A target outside the range is replaced by the
+nearest end of the range.
 """
 
 import math

@@ -318,7 +318,7 @@ class WarehouseVectorEnv(VectorEnv):
 
 
 def _dynamics() -> Any:
-    """Return the module with the compiled functions. It is imported at the first use: importing Numba takes 0.25 s."""
+    """Return the module with the compiled functions. The first call imports Numba, which takes 0.25 s."""
     from bestiary.envs.warehouse import dynamics
 
     return dynamics
