@@ -46,7 +46,8 @@ class ThreadLayout:
 def train(actors: list[Actor], learner: Learner, session: Session, layout: ThreadLayout) -> None:
     """Train until `session.done` is true."""
     device = actors[0].device
-    num_rollouts = learner.algorithm.rollouts_per_learn(actors[0].pool.num_envs, len(actors))
+    pool_size = min(actor.pool.num_envs for actor in actors)
+    num_rollouts = learner.algorithm.rollouts_per_learn(pool_size, len(actors))
     queue: RolloutQueue[Weights, Rollout] = RolloutQueue(
         Weights.from_agent(learner.agent, learner.version, device),
         len(actors),

@@ -167,10 +167,12 @@ def _record_pong(path, names, full):
     return open_recording(path)
 
 
-def test_environments_of_several_tasks_are_replayed_with_their_own_seeds(tmp_path):
+@pytest.mark.parametrize("first_env", [0, 3])
+def test_environments_of_several_tasks_are_replayed_with_their_own_seeds(tmp_path, first_env):
     names, seed = ["procgen/coinrun:easy", "procgen/starpilot:easy"], np.random.SeedSequence(3)
     options = lookup_env(names[0]).options()
-    recorded = make_recording_wrapper(make_vector_env(names, options, 4, seed), Path("m.json"), names, options, seed)
+    pool = make_vector_env(names, options, 4, seed, first_env=first_env)
+    recorded = make_recording_wrapper(pool, Path("m.json"), names, options, seed, first_env=first_env)
     first = recorded.reset()
     recorded.send(np.full(4, 4))
     recorded.recv()
