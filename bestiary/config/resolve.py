@@ -69,8 +69,8 @@ class Choices:
 def resolve(given: Mapping[str, Any], origin: Mapping[str, str] | None = None) -> Config:
     """Check a flat dict of names and options and return a Config.
 
-    `origin` maps each key that comes from a preset, file or run to a text that names this source in error messages, for
-    example "config a.toml". A key that is not in `origin` was given directly by the user. Plug-ins must have been
+    `origin` maps a key to the preset, file or run from which its value comes. This source is a text for error messages,
+    for example "config a.toml". A key that is not in `origin` was given directly by the user. Plug-ins must have been
     trusted before (`plugin_options.py`). Raise UserError with all problems found. If a name or value is invalid, only
     the names and values are checked, because the other checks would be made with wrong values.
     """

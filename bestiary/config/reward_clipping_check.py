@@ -4,8 +4,8 @@ A reward component (one term of the reward) declares the typical values that it 
 All combinations of these values are scaled and clipped as in training. If two different reward functions then give
 equal rewards for all combinations, training cannot distinguish them.
 
-If `RewardComponent.open` is set, the declared values are only examples, because the component has too many values (for
-instance, a score can be any whole number). Examples are enough to warn that clipping makes two reward functions equal.
+If `RewardComponent.open` is set, the declared values are only examples, because the component has too many values. For
+instance, a score can be any whole number. Examples are enough to warn that clipping makes two reward functions equal.
 They are not enough to compute a scale that avoids clipping, because the largest possible value is unknown.
 """
 

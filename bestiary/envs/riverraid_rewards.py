@@ -128,8 +128,8 @@ def _count_exploded_depots(before: np.ndarray, after: np.ndarray) -> int:
     """Return how many depots turned into explosions, given the types of the six objects before and after a step.
 
     When objects leave the screen, the types of the other objects move towards the start of the list, by 0 to 2 places
-    per step. The number of places is estimated: of 0, 1 and 2, use the number with which the most types are equal
-    before and after the step.
+    per step. The number of places is estimated. The estimate is the number from 0 to 2 with which the most types are
+    equal before and after the step.
     """
 
     def count_unchanged(shift: int) -> int:

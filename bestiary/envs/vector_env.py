@@ -51,8 +51,8 @@ class EnvInterface:
     # `FrameStack`).
     frame_stacks: Mapping[str, int] = field(default_factory=dict)
     observes_whole_screen: bool = False  # True if the rendered image and the observation show the same area
-    # Only for observations that describe the cells of a grid, int64 [D,2]: row and column of the cell described by each
-    # of the D entries of the observation.
+    # int64 [D,2]: row and column of the grid cell that belongs to each of the D entries of the observation. None if the
+    # entries do not belong to cells of a grid.
     input_cells: np.ndarray | None = None
     # Only for Gymnasium environments: the observation space, before observations are converted to images and vectors.
     gymnasium_space: Any = None

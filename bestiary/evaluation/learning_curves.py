@@ -227,11 +227,12 @@ def trailing_means(positions: np.ndarray, values: np.ndarray, grid: np.ndarray, 
     """Return, for each point of `grid` except the first, the mean value of the most recent games.
 
     Game i ended at `positions[i]` (in ascending order) and has the value `values[i]`. The mean at a point includes all
-    games that ended after the previous point and not after this point. If these are fewer than `smooth` games, the
-    mean includes the last `smooth` games that had ended by this point, or all of them if there are fewer.
+    games that ended after the previous point and not after this point. If these are fewer than `smooth` games, the mean
+    includes the last `smooth` games that ended before or at this point. Early in the run, when fewer than `smooth`
+    games have ended, the mean includes all games so far.
 
-    The result is nan at points before the end of the first game. After the end of the last game, only one point has a
-    mean (the first point at or after this end); the result is nan at later points.
+    The result is nan at points before the end of the first game. The last point with a mean is the first point at or
+    after the end of the last game. The result is nan at later points.
     """
     totals = np.concatenate([[0.0], np.cumsum(values)])
     last = np.searchsorted(positions, grid[1:], side="right")

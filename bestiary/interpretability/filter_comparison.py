@@ -9,8 +9,9 @@ Two checkpoints are compared layer by layer, with two measures of similarity:
                does not depend on the order of the channels, so it is the more reliable measure. The agents must have
                the same observations.
 
-With `--between runs`, each run is compared with the first run: checkpoints of the two runs at about the same fraction
-of training form a pair. With `--between time`, each checkpoint is compared with the next checkpoint of the same run.
+With `--between runs`, each run is compared with the first run. A pair consists of two checkpoints, one of each run, at
+about the same fraction of training. With `--between time`, each checkpoint is compared with the next checkpoint of the
+same run.
 """
 
 import csv

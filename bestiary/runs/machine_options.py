@@ -4,8 +4,8 @@ A run folder may come from another person or another machine. In this case, `res
 options in config.toml, and the user must give them again on the command line.
 
 The file runs.json (`utils/user_store.py`), outside of all run folders, shows whether the user has chosen the values on
-this machine. It maps the ID of each run that the user has trained on this machine to a hash of the values of these
-options in that run.
+this machine. For each run that the user has trained on this machine, it contains the ID of the run and a hash of the
+values of these options.
 """
 
 import hashlib

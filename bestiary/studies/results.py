@@ -221,8 +221,8 @@ def compare_variants(study: Study, summaries: list[VariantResult]) -> ScoreCompa
     """Return the comparison of variants by their final returns in all tasks.
 
     Return None if the variants are trained on different rewards, because their returns are then not comparable. Also
-    return None if there is only one variant, unless its returns are normalised in at least two tasks: then its scores
-    can be averaged over the tasks.
+    return None if there is only one variant and its returns are normalised in fewer than two tasks: there is then
+    nothing to compare or to average.
     """
     if len({variant.config.rewards.training for variant in study.variants}) > 1:
         return None

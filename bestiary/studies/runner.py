@@ -152,8 +152,8 @@ def print_trials(trials: list[Trial]) -> None:
 def _check_folder(folder: Path) -> None:
     """Raise UserError if `folder` is a file, or a folder that has files but no study.toml.
 
-    Also raise UserError if the folder contains a link, a hard link or a pipe. The folder may come from another person,
-    and the study could change files outside of it through a link, or wait for ever when it opens a pipe.
+    Also raise UserError if the folder contains a link, a hard link or a pipe. The folder may come from another person.
+    Through a link, the study could change files outside the folder. If it opened a pipe, it could wait for ever.
     """
     is_occupied = folder.is_dir() and any(folder.iterdir()) and not (folder / "study.toml").is_file()
     if is_occupied or folder.is_file():

@@ -193,8 +193,8 @@ def make_trials(study: Study, folder: Path) -> list[Trial]:
 def _compared_settings(config: Config) -> dict[str, Any]:
     """Return the settings that must not change when a trial is continued.
 
-    They are the seed and all settings that are not in UNCOMPARED (config/training_options.py). In the result, the name
-    of a plug-in is `CLASS@HASH` with the hash of its file, so that the path of the file does not matter.
+    They are the seed and all settings that are not in UNCOMPARED (config/training_options.py). Plug-ins are named
+    `CLASS@HASH`, where HASH is the hash of the file. The path of the file therefore does not matter.
     """
     hashes = config.plugin_hashes
     flat = map_plugins(flatten(config.tables()), lambda ref: f"{ref.attribute}@{hashes[str(ref.path)][:8]}")

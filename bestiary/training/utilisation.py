@@ -63,9 +63,12 @@ class Utilisation:
     def time_fractions(self) -> dict[str, float]:
         """Return how the time since the last call was spent, as fractions of that time.
 
-        `actor_environment`, `actor_inference` and `actor_wait` are the fractions of time that actors waited for
-        environments, computed actions, and waited for the learner, as means over the actors. `learner_wait` is the
-        fraction of time that the learner waited for rollouts.
+            actor_environment   an actor waited for environments
+            actor_inference     an actor computed actions
+            actor_wait          an actor waited for the learner
+            learner_wait        the learner waited for rollouts
+
+        The first three fractions are means over the actors.
         """
         totals = self._totals()
         elapsed = {name: totals[name] - self.last_totals[name] for name in totals}

@@ -52,8 +52,8 @@ def printable(text: str) -> str:
 def note(text: str) -> None:
     """Print an informational message to standard error.
 
-    Most messages have no prefix. The caller adds the prefix "note: " if the message reports something that the user may
-    not expect but that is less serious than a warning.
+    Most messages have no prefix. The caller adds the prefix "note: " if the user may not expect what the message says.
+    Serious problems are warnings instead.
     """
     stderr.print(printable(text), markup=False, style="dim")
 

@@ -1,7 +1,8 @@
 """Decide which requests the web server answers, and add security headers to its responses.
 
-The server listens on the loopback interface only, but that is not sufficient: other users of the machine can connect to
-it, and so can every web page that the user's browser shows. Each request must therefore pass these checks:
+The server listens on the loopback interface only. This is not sufficient, because other users of the machine can
+connect to the server. Every web page that the user's browser shows can connect, too. Each request must therefore pass
+these checks:
 
     Host     names this machine (127.0.0.1, localhost or [::1]). This refuses pages of another host whose name points
              to 127.0.0.1 (DNS rebinding). Any port is accepted, because `ssh -L` changes the port.

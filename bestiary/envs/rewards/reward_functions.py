@@ -1,7 +1,7 @@
 """Reward functions: weighted sums of reward components, and functions from a user's file.
 
-A reward function is called once per step. It receives the measures of N environments (named numbers that the
-environments report in each step, for example `lives`, including all reward components) and returns N rewards.
+A reward function is called once per step. It receives the measures of N environments and returns N rewards. Measures
+are named numbers that the environments report in each step, for example `lives`. All reward components are measures.
 """
 
 import math
