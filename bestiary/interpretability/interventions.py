@@ -161,7 +161,7 @@ def _find_problem(intervention: Intervention, interface: EnvInterface) -> str | 
 
 
 def _nearest_rectangle(rectangle: Rectangle, size: tuple[int, int]) -> Rectangle:
-    """Return a rectangle of at most the same width and height that lies inside an image of the size (H, W)."""
+    """Return the nearest rectangle inside an image of the size (H, W). A rectangle that is too large is shrunk."""
     height, width = size
     new_width, new_height = min(max(rectangle.width, 1), width), min(max(rectangle.height, 1), height)
     x = min(max(rectangle.x, 0), width - new_width)

@@ -10,7 +10,7 @@ from bestiary.utils.errors import UserError
 
 
 def old_version(tables: Mapping[str, Any]) -> str | None:
-    """Return the version of Bestiary that wrote a config.toml if it is too old (0.1.x), otherwise None.
+    """Return the version number if Bestiary 0.1 wrote a config.toml, otherwise None.
 
     `tables` is the content of config.toml.
     """

@@ -79,7 +79,7 @@ def run_state(path: Path, steps: int, total_steps: int) -> str:
 
 
 def describe_envs(names: Sequence[str]) -> str:
-    """Return the names of environments as text. Of a user's file, only the file name is shown."""
+    """Return the names of environments as text. Paths of users' files are shortened to the file name."""
     return ", ".join(Path(name).name if ".py:" in name else name for name in names)
 
 
