@@ -14,14 +14,13 @@ from bestiary.envs.registry import make_env, make_vec
 from bestiary.evaluation.evaluate import evaluate
 from bestiary.evaluation.result_tables import print_evaluation
 from bestiary.evaluation.results import Evaluation
-from bestiary.evaluation.video import record_video
 from bestiary.runs import checkpoints
 from bestiary.runs.checkpoints import Checkpoint
 from bestiary.runs.config_changes import ConfigChange, find_changes
 from bestiary.runs.loggers import check_loggers
-from bestiary.runs.machine_options import choose_machine_options, machine_values, remember_run
+from bestiary.runs.machine_options import choose_machine_options, machine_values, remember_run, with_machine_options
 from bestiary.runs.option_sources import merge_sources
-from bestiary.runs.run import Run, RunLocation, create_run, open_run, unused_path, update_config
+from bestiary.runs.run import Run, RunLocation, create_run, open_run, set_machine_options, unused_path, update_config
 from bestiary.runs.tables import Table
 from bestiary.training.callbacks.user_callback import make_user_callbacks
 from bestiary.training.config_summary import (
@@ -130,7 +129,7 @@ def start(config: Config, location: RunLocation = RunLocation()) -> Run:
             same = group_key(flatten(run.config.tables()), "steps") == group_key(flatten(config.tables()), "steps")
             if not same or run.config.training.seed != config.training.seed:
                 raise UserError(f"{run.path} contains a run with another config or seed; choose another --name")
-            _set_machine_options(run, machine_values(config.training))
+            set_machine_options(run, with_machine_options(run.config, machine_values(config)))
             trained = _resume(run, steps if steps != saved_steps else None, None, ray)
         else:
             trained = True
@@ -138,7 +137,7 @@ def start(config: Config, location: RunLocation = RunLocation()) -> Run:
                 if run.checkpoints:
                     raise UserError(f"{run.path}: another process has started this run; choose another --name")
                 run.config = config
-                remember_run(run, config.training)
+                remember_run(run, config)
                 auto_tune(run)
                 _train(run, run.config, None, ray)
     return run_final_tasks(run) if trained else run
@@ -156,30 +155,22 @@ def resume(
             checkpoints are renamed to abandoned-*.
         accept_changes: resume although config.toml has other options or another seed than the checkpoint, or although
             another run saved the checkpoint.
-        machine: options of this machine (see MACHINE_OPTIONS), for example `device="cpu"` or `tensorboard=True`. For an
-            option that is not given, the value in config.toml is used if the run was already trained with this value on
-            this machine. Otherwise the default is used.
+        machine: options of this machine (see MACHINE_OPTIONS), for example `device="cpu"` or `logger="tensorboard"`. For
+            an option that is not given, the value in config.toml is used if the run was already trained with this value
+            on this machine. Otherwise the default is used.
 
     Raises:
         UserError: the run cannot be resumed as requested.
         RunError: the training cannot continue.
         Interrupted: a signal stopped the run before its end.
     """
-    _set_machine_options(run, choose_machine_options(run, machine))
+    set_machine_options(run, choose_machine_options(run, machine))
     check_loggers(run.config)
     make_user_callbacks(run.config)  # raises UserError if a callback is not usable
     check_devices(run.config)
     with connect_cluster(run.config) as ray:
         trained = _resume(run, steps, checkpoint, ray, accept_changes)
     return run_final_tasks(run) if trained else run
-
-
-def _set_machine_options(run: Run, chosen: dict[str, Any]) -> None:
-    """Set the options of this machine (MACHINE_OPTIONS) in `run.config` to the values in `chosen`."""
-    saved = machine_values(run.config.training)
-    changed = {name: value for name, value in chosen.items() if value != saved[name]}
-    if changed:
-        update_config(run, **changed)
 
 
 def _resume(run: Run, steps: int | None, checkpoint_steps: int | None, ray: Any, accept_changes: bool = False) -> bool:
@@ -218,7 +209,7 @@ def _resume(run: Run, steps: int | None, checkpoint_steps: int | None, ray: Any,
             stretched = "" if fixed else "; the learning-rate schedule is stretched to the new total"
             note(f"total steps {total_steps} -> {steps}{stretched}")
         note(f"resuming {run.path} at step {done_steps}")
-        remember_run(run, run.config.training)
+        remember_run(run, run.config)
         _train(run, run.config, checkpoint, ray)
     return True
 
@@ -281,10 +272,7 @@ def _train(run: Run, config: Config, checkpoint: Checkpoint | None, ray: Any) ->
 
 
 def run_final_tasks(run: Run) -> Run:
-    """Evaluate a finished run and record a video, if --eval-at-end and --video-at-end are set. Return the run."""
-    training = run.config.training
-    if training.eval_at_end:
-        print_evaluation(evaluate(run, episodes=training.eval_at_end))
-    if training.video_at_end:
-        note(f"video: {record_video(run)}")
+    """Evaluate a finished run if --eval-at-end is set. Return the run."""
+    if run.config.training.eval_at_end:
+        print_evaluation(evaluate(run, episodes=run.config.training.eval_at_end))
     return run

@@ -13,7 +13,7 @@ ROOT = Path(bestiary.__file__).parent
 # From low to high. Packages of one layer do not import each other, except for the utilities of the lowest layer.
 LAYERS = [
     {"step", "rollout", "utils"},
-    {"envs", "kernels"},
+    {"envs", "kernels", "loggers"},
     {"agents"},
     {"algorithms"},
     {"config"},

@@ -18,6 +18,7 @@ import torch
 from bestiary.config.config import Config
 from bestiary.envs.vector_env import VectorEnv, VectorEnvWrapper
 from bestiary.rollout import Step
+from bestiary.runs.loggers import Loggers
 from bestiary.runs.run import RunLocation, create_run
 from bestiary.training import local
 from bestiary.training.callbacks.base import Callback
@@ -136,7 +137,7 @@ class EndToEndRun:
 def _make_logging_callbacks() -> list[Callback]:
     """Return the callbacks that write the CSV tables. A benchmark uses no other callbacks, such as validation."""
     reward_monitor = RewardMonitor()
-    return [reward_monitor, MetricsWriter(reward_monitor)]
+    return [reward_monitor, MetricsWriter(reward_monitor, Loggers())]
 
 
 class _PausableEnv(VectorEnvWrapper):

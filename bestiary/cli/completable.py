@@ -22,6 +22,7 @@ from bestiary.compat.programs import PROGRAMS
 from bestiary.config.components import REGISTRIES
 from bestiary.config.toml import preset_paths
 from bestiary.config.training_options import Training
+from bestiary.loggers import LOGGERS
 from bestiary.runs import zoo
 from bestiary.runs.run import RunLocation
 from bestiary.utils.options import flag_name, options_class
@@ -83,6 +84,7 @@ def _parsers_by_command() -> Iterator[tuple[str, list[Parser]]]:
         elif name == "train":
             selections = [[env, "--torso", "mlp"] for env in FAMILY_EXAMPLES]
             selections += [[f"--{kind}", key] for kind, registry in REGISTRIES.items() for key in registry]
+            selections += [["--logger", name] for name in LOGGERS]
             yield name, [capture_parser(run, words) for words in selections]
         elif name in ("eval", "video", "export"):
             yield name, [capture_parser(run, ["--env", env]) for env in FAMILY_EXAMPLES]
@@ -120,6 +122,8 @@ def _argument(command: str, action: argparse.Action, choices: dict[str, tuple[st
     elif command == "train" and flags and (kind := flags[0].removeprefix("--")) in REGISTRIES:
         words = (*(("auto",) if kind == "torso" else ()), *REGISTRIES[kind])
         paths = "file"  # for components in users' files, written path/to/file.py:Name
+    elif flags == ("--logger",):
+        words, paths = tuple(LOGGERS), "file"
     takes_value = "always"
     if action.nargs == 0:
         takes_value = "never"

@@ -37,7 +37,7 @@ def run_checks() -> bool:
         ("python", _python, True),
         ("machine", _machine, True),
         ("packages", lambda: _package_versions("torch", "numpy", "envpool", "gymnasium", "safetensors"), True),
-        ("optional", lambda: _optional_versions("tensorboard", "wandb", "ray"), False),
+        ("optional", lambda: _optional_versions("tensorboard", "wandb", "mlflow", "optuna", "ray"), False),
         ("device", _device, True),
         ("envpool", _envpool_calls, True),
         ("autotune", _autotune_cache, False),
@@ -74,6 +74,9 @@ def _package_versions(*names: str) -> str:
     return ", ".join(f"{name} {metadata.version(name)}" for name in names)
 
 
+EXTRAS = {"ray": "cluster", "optuna": "search"}  # package: extra of Bestiary that installs it, if the names differ
+
+
 def _optional_versions(*names: str) -> str:
     return ", ".join(f"{name} {_version_or_hint(name)}" for name in names)
 
@@ -81,9 +84,9 @@ def _optional_versions(*names: str) -> str:
 def _version_or_hint(name: str) -> str:
     """Return the version of a package. If it is not installed, return how to install it."""
     try:
-        return metadata.version(name)
+        return metadata.version("mlflow-skinny" if name == "mlflow" else name)
     except metadata.PackageNotFoundError:
-        return f"not installed (pip install 'bestiary[{'cluster' if name == 'ray' else name}]')"
+        return f"not installed (pip install 'bestiary[{EXTRAS.get(name, name)}]')"
 
 
 def _device() -> str:

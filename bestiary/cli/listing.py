@@ -13,6 +13,7 @@ from bestiary.envs import atari_games, canonical_name, lookup_env, procgen, toy
 from bestiary.envs.rewards.named_rewards import NAMED_REWARDS, available_named_rewards
 from bestiary.envs.rewards.wrapper import list_components
 from bestiary.envs.warehouse.variants import VARIANTS
+from bestiary.loggers import LOGGERS
 from bestiary.runs import zoo
 from bestiary.runs.csv_tables import read_columns
 from bestiary.runs.listing import COLUMNS, describe_run, find_runs
@@ -182,6 +183,11 @@ def _list_components(kind: str) -> dict[str, str]:
     return {name: _first_line(component) for name, component in REGISTRIES[kind].items()}
 
 
+def _list_loggers() -> dict[str, str]:
+    names = {name: _first_line(logger) for name, logger in LOGGERS.items()}
+    return names | {"path/to/file.py:Name": "your own logger (see docs/extending.md)"}
+
+
 def _first_line(component: object) -> str:
     return (component.__doc__ or "").strip().splitlines()[0]
 
@@ -193,6 +199,7 @@ LISTS: dict[str, Callable[[], dict[str, str]]] = {
     "torsos": partial(_list_components, "torso"),
     "memories": partial(_list_components, "memory"),
     "critics": partial(_list_components, "critic"),
+    "loggers": _list_loggers,
     "presets": _list_presets,
     "studies": _list_studies,
     "zoo": lambda: dict.fromkeys(zoo.agent_names(), "trained agent; all commands except resume accept it as RUN"),

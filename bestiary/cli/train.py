@@ -1,15 +1,21 @@
 """Commands `train` and `resume`."""
 
+import itertools
+from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from bestiary.cli.arguments import Parser, add_trust_code
 from bestiary.cli.main import allow_garbage_collection
 from bestiary.cli.option_flags import add_option_flags
+from bestiary.config.logger_options import find_loggers, merged_options
+from bestiary.config.plugin_options import trust_named
 from bestiary.config.training_options import Training
+from bestiary.loggers import LOGGERS, Logger
 from bestiary.runs.machine_options import MACHINE_OPTIONS
 from bestiary.runs.option_sources import merge_sources
 from bestiary.runs.run import RunLocation, open_run
 from bestiary.utils.console import print_line
+from bestiary.utils.plugin_names import PluginRef
 
 if TYPE_CHECKING:
     from bestiary.config.config import Config
@@ -76,10 +82,24 @@ def resume(argv: list[str]) -> None:
         "options of this machine (default: as in config.toml, if you have trained the run with them on this machine)"
     )
     add_option_flags(group, Training, "", only=MACHINE_OPTIONS)
+    logger_options = merged_options([*LOGGERS.values(), *_own_loggers(argv)])
+    add_option_flags(group, logger_options, "logger")
     a = parser.parse_strictly(argv)
-    machine = {name: getattr(a, name) for name in MACHINE_OPTIONS if getattr(a, name) is not None}
+    names = [*MACHINE_OPTIONS, *(f"logger.{field.name}" for field in fields(logger_options))]
+    machine = {name: getattr(a, name) for name in names if getattr(a, name) is not None}
+    if a.logger is not None:
+        machine["logger"] = ",".join(a.logger)
 
     from bestiary import api
 
     run = api.resume(open_run(a.run, a.trust_code), a.steps, a.checkpoint, a.accept_changes, **machine)
     print_line(f"run: {run.path}")
+
+
+def _own_loggers(argv: list[str]) -> list[type[Logger]]:
+    """Return the classes of the user's own loggers on a command line: the flags of `resume` depend on their options."""
+    words = [word for flag, word in itertools.pairwise(argv) if flag == "--logger"]
+    words += [word.removeprefix("--logger=") for word in argv if word.startswith("--logger=")]
+    names = trust_named({"logger": ",".join(words)})["logger"] if words else []
+    # Problems are reported later, with those of the other options.
+    return [*find_loggers([name for name in names if isinstance(name, PluginRef)], []).values()]

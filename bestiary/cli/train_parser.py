@@ -14,6 +14,7 @@ from bestiary.cli.arguments import Parser, add_trust_code
 from bestiary.cli.option_flags import BOOLEAN_METAVAR, add_option_flags
 from bestiary.config.component_kinds import COMPONENT_TITLES
 from bestiary.config.components import REGISTRIES
+from bestiary.config.logger_options import merged_options
 from bestiary.config.resolve import look_up
 from bestiary.config.training_options import Training
 from bestiary.envs.registry import ENV_FAMILIES, STANDALONE_ENVS
@@ -158,4 +159,7 @@ def _full_parser(argv: list[str]) -> Parser:
     for kind, component in choices.classes.items():
         group = parser.add_argument_group(f"{kind} {choices.names[kind]}")
         add_option_flags(group, options_class(component), kind, defaults=choices.defaults)
+    if choices.loggers:
+        group = parser.add_argument_group(f"logger {', '.join(choices.loggers)}")
+        add_option_flags(group, merged_options(choices.loggers.values()), "logger")
     return parser

@@ -136,7 +136,8 @@ def rolling_checkpoints(values: Values) -> Words:
 
 def wandb(values: Values) -> Words:
     """Return the option for the Weights & Biases project, if --use_wandb is given."""
-    return Words(("--wandb", values["project_name"] or "bestiary") if values["use_wandb"] else ())
+    project = ("--logger.project", values["project_name"]) if values["project_name"] else ()
+    return Words(("--logger", "wandb", *project) if values["use_wandb"] else ())
 
 
 def test_levels(values: Values) -> Words:
@@ -280,8 +281,8 @@ FLAGS = (
         EXPLAINED,
         bool,
     ),
-    Flag("use_wandb", False, "`--wandb` project_name", status=JOINT, kind=bool),
-    Flag("project_name", None, "`--wandb`", status=JOINT),
+    Flag("use_wandb", False, "`--logger wandb --logger.project` project_name", status=JOINT, kind=bool),
+    Flag("project_name", None, "`--logger.project`", status=JOINT),
     Flag("job_name", None, "", "the name in Weights & Biases is the name of the run folder, that is xpid", EXPLAINED),
 )
 TRAIN = Mode(

@@ -19,11 +19,13 @@ from bestiary.agents.agent import Agent
 from bestiary.algorithms.base import Algorithm
 from bestiary.config.components import ComponentConfig, build_module, construct_component
 from bestiary.config.forward_check import check_forward_pass
+from bestiary.config.logger_options import find_loggers
 from bestiary.config.toml import dump_toml, flatten
 from bestiary.config.training_options import Training, group_key, unused_options
 from bestiary.envs.multitask import MultiTaskVectorEnv, combine_interfaces
 from bestiary.envs.rewards.wrapper import DEFAULT_REWARDS, RewardConfig, RewardWrapper
 from bestiary.envs.vector_env import EnvInterface, VectorEnv
+from bestiary.loggers import Logger
 from bestiary.utils.errors import UserError
 from bestiary.utils.options import suggest
 from bestiary.utils.plugin_names import PluginRef
@@ -37,6 +39,7 @@ class Config:
     env_options: Any  # instance of the options dataclass of the environment; all tasks have the same options
     components: dict[str, ComponentConfig]  # by kind: "algo", "agent", and the kinds that the agent class uses
     training: Training
+    logger_options: Any = None  # options of all loggers in one object (`merged_options`); None: no loggers
     # Path of a plug-in file -> SHA-256 hash of the file's content (see `PluginSource.sha256`).
     plugin_hashes: dict[str, str] = field(default_factory=dict, compare=False)
     # Key of config.toml -> origin of its value, for example "preset hello" (see `config/origins.py`).
@@ -94,6 +97,11 @@ class Config:
         """Return the names of the user's callbacks (`--callback`)."""
         return tuple(name for name in self.training.callback or () if isinstance(name, PluginRef))
 
+    @property
+    def loggers(self) -> dict[str, type[Logger]]:
+        """Return the classes of the loggers (`--logger`) by name."""
+        return find_loggers(self.training.logger, [])
+
     def make_agent(self, interface: VectorEnv | EnvInterface | None = None, seed: int = 0) -> Agent:
         """Build an untrained agent for the observations, actions and tasks of an interface.
 
@@ -128,11 +136,15 @@ class Config:
         omitted = {*unused_options(self.training.runtime), *(() if self.training.cluster else ("cluster",))}
         sections: dict[str, Any] = {
             **{name: value for name, value in _plain(self.training).items() if name not in omitted},
+            **({"logger": self._logger_table()} if self.training.logger else {}),
             "env": {"name": list(self.envs), **_plain(self.env_options)},
         }
         for kind, component in self.components.items():
             sections[kind] = {"name": component.name, **_plain(component.options)}
         return sections
+
+    def _logger_table(self) -> dict[str, Any]:
+        return {"name": list(self.training.logger or ()), **_plain(self.logger_options)}
 
     def to_toml(self) -> str:
         """Return the text of config.toml: the config, versions of the main packages, and hashes of plug-in files."""

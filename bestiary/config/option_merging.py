@@ -17,7 +17,8 @@ def override_options(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict
     can have two spellings (`lr` and `algo.lr`). `resolve` uses the spelling that comes last, so the keys of `upper`
     come last in the result.
     """
-    replaced = {kind for kind in DEFAULT_COMPONENTS if kind in upper and kind in lower and upper[kind] != lower[kind]}
+    kinds = (*DEFAULT_COMPONENTS, "logger")
+    replaced = {kind for kind in kinds if kind in upper and kind in lower and upper[kind] != lower[kind]}
     if "env" in upper and "env" in lower and _env_families(upper["env"]) != _env_families(lower["env"]):
         replaced.add("env")
     kept = {k: v for k, v in lower.items() if k not in upper and k.split(".")[0] not in replaced - {k}}

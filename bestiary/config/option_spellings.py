@@ -12,6 +12,7 @@ from bestiary.config.component_kinds import DEFAULT_COMPONENTS
 from bestiary.config.components import REGISTRIES
 from bestiary.config.foreign_flags import foreign_flag_hint
 from bestiary.envs.registry import options_by_family
+from bestiary.loggers import LOGGERS
 from bestiary.utils.options import field_types, options_class, positional_hint, suggest
 
 # Options that choose the run folder. They are not part of a Config, so they are accepted only on the command line.
@@ -77,7 +78,7 @@ def _components_with_option(key: str) -> str:
     """Return a hint that names the environments or components that have this option; empty if there is none."""
     kind, dot, name = key.partition(".")
     if dot and kind != "env":
-        registry = REGISTRIES.get(kind, {})
+        registry: Mapping[str, type] = LOGGERS if kind == "logger" else REGISTRIES.get(kind, {})
         owners = [n for n, component in registry.items() if name in field_types(options_class(component))]
         return f": it is an option of {kind} {' and '.join(owners)}" if owners else ""
     name = name or key

@@ -1,9 +1,9 @@
 """Plug-in names in the options of a run.
 
-`map_plugins` is the only place that knows which options can name a user's file: environments, components, rewards and
-callbacks. The options of each source (command line, Python, config file, study file, run folder) pass through this
-function once. `map_plugins` first expands braces and removes white space. Otherwise a file name that contains braces or
-white space would not be recognised.
+`map_plugins` is the only place that knows which options can name a user's file: environments, components, rewards,
+callbacks and loggers. The options of each source (command line, Python, config file, study file, run folder) pass
+through this function once. `map_plugins` first expands braces and removes white space. Otherwise a file name that
+contains braces or white space would not be recognised.
 """
 
 from collections.abc import Callable, Mapping
@@ -32,13 +32,13 @@ def map_plugins(options: Mapping[str, Any], function: Callable[[PluginRef], str]
         elif key == "true_reward" and isinstance(value, str):
             rewards = [replace(reward) for reward in split_rewards(value)]
             mapped[key] = rewards[0] if len(rewards) == 1 else "; ".join(rewards)
-        elif key == "callback" and isinstance(value, str | list | tuple) and value != "none":
-            mapped[key] = [replace(part) for part in _split_callbacks(value)]
+        elif key in ("callback", "logger") and isinstance(value, str | list | tuple) and value != "none":
+            mapped[key] = [replace(part) for part in _split_names(value)]
     return mapped
 
 
-def _split_callbacks(value: Any) -> list[Any]:
-    """Return the names in the value of --callback, which is one name, names separated by commas, or a list."""
+def _split_names(value: Any) -> list[Any]:
+    """Return the names in the value of --callback or --logger: one name, names separated by commas, or a list."""
     if isinstance(value, PluginRef):
         return [value]
     return value.split(",") if isinstance(value, str) else list(value)

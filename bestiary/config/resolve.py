@@ -23,6 +23,7 @@ from bestiary.config.component_kinds import DEFAULT_COMPONENTS
 from bestiary.config.components import ComponentConfig, construct_component, lookup_component
 from bestiary.config.config import Config, task_interfaces
 from bestiary.config.derived_options import check_batches, derive_max_lag, derive_num_envs, derive_pools, derive_runtime
+from bestiary.config.logger_options import ALWAYS_ON, find_loggers, merged_options
 from bestiary.config.option_merging import expand_env_names
 from bestiary.config.option_spellings import unknown_options, values_by_schema
 from bestiary.config.origins import GIVEN, trace_names, trace_options
@@ -32,6 +33,7 @@ from bestiary.config.training_options import Training
 from bestiary.envs.multitask import combine_interfaces, task_name
 from bestiary.envs.rewards.wrapper import RewardConfig, RewardWrapper, check_custom_rewards, parse_rewards
 from bestiary.envs.vector_env import EnvInterface
+from bestiary.loggers import Logger
 from bestiary.utils import plugins
 from bestiary.utils.errors import UserError
 from bestiary.utils.options import (
@@ -56,6 +58,7 @@ class Choices:
     interfaces: tuple[EnvInterface, ...] | None  # one per environment
     names: Mapping[str, str]  # name of each component, by kind
     classes: Mapping[str, Any]  # class of each component, by kind
+    loggers: Mapping[str, type[Logger]]  # class of each logger, by name
     given: Mapping[str, Any]  # the given options, without the names of the environments and components
     defaults: Mapping[str, Any]  # default values that the environment and the agent set for options, by config key
 
@@ -63,7 +66,9 @@ class Choices:
     def schemas(self) -> dict[str, type]:
         """The options class of each kind of component. The kind "" stands for the training options."""
         env = {} if self.env_spec is None else {"env": self.env_spec.options}
-        return {"": Training, **env, **{kind: options_class(component) for kind, component in self.classes.items()}}
+        loggers = {"logger": merged_options(self.loggers.values())} if self.loggers else {}
+        components = {kind: options_class(component) for kind, component in self.classes.items()}
+        return {"": Training, **env, **components, **loggers}
 
 
 def resolve(given: Mapping[str, Any], origin: Mapping[str, str] | None = None) -> Config:
@@ -85,7 +90,10 @@ def resolve(given: Mapping[str, Any], origin: Mapping[str, str] | None = None) -
 
     # 2. Options of the environments, the components and the training.
     schemas = choices.schemas
-    problems += unknown_options(choices.given, schemas, {"env", *names} - set(schemas), origin)
+    missing = {"env", *names} - set(schemas)
+    if any("--logger" in problem for problem in problems):  # a logger was not found, so its options are unknown
+        missing.add("logger")
+    problems += unknown_options(choices.given, schemas, missing, origin)
     values = values_by_schema({**choices.defaults, **choices.given}, schemas)
     parsed = {kind: parse_options(schema, values[kind], kind, problems) for kind, schema in schemas.items()}
     if parsed[""] is not None:
@@ -122,14 +130,17 @@ def resolve(given: Mapping[str, Any], origin: Mapping[str, str] | None = None) -
     check_batches(training, algorithm, num_tasks, problems)
     if problems:
         raise UserError(*dict.fromkeys(problems))
-    final = {"": training, "env": choices.env_options, **options}
+    loggers = {"logger": parsed["logger"]} if choices.loggers else {}
+    final = {"": training, "env": choices.env_options, **options, **loggers}
     default_names = {**DEFAULT_COMPONENTS, **classes["agent"].config_defaults}
     origins = {
         **trace_names(names, default_names, given, origin),
         **trace_options(final, parsed, sources),
     }
     component_configs = {kind: ComponentConfig(names[kind], options[kind]) for kind in classes}
-    return _make_config(choices.env_names, choices.env_options, component_configs, training, origins)
+    return _make_config(
+        choices.env_names, choices.env_options, component_configs, training, parsed.get("logger"), origins
+    )
 
 
 def look_up(given: Mapping[str, Any], origin: Mapping[str, str], problems: list[str]) -> Choices:
@@ -171,7 +182,8 @@ def look_up(given: Mapping[str, Any], origin: Mapping[str, str], problems: list[
         # components.
         agent_defaults = classes["agent"].config_defaults
         defaults = {**defaults, **{key: value for key, value in agent_defaults.items() if "." in key}}
-    return Choices(env_names, env_spec, env_options, interfaces, names, classes, options, defaults)
+    loggers = find_loggers(given.get("logger"), problems)
+    return Choices(env_names, env_spec, env_options, interfaces, names, classes, loggers, options, defaults)
 
 
 def _derive_options(
@@ -205,6 +217,7 @@ def _make_config(
     env_options: Any,
     components: dict[str, ComponentConfig],
     training: Training,
+    logger_options: Any,
     origins: dict[str, str],
 ) -> Config:
     """Build the Config. Plug-ins are named by absolute paths, and the hashes of their contents are stored."""
@@ -216,14 +229,17 @@ def _make_config(
         return found
 
     names = {"env": list(env_names), **{kind: component.name for kind, component in components.items()}}
-    named = {name: getattr(training, name) for name in ("reward", "true_reward", "callback")}
+    named = {name: getattr(training, name) for name in ("reward", "true_reward", "callback", "logger")}
     absolute_names = map_plugins({**names, **named}, absolute)
     own = {name: absolute_names[name] for name in named}
+    own["callback"] = tuple(own["callback"] or ()) or None
+    own["logger"] = tuple(name for name in own["logger"] or () if name != ALWAYS_ON) or None
     return Config(
         envs=tuple(envs.canonical_name(name) for name in absolute_names["env"]),
         env_options=env_options,
         components={kind: dataclasses.replace(c, name=absolute_names[kind]) for kind, c in components.items()},
-        training=dataclasses.replace(training, **{**own, "callback": tuple(own["callback"] or ()) or None}),
+        training=dataclasses.replace(training, **own),
+        logger_options=logger_options,
         plugin_hashes=hashes,
         origins=origins,
     )

@@ -220,18 +220,23 @@ class Training:
         metavar="FILE:NAME",
         compared=True,
     )
-    tensorboard: bool = _logging(False, "also write TensorBoard event files", machine=True)
-    wandb: str | None = _logging(
+    logger: tuple[str, ...] | None = _logging(
         None,
-        "also log to this Weights & Biases project; without a value, the project is bestiary",
-        const="bestiary",
-        metavar="PROJECT",
+        "also log to this tool: tensorboard, wandb, mlflow, trackio or your own file.py:Name; give the flag several "
+        "times, or separate names by commas, for several tools (default: none; CSV tables are always written)",
+        metavar="NAME",
         machine=True,
     )
     eval_at_end: int = _logging(
         0, "after training, evaluate the agent by playing this number of games per task; 0: no evaluation", low=0
     )
-    video_at_end: bool = _logging(False, "after training, record a video of one game")
+    video_every: int = _logging(
+        0,
+        "interval between videos of the agent, in steps; each video shows one game of each task; 0: no videos",
+        low=0,
+        metavar="STEPS",
+    )
+    video_at_end: bool = _logging(False, "at the end of the training, record a video of one game of each task")
 
     # --- validation during training ---
 
@@ -304,12 +309,17 @@ class Training:
 UNCOMPARED = tuple(f.name for f in fields(Training) if not f.metadata["compared"])
 
 
+def is_compared(key: str) -> bool:
+    """Return whether two runs with different values of a key, such as `memory.hidden`, are different experiments."""
+    return key.partition(".")[0] not in UNCOMPARED  # the options of loggers, for example logger.project, are not
+
+
 def group_key(settings: Mapping[str, Any], *ignored: str) -> str:
     """Return a key of the experiment: two runs with the same key are repetitions of one experiment.
 
     The key contains all settings as JSON, except the options in UNCOMPARED and `ignored`.
     """
-    return json.dumps({k: v for k, v in settings.items() if k not in (*UNCOMPARED, *ignored)}, sort_keys=True)
+    return json.dumps({k: v for k, v in settings.items() if is_compared(k) and k not in ignored}, sort_keys=True)
 
 
 def unused_options(runtime: str) -> set[str]:

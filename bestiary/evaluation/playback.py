@@ -99,14 +99,21 @@ def open_viewer(
 
     If the run `like` is given, the game starts exactly as a game of `like` with the same seed.
     """
-    config = run.config
-    task = config.task_index(env)
     chosen = checkpoints.choose(run.path, checkpoint)
-    agent = run.agent(chosen)
-    streams = np.random.SeedSequence([(like or run).config.training.seed, 2, seed]).spawn(2)
+    run_seed = (like or run).config.training.seed
+    return make_viewer(run, run.agent(chosen), chosen.steps, run.config.task_index(env), seed, run_seed)
+
+
+def make_viewer(run: Run, agent: Agent, steps: int, task: int, seed: int, run_seed: int) -> Viewer:
+    """Return a viewer that plays a new game of a task with an agent that has been trained for `steps` steps.
+
+    The game depends on `seed` and `run_seed`, the seed of a run.
+    """
+    config = run.config
+    streams = np.random.SeedSequence([run_seed, 2, seed]).spawn(2)
     game_info = {"environment_options": config.tables()["env"], "seed": seed}
     pool = make_vector_env([config.envs[task]], config.env_options, 1, streams[0], render=True, rewards=config.rewards)
-    return Viewer(run, agent, pool, task, chosen.steps, int(streams[1].generate_state(1)[0]), game_info)
+    return Viewer(run, agent, pool, task, steps, int(streams[1].generate_state(1)[0]), game_info)
 
 
 def open_replay(run: Run, recording: Recording, game: RecordedGame, checkpoint: int | None = None) -> Viewer:

@@ -1,20 +1,25 @@
 """Record videos (GIF or MP4) of games of trained agents, or show games in a window."""
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import torch
 
+from bestiary.agents.agent import Agent
 from bestiary.evaluation.media import check_fps, check_output, write_video
-from bestiary.evaluation.playback import Frame, Playback, PlaybackOptions, Viewer, open_playback
+from bestiary.evaluation.playback import Frame, Playback, PlaybackOptions, Viewer, make_viewer, open_playback
 from bestiary.evaluation.window import Window
 from bestiary.runs.run import Run
 from bestiary.utils.console import note, plural, progress_bar
 
+DEFAULT_OPTIONS = PlaybackOptions(length=2_000)
+
 
 def record_video(
     run: Run,
-    options: PlaybackOptions = PlaybackOptions(length=2_000),
+    options: PlaybackOptions = DEFAULT_OPTIONS,
     *,
     out: str | Path | None = None,
     overwrite: bool = False,
@@ -42,7 +47,7 @@ def record_video(
 
 def show_game(
     run: Run,
-    options: PlaybackOptions = PlaybackOptions(length=2_000),
+    options: PlaybackOptions = DEFAULT_OPTIONS,
     *,
     out: str | Path | None = None,
     overwrite: bool = False,
@@ -76,6 +81,34 @@ def show_game(
 def _note_returns(shown: str, num_steps: int, playback: Playback) -> None:
     returns = ", ".join(f"{value:g}" for value in playback.returns)
     note(f"{shown} {plural(num_steps, 'step')}; return of each game: {returns}")
+
+
+def record_agent(
+    run: Run,
+    agent: Agent,
+    steps: int,
+    *,
+    task: int,
+    seed: int,
+    should_stop: Callable[[], bool],
+) -> Path | None:
+    """Record a video of an agent that is being trained, and return its path; None if `should_stop` became true.
+
+    The agent is copied, and the game is played in an environment of its own. It is the game that `record_video` would
+    record of a checkpoint with these weights.
+    """
+    frozen_agent = copy.deepcopy(agent).to(torch.device("cpu"))
+    viewer = make_viewer(run, frozen_agent, steps, task, seed, run.config.training.seed)
+    playback = Playback([viewer], length=DEFAULT_OPTIONS.length)
+    images = []
+    for (frame,) in playback:
+        if should_stop():
+            return None
+        images.append(frame.display_image)
+    path = run.new_output_path("videos", f"{viewer.file_stem}-sampled", ".gif")
+    write_video(path, images, playback.fps)
+    _note_returns("the video shows", len(images), playback)
+    return path
 
 
 def _display_image(frame: Frame) -> np.ndarray:

@@ -38,7 +38,7 @@ class ConfigChange:
         If only one of the two configurations has the option, the result is False, because the configurations were then
         written by different versions of Bestiary.
         """
-        return self.option not in FREE_OPTIONS and MISSING not in (self.old, self.new)
+        return self.option.partition(".")[0] not in FREE_OPTIONS and MISSING not in (self.old, self.new)
 
     def __str__(self) -> str:
         return f"{self.option} {self.old} -> {self.new}"

@@ -1,144 +1,95 @@
-"""Loggers that send the rows of metrics.csv to TensorBoard and Weights & Biases (W&B).
+"""The loggers of a run: their construction, and protection of the training against their failures.
 
 A logger never stops the training. If it fails, one warning is printed, and metrics.csv is still written completely.
 """
 
 import hashlib
-import os
-import uuid
-from collections.abc import Callable
+import importlib.util
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from bestiary.config.config import Config
-from bestiary.utils import local_config, safe_files
+from bestiary.config.logger_options import options_of
+from bestiary.loggers import LogContext, Logger
+from bestiary.utils import plugins
 from bestiary.utils.console import warn
 from bestiary.utils.errors import UserError
+from bestiary.utils.options import construct
+from bestiary.utils.plugin_names import PluginRef
 
 
-class Logger(Protocol):
-    """An object that receives each row of metrics.csv."""
+class Loggers:
+    """All loggers of a session. A logger that raises an exception causes one warning and is not called again.
 
-    def log(self, row: dict[str, float]) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class TensorBoardLogger:
-    """Logger that writes TensorBoard event files."""
-
-    def __init__(self, folder: Path, first_step: int):
-        """Open the event files.
-
-        A resumed run logs the steps after `first_step` again. Therefore events of earlier sessions are hidden if their
-        step is at least `first_step`.
-        """
-        from torch.utils.tensorboard import SummaryWriter
-
-        self.writer = SummaryWriter(str(folder), purge_step=first_step)
-
-    def log(self, row: dict[str, float]) -> None:
-        for name, value in row.items():
-            self.writer.add_scalar(name, value, int(row["step"]))
-
-    def close(self) -> None:
-        self.writer.close()
-
-
-class WandbLogger:
-    """Logger that sends rows to W&B.
-
-    W&B reads the API key and the mode (for example `WANDB_MODE=offline`) from its own environment variables and files.
+    `open` must be called before the other methods.
     """
 
-    def __init__(self, folder: Path, project: str, name: str, config: Config):
-        import wandb
+    def __init__(self) -> None:
+        self.active: dict[str, Logger] = {}  # by name
 
-        with local_config.hidden(local_config.WANDB_FILE):
-            wandb.setup()  # reads the settings files; `init` does not read them again
-        # By default, W&B runs git in the working directory. Files in this directory may come from another person.
-        settings = wandb.Settings(
-            console="off", x_disable_stats=True, x_disable_meta=True, disable_git=True, silent=True
-        )
-        self.run = wandb.init(
-            project=project,
-            name=name,
-            id=_persistent_id(folder / "wandb_id.txt"),
-            group=f"{config.label()}-{hashlib.sha256(config.group_key().encode()).hexdigest()[:8]}",
+    def open(self, config: Config, run_path: Path, first_step: int) -> None:
+        """Create the loggers of a config. Leave out, with a warning, a logger that cannot be created."""
+        if not config.loggers:
+            return
+        digest = hashlib.sha256(config.group_key().encode()).hexdigest()[:8]
+        context = LogContext(
+            folder=run_path.absolute(),
+            name=run_path.resolve().name,
+            group=f"{config.label()}-{digest}",
             config=config.tables(),
-            dir=str(folder.absolute()),
-            resume="allow",
-            settings=settings,
+            first_step=first_step,
         )
-        self.run.define_metric("*", step_metric="step")
+        for name, component in config.loggers.items():
+            try:
+                self.active[name] = construct(component, context, options=options_of(component, config.logger_options))
+            except (Exception, SystemExit) as error:
+                warn(f"logger {name} is not available: {_describe(error)}; metrics.csv is still written")
 
     def log(self, row: dict[str, float]) -> None:
-        self.run.log(row)
-
-    def close(self) -> None:
-        self.run.finish()
-
-
-def _persistent_id(path: Path) -> str:
-    """Return the W&B ID that is stored in a file. If the file does not exist, create it with a random ID.
-
-    A resumed run reads its ID from the file. The name of the run folder is not used as ID, because several run folders
-    may have the same name.
-    """
-    if not os.path.lexists(path):
-        safe_files.write_text(path, uuid.uuid4().hex[:12])
-    return safe_files.read_text(path, max_bytes=1000).strip()
-
-
-class SafeLogger:
-    """Wrapper that calls a logger. When the logger raises an exception, the wrapper warns once and stops logging."""
-
-    def __init__(self, logger: Logger, name: str):
-        self.logger: Logger | None = logger
-        self.name = name
-
-    def log(self, row: dict[str, float]) -> None:
+        """Log numbers by name. The row must have the key `step`."""
         self._call("log", row)
+
+    def log_video(self, name: str, path: Path, step: int) -> None:
+        self._call("log_video", name, path, step)
+
+    def log_figure(self, name: str, path: Path, step: int) -> None:
+        self._call("log_figure", name, path, step)
 
     def close(self) -> None:
         self._call("close")
+        self.active = {}
 
     def _call(self, method: str, *args: Any) -> None:
-        if self.logger is None:
-            return
-        try:
-            getattr(self.logger, method)(*args)
-        except Exception as error:
-            warn(f"{self.name} stopped logging: {type(error).__name__}: {error}; metrics.csv is still written")
-            self.logger = None
+        for name, logger in list(self.active.items()):
+            try:
+                getattr(logger, method)(*args)
+            except (Exception, SystemExit) as error:
+                warn(f"logger {name} stopped logging: {_describe(error)}; metrics.csv is still written")
+                del self.active[name]
+
+
+def _describe(error: BaseException) -> str:
+    """Return the type and message of an error, with the file and line if the error was raised in a plug-in."""
+    return plugins.describe_error(error) or plugins.error_line(error)
 
 
 def check_loggers(config: Config) -> None:
     """Raise UserError if the package of a requested logger is not installed."""
     problems = []
-    for module, requested in (("tensorboard", config.training.tensorboard), ("wandb", config.training.wandb)):
-        if requested:
-            try:
-                __import__(module)
-            except ImportError:
-                problems.append(f"--{module}: {module} is not installed; run: pip install 'bestiary[{module}]'")
+    for name, logger in config.loggers.items():
+        if logger.package and not _is_installed(logger.package):
+            shown = name.attribute if isinstance(name, PluginRef) else name
+            install = f"; run: {logger.install}" if logger.install.startswith("pip ") else f"; {logger.install}"
+            problems.append(f"--logger {shown}: {logger.package} is not installed{install if logger.install else ''}")
     if problems:
         raise UserError(*problems)
 
 
-def make_loggers(config: Config, run_path: Path, first_step: int) -> list[SafeLogger]:
-    """Create and return the requested loggers. Leave out, with a warning, a logger that cannot be created."""
-    factories: dict[str, Callable[[], Logger]] = {}
-    if config.training.tensorboard:
-        factories["tensorboard"] = lambda: TensorBoardLogger(run_path / "tensorboard", first_step)
-    if config.training.wandb:
-        project = config.training.wandb
-        title = run_path.resolve().name
-        factories["wandb"] = lambda: WandbLogger(run_path, project, title, config)
-    loggers = []
-    for name, make_logger in factories.items():
-        try:
-            loggers.append(SafeLogger(make_logger(), name))
-        except Exception as error:
-            warn(f"{name} is not available: {type(error).__name__}: {error}; metrics.csv is still written")
-    return loggers
+def _is_installed(package: str) -> bool:
+    """Return whether a package is installed, without importing it: some packages need seconds for that."""
+    try:
+        spec = importlib.util.find_spec(package)
+    except (ImportError, ValueError):
+        return False
+    # A folder without code has no origin, for example the folder wandb/ with the logs of W&B.
+    return spec is not None and spec.origin is not None

@@ -13,48 +13,73 @@ import json
 import re
 import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from bestiary.config.logger_options import find_loggers, merged_options
+from bestiary.config.plugin_options import map_plugins, trust_named
+from bestiary.config.toml import flatten
 from bestiary.config.training_options import Training
+from bestiary.loggers import LOGGERS
 from bestiary.runs.run import Run
+from bestiary.utils import plugins
 from bestiary.utils.console import note, printable
 from bestiary.utils.errors import UserError
 from bestiary.utils.options import parse_options, suggest
+from bestiary.utils.plugin_names import PluginRef
 from bestiary.utils.user_store import UserStore
+
+if TYPE_CHECKING:
+    from bestiary.config.config import Config
 
 RUNS = UserStore("runs.json", max_records=100_000)
 MACHINE_OPTIONS = tuple(f.name for f in fields(Training) if f.metadata["machine"])
 DEFAULTS = {name: getattr(Training(), name) for name in MACHINE_OPTIONS}
+LOGGER_PREFIX = "logger."  # start of the keys of the loggers' options, which are machine options, too
 
 
-def machine_values(training: Training) -> dict[str, Any]:
-    """Return the values of MACHINE_OPTIONS."""
-    return {name: getattr(training, name) for name in MACHINE_OPTIONS}
+def machine_values(config: "Config") -> dict[str, Any]:
+    """Return the values of MACHINE_OPTIONS and of the options of the loggers, for example `logger.project`."""
+    return {name: getattr(config.training, name) for name in MACHINE_OPTIONS} | _logger_values(config)
 
 
-def machine_flags(training: Training) -> list[str]:
+def _logger_values(config: "Config") -> dict[str, Any]:
+    options = config.logger_options
+    return {} if options is None else {LOGGER_PREFIX + f.name: getattr(options, f.name) for f in fields(options)}
+
+
+def machine_flags(config: "Config") -> list[str]:
     """Return the values that are not defaults as arguments of `bestiary resume`, for example ["--device=cpu"]."""
-    values = {name: value for name, value in machine_values(training).items() if value != DEFAULTS[name]}
-    return [f"--{name.replace('_', '-')}={'on' if value is True else value}" for name, value in values.items()]
+    values = machine_values(config)
+    defaults = DEFAULTS
+    if config.logger_options is not None:
+        defaults = DEFAULTS | {LOGGER_PREFIX + f.name: f.default for f in fields(config.logger_options)}
+    return [_flag(name, value) for name, value in values.items() if value != defaults[name]]
 
 
-def remember_run(run: Run, training: Training) -> None:
-    """Store in runs.json that the user trains this run on this machine with the machine options in `training`."""
+def _flag(name: str, value: Any) -> str:
+    if isinstance(value, bool):
+        value = "on" if value else "off"
+    text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    return f"--{name.replace('_', '-')}={text}"
+
+
+def remember_run(run: Run, config: "Config") -> None:
+    """Store in runs.json that the user trains this run on this machine with the machine options in `config`."""
     if _is_id(run.id):
-        record = {"options": _digest(training), "time": time.strftime("%Y-%m-%d %H:%M:%S")}
+        record = {"options": _digest(config), "time": time.strftime("%Y-%m-%d %H:%M:%S")}
         if RUNS.read().get(run.id, {}).get("options") != record["options"]:
             RUNS.update(run.id, lambda _: record)
 
 
-def is_own_choice(run: Run, training: Training) -> bool:
-    """Return whether the user has trained this run on this machine with the machine options in `training`."""
-    return _is_id(run.id) and RUNS.read().get(run.id, {}).get("options") == _digest(training)
+def is_own_choice(run: Run, config: "Config") -> bool:
+    """Return whether the user has trained this run on this machine with the machine options in `config`."""
+    return _is_id(run.id) and RUNS.read().get(run.id, {}).get("options") == _digest(config)
 
 
-def choose_machine_options(run: Run, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of MACHINE_OPTIONS with which a run is resumed.
+def choose_machine_options(run: Run, given: Mapping[str, Any]) -> "Config":
+    """Return the config of a run with the machine options with which it is resumed.
 
     If `given` contains an option, its value is used. The other values come from config.toml if the user has chosen them
     on this machine. If not, the defaults are used, and a note lists the values in config.toml that are not used.
@@ -62,41 +87,97 @@ def choose_machine_options(run: Run, given: Mapping[str, Any]) -> dict[str, Any]
     Raises:
         UserError: a given value is invalid, or the address of the cluster is missing.
     """
+    given = trust_named(flatten(given))
     problems = [
         f"--{name.replace('_', '-')}: not an option of resume{suggest(name, MACHINE_OPTIONS)}"
         for name in given
-        if name not in MACHINE_OPTIONS
+        if name not in MACHINE_OPTIONS and not name.startswith(LOGGER_PREFIX)
     ]
     parsed = parse_options(Training, given, "", problems)
     if problems:
         raise UserError(*problems)
-    training = run.config.training
-    saved = machine_values(training)
-    if not is_own_choice(run, training):
-        ignored = {name: value for name, value in saved.items() if value != DEFAULTS[name] and name not in given}
-        if training.runtime == "cluster" and "cluster" in ignored:
-            raise UserError(
-                f"{run.path} trains on a cluster, but you have not trained it on this machine with the options in its "
-                f"config.toml (cluster {training.cluster}); add --cluster local, --cluster auto or --cluster HOST:PORT"
-            )
-        if ignored:
-            # The values may come from another person. Quote them, so that the shell executes none of them as a command
-            # if the user copies the flags.
-            flags = printable(shlex.join(machine_flags(replace(Training(), **ignored))))
-            note(
-                f"note: you have not trained {run.path} on this machine with the options in its config.toml, so some "
-                f"of them are not used; to use them, add {flags}"
-            )
-        saved = DEFAULTS
-    chosen = {**saved, **{name: getattr(parsed, name) for name in given}}
+    config = run.config
+    training = config.training
+    own = is_own_choice(run, config)
+    if not own:
+        _note_ignored(run, given)
+    saved = machine_values(config) if own else DEFAULTS
+    chosen = {**saved, **{name: getattr(parsed, name) for name in given if name in MACHINE_OPTIONS}}
+    chosen |= {name: value for name, value in given.items() if name.startswith(LOGGER_PREFIX)}
     if chosen["cluster"] is not None and training.runtime != "cluster":
         raise UserError(f"--cluster {chosen['cluster']}: {run.path} has runtime = {training.runtime}; remove --cluster")
-    return chosen
+    return with_machine_options(config, chosen, set(given))
+
+
+def _note_ignored(run: Run, given: Mapping[str, Any]) -> None:
+    """Print which machine options in config.toml are not used, because another person may have chosen them.
+
+    Raises:
+        UserError: one of them is the address of the cluster, and `given` has no other address.
+    """
+    config = run.config
+    ignored = [flag for flag in machine_flags(config) if _key(flag) not in given]
+    if config.training.runtime == "cluster" and any(_key(flag) == "cluster" for flag in ignored):
+        raise UserError(
+            f"{run.path} trains on a cluster, but you have not trained it on this machine with the options in its "
+            f"config.toml (cluster {config.training.cluster}); add --cluster local, --cluster auto or "
+            "--cluster HOST:PORT"
+        )
+    if ignored:
+        # The values may come from another person. Quote them, so that the shell executes none of them as a command if
+        # the user copies the flags.
+        note(
+            f"note: you have not trained {run.path} on this machine with the options in its config.toml, so some "
+            f"of them are not used; to use them, add {printable(shlex.join(ignored))}"
+        )
+
+
+def _key(flag: str) -> str:
+    return flag.partition("=")[0].removeprefix("--").replace("-", "_")
+
+
+def with_machine_options(config: "Config", chosen: Mapping[str, Any], given: Collection[str] = ()) -> "Config":
+    """Return a config with other machine options. Options of loggers that are not used are left out.
+
+    Raises:
+        UserError: an option in `given` belongs to none of the loggers, or a logger or the value of an option is wrong.
+    """
+    problems: list[str] = []
+    loggers = find_loggers(chosen["logger"], problems)
+    options = merged_options(loggers.values())
+    names = [f.name for f in fields(options)]
+    values = {key.removeprefix(LOGGER_PREFIX): value for key, value in chosen.items() if key.startswith(LOGGER_PREFIX)}
+    for name in values.keys() - set(names):
+        if LOGGER_PREFIX + name in given and len(problems) == 0:
+            owners = [owner for owner in LOGGERS if name in {f.name for f in fields(merged_options([LOGGERS[owner]]))}]
+            advice = f"; add --logger {' or '.join(owners)}" if owners else suggest(name, names)
+            problems.append(f"--logger.{name.replace('_', '-')}: no logger of this run has this option{advice}")
+    parsed = parse_options(options, values, "logger", problems)
+    if problems:
+        raise UserError(*problems)
+    hashes = dict(config.plugin_hashes)
+
+    def absolute(ref: PluginRef) -> PluginRef:
+        found = ref.absolute()
+        hashes[str(found.path)] = plugins.content_hash(found)
+        return found
+
+    used = map_plugins({"logger": list(loggers)}, absolute)["logger"]
+    machine = {name: chosen[name] for name in MACHINE_OPTIONS} | {"logger": tuple(used) or None}
+    return replace(
+        config,
+        training=replace(config.training, **machine),
+        logger_options=parsed if loggers else None,
+        plugin_hashes=hashes,
+    )
 
 
 def _is_id(text: str) -> bool:
     return re.fullmatch(r"[0-9a-f]{32}", text) is not None
 
 
-def _digest(training: Training) -> str:
-    return hashlib.sha256(json.dumps(machine_values(training), sort_keys=True).encode()).hexdigest()
+def _digest(config: "Config") -> str:
+    """Return a hash of the machine options. Loggers in users' files are identified by their content, not their path."""
+    hashes = config.plugin_hashes
+    values = map_plugins(machine_values(config), lambda ref: f"{ref.attribute}@{hashes[str(ref.path)]}")
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()

@@ -28,6 +28,7 @@ from bestiary.runs.tables import Table, html_table
 from bestiary.utils import safe_files
 from bestiary.utils.errors import UserError
 from bestiary.utils.options import option, parse_options, suggest
+from bestiary.utils.plugin_names import PluginRef
 
 if TYPE_CHECKING:
     import gymnasium.vector
@@ -83,7 +84,7 @@ class Run:
     path: Path
     trust_code: bool = field(default=False, repr=False)  # whether unknown plug-ins may be executed
     shown_path: Path = field(init=False, repr=False, compare=False)  # the path as the user gave it, for messages
-    # Training options that are changed in `config`, but not yet in config.toml (see `update_config`).
+    # Keys of config.toml that are changed in `config`, but not yet in config.toml (see `update_config`).
     unwritten_options: dict[str, Any] = field(init=False, default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -409,10 +410,23 @@ def update_config(run: Run, **training: Any) -> None:
     run.unwritten_options |= training
 
 
+def set_machine_options(run: Run, config: "Config") -> None:
+    """Set the config of a run to `config`, which differs from it only in options of the machine, such as loggers."""
+    old, new = run.config.tables(), config.tables()
+    run.config = config
+    changed = {key: new.get(key) for key in {**old, **new} if old.get(key) != new.get(key)}
+    run.unwritten_options |= changed
+
+
 def write_config(run: Run) -> None:
-    """Update config.toml: write all options that were changed by `update_config`."""
+    """Update config.toml: write all options that were changed by `update_config` and `set_machine_options`."""
     if run.unwritten_options:
         tables = {**read_tables(run.path / "config.toml", in_run_folder=True), **run.unwritten_options}
+        files = [str(name.path) for name in run.config.training.logger or () if isinstance(name, PluginRef)]
+        if "logger" in run.unwritten_options and files:
+            plugin_copies.write_copies(run.config, run.path)
+            hashes = {file: run.config.plugin_hashes[file] for file in files}
+            tables["plugins"] = {**tables.get("plugins", {}), **hashes}
         set_tables = {name: value for name, value in tables.items() if value is not None}
         safe_files.write_text(run.path / "config.toml", CONFIG_HEADER + dump_toml(set_tables))
         run.unwritten_options = {}

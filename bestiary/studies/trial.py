@@ -11,7 +11,7 @@ from typing import Any
 from bestiary.config.config import Config
 from bestiary.config.plugin_options import map_plugins
 from bestiary.config.toml import flatten
-from bestiary.config.training_options import UNCOMPARED
+from bestiary.config.training_options import is_compared
 from bestiary.runs.machine_options import machine_flags
 from bestiary.runs.run import ID_FILE, Run
 from bestiary.studies.evaluations import EvaluationPlan, EvaluationRecord, find_records
@@ -107,7 +107,7 @@ class Trial:
 
     def next_command(self) -> list[str] | None:
         """Return the arguments of the `bestiary` command that continues the trial, or None if it is done."""
-        machine = machine_flags(self.config.training)
+        machine = machine_flags(self.config)
         if not self.exists:
             # Leave out --init-from, because the config file contains it. On the command line, --init-from would also
             # select the options of the other run.
@@ -198,4 +198,4 @@ def _compared_settings(config: Config) -> dict[str, Any]:
     """
     hashes = config.plugin_hashes
     flat = map_plugins(flatten(config.tables()), lambda ref: f"{ref.attribute}@{hashes[str(ref.path)][:8]}")
-    return {key: value for key, value in flat.items() if key == "seed" or key not in UNCOMPARED}
+    return {key: value for key, value in flat.items() if key == "seed" or is_compared(key)}

@@ -74,4 +74,5 @@ CHECKS: dict[str, Check] = {
     "callbacks/validation/rows": _is_count,
     "callbacks/validation/best_score": lambda value: value is None or _is_number(value),
     "callbacks/validation/last_step": _is_count,
+    "callbacks/video/last_step": _is_count,
 }

@@ -94,6 +94,7 @@ def options_page() -> str:
     from bestiary.config.component_kinds import COMPONENT_TITLES
     from bestiary.config.components import REGISTRIES
     from bestiary.config.training_options import Training
+    from bestiary.loggers import LOGGERS
     from bestiary.utils.options import options_class
 
     parts = [
@@ -113,6 +114,9 @@ def options_page() -> str:
         parts.append(f"## {title[0].upper()}{title[1:]} (`--{kind}`)")
         for name, component in registry.items():
             parts += [f"### {kind} {name}", _option_table(kind, options_class(component))]
+    parts.append("## Loggers (`--logger`)")
+    for name, logger in LOGGERS.items():
+        parts += [f"### logger {name}", _option_table("logger", options_class(logger))]
     return "\n\n".join(parts) + "\n"
 
 

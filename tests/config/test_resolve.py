@@ -280,10 +280,10 @@ ROUND_TRIPS = [
         "env": "gymnasium/CartPole-v1",
         "lr": 1e-7,
         "algo.eps": 1e-12,
-        "wandb": 'a "project" \\ of mine',
-        "tensorboard": "on",
+        "logger": "wandb,tensorboard",
+        "logger.project": 'a "project" \\ of mine',
     },
-    {"env": "toy/chain", "wandb": "Größe 😀"},
+    {"env": "toy/chain", "logger": ["mlflow"], "logger.project": "Größe 😀"},
 ]
 
 
@@ -380,7 +380,7 @@ def test_group_key_ignores_the_seed_and_options_without_effect_on_learning():
     base = {"env": "toy/catch", "seed": "1"}
     same: list[dict[str, object]] = [
         {"seed": 2},
-        {"wandb": "project"},
+        {"logger": "wandb", "logger.project": "project"},
         {"save_every": 5},
         {"save_minutes": 1},
         {"eval_at_end": 3},

@@ -398,7 +398,7 @@ def test_non_finite_updates_are_skipped_counted_not_saved_and_stop_the_run() -> 
 def test_run_folder_contains_no_secrets_of_the_environment_variables() -> None:
     secret = "canary-4f1c9a"
     env = {"AWS_SECRET_ACCESS_KEY": secret, "HF_TOKEN": secret, "WANDB_API_KEY": secret * 4, "WANDB_MODE": "offline"}
-    command = ["train", *TOY, "--steps", "2k", "--run-dir", "r", "--tensorboard", "--wandb", "project"]
+    command = ["train", *TOY, "--steps", "2k", "--run-dir", "r", "--logger", "tensorboard,wandb"]
     result = bestiary_command(*command, env=env)
     assert result.returncode == 0, result.stderr
     written = [path for path in Path("r").rglob("*") if path.is_file()]
@@ -413,7 +413,7 @@ WITHOUT_WANDB = "import sys; sys.modules['wandb'] = None; from bestiary.cli.main
 
 
 def test_missing_logger_package_is_reported_before_training() -> None:
-    command = ["train", *TOY, "--steps", "2k", "--run-dir", "r", "--wandb"]
+    command = ["train", *TOY, "--steps", "2k", "--run-dir", "r", "--logger", "wandb"]
     result = subprocess.run([sys.executable, "-c", WITHOUT_WANDB, *command], capture_output=True, text=True, timeout=60)
     assert result.returncode == 2
     assert "pip install 'bestiary[wandb]'" in result.stderr
@@ -423,9 +423,9 @@ def test_missing_logger_package_is_reported_before_training() -> None:
 def test_failing_logger_does_not_stop_the_training() -> None:
     env = {"WANDB_API_KEY": "not a key", "WANDB_MODE": "online", "WANDB_BASE_URL": "http://127.0.0.1:9"}
     env |= {"WANDB_INIT_TIMEOUT": "3", "WANDB_HTTP_TIMEOUT": "1"}
-    result = bestiary_command("train", *TOY, "--steps", "2k", "--run-dir", "r", "--wandb", env=env)
+    result = bestiary_command("train", *TOY, "--steps", "2k", "--run-dir", "r", "--logger", "wandb", env=env)
     assert result.returncode == 0, result.stderr
-    assert "wandb is not available" in result.stderr
+    assert "logger wandb is not available" in result.stderr
     assert open_run("r").steps >= 2_000
     assert len(open_run("r").metrics["step"]) > 0
 

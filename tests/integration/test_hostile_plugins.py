@@ -336,15 +336,16 @@ def test_machine_options_of_a_foreign_config_are_not_used(
     toy_run: Path, capsys: pytest.CaptureFixture[str], another_user: Callable[[], None]
 ) -> None:
     shutil.copytree(toy_run, "r", symlinks=True)
-    change_config("r", tensorboard=True, wandb="x; touch executed #", device="cuda:7")
+    loggers = {"name": ["tensorboard", "wandb"], "project": "x; touch executed #"}
+    change_config("r", logger=loggers, device="cuda:7")
     assert run_command(["resume", "r", "--steps", "640"]) == 0  # wandb would not be reachable, cuda:7 does not exist
     note = " ".join(capsys.readouterr().err.split())
-    assert "add --device=cuda:7 --tensorboard=on '--wandb=x; touch executed #'" in note
+    assert "add --device=cuda:7 --logger=tensorboard,wandb '--logger.project=x; touch executed #'" in note
     assert not Path("r/tensorboard").exists()
     tables = read_tables(Path("r/config.toml"))
-    assert (tables["device"], tables["tensorboard"], "wandb" in tables) == ("auto", False, False)
+    assert (tables["device"], "logger" in tables) == ("auto", False)
 
-    assert run_command(["resume", "r", "--steps", "960", "--tensorboard"]) == 0
+    assert run_command(["resume", "r", "--steps", "960", "--logger", "tensorboard"]) == 0
     assert list(Path("r/tensorboard").iterdir())
     shutil.rmtree("r/tensorboard")
     Path("r").rename("moved")
@@ -367,7 +368,7 @@ def test_init_from_of_a_foreign_config_is_not_opened(toy_run: Path) -> None:
 
 
 def test_own_choices_are_used_without_flags() -> None:
-    bestiary.train("toy/catch", run_dir="r", tensorboard=True, **SMALL)
+    bestiary.train("toy/catch", run_dir="r", logger="tensorboard", **SMALL)
     shutil.rmtree("r/tensorboard")
     assert run_command(["resume", "r", "--steps", "640"]) == 0
     assert list(Path("r/tensorboard").iterdir())

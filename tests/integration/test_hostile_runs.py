@@ -91,7 +91,7 @@ def test_resume_does_not_give_links_to_loggers(toy_run: Path, link: str, capsys:
     run = copy_run(toy_run)
     (run.path / link).parent.mkdir(parents=True, exist_ok=True)
     (run.path / link).symlink_to(Path("elsewhere").absolute())
-    status, text = run_and_read(capsys, "resume", "r", "--steps", "640", "--tensorboard")
+    status, text = run_and_read(capsys, "resume", "r", "--steps", "640", "--logger", "tensorboard")
     assert status == 2
     assert f"r/{link} is a symbolic link" in text
     assert not Path("elsewhere").exists()

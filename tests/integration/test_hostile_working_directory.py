@@ -61,8 +61,8 @@ def test_wandb_settings_file_is_ignored() -> None:
     Path("wandb/settings").write_text("[default]\nbase_url = http://127.0.0.1:9\n")
     script = (
         "import os; os.environ['WANDB_MODE'] = 'offline'; from pathlib import Path; import wandb\n"
-        "from bestiary.config.resolve import resolve; from bestiary.runs.loggers import WandbLogger\n"
-        "logger = WandbLogger(Path('r'), 'p', 'n', resolve({'env': ['toy/catch']}))\n"
+        "from bestiary.loggers import LogContext; from bestiary.loggers.wandb_logger import WandbLogger\n"
+        "logger = WandbLogger(LogContext(Path('r'), 'n', 'g', {}, 0), WandbLogger.Options())\n"
         "print(logger.run.settings.base_url); logger.close()"
     )
     Path("r").mkdir()
@@ -71,16 +71,19 @@ def test_wandb_settings_file_is_ignored() -> None:
     assert result.stdout.startswith("https://"), result.stderr
 
 
-def test_wandb_does_not_run_git(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loggers_do_not_run_git(monkeypatch: pytest.MonkeyPatch) -> None:
     """The configuration of a repository can make git execute commands."""
     Path("bin").mkdir()
     Path("bin/git").write_text(f"#!/bin/sh\ntouch '{Path('executed').absolute()}'\n")
     Path("bin/git").chmod(0o755)
     monkeypatch.setenv("PATH", str(Path("bin").absolute()), prepend=os.pathsep)
     monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", Path("mlruns").absolute().as_uri())
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     sizes = "--num-envs 4 --batch-size 4 --micro-batch-size 4 --steps 320"
-    check_that_nothing_is_executed(f"train toy/catch --wandb --runtime serial {sizes} --run-dir r")
+    check_that_nothing_is_executed(f"train toy/catch --logger wandb,mlflow --runtime serial {sizes} --run-dir r")
     assert Path("r/wandb").is_dir()
+    assert Path("r/mlflow_id.txt").is_file()
 
 
 @pytest.mark.parametrize("module", ["threading", "bestiary"])

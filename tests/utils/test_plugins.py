@@ -158,7 +158,8 @@ def test_all_options_that_can_name_a_file_are_mapped():
         "reward": " r.py:r",
         "true_reward": "alive=1;r.py:s ; r.py:t",
         "callback": "d.py:C, e.py:D",
-        "wandb": "not.py:Component",
+        "logger": "csv,f.py:L",
+        "logger.project": "not.py:Component",
     }
     found = []
 
@@ -168,11 +169,24 @@ def test_all_options_that_can_name_a_file_are_mapped():
 
     mapped = map_plugins(options, collect)
     assert found == [
-        *("x/a.py:E", "x/b.py:E", "c.py:F", "c.py:G", "t.py:T", "r.py:r", "r.py:s", "r.py:t", "d.py:C", "e.py:D")
+        *(
+            "x/a.py:E",
+            "x/b.py:E",
+            "c.py:F",
+            "c.py:G",
+            "t.py:T",
+            "r.py:r",
+            "r.py:s",
+            "r.py:t",
+            "d.py:C",
+            "e.py:D",
+            "f.py:L",
+        )
     ]
     assert mapped["env"] == ["x/a.py:E", "x/b.py:E", "c.py:F", "c.py:G"]
     assert mapped["true_reward"] == "alive=1; r.py:s; r.py:t"
     assert mapped["callback"] == ["d.py:C", "e.py:D"]
+    assert mapped["logger"] == ["csv", "f.py:L"]
 
 
 @pytest.mark.parametrize("folder", ["a{b}", "a;b"])

@@ -1,5 +1,6 @@
 """Callback that writes metrics.csv and episodes.csv and passes the rows of metrics.csv to the loggers."""
 
+import io
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -7,14 +8,19 @@ from typing import Any
 import numpy as np
 
 from bestiary.envs.episode_stats import return_name
+from bestiary.evaluation.figure_helpers import import_pyplot
 from bestiary.rollout import Episode
 from bestiary.runs.csv_tables import CsvTable
-from bestiary.runs.loggers import SafeLogger, make_loggers
+from bestiary.runs.loggers import Loggers
 from bestiary.training.callbacks.base import Callback
 from bestiary.training.callbacks.checkpoints import FULL_DISK_ERRORS
 from bestiary.training.callbacks.reward_monitor import RewardMonitor
 from bestiary.training.session import Session
+from bestiary.utils import safe_files
 from bestiary.utils.console import plural, warn
+from bestiary.utils.errors import UserError
+
+FIGURE_FILE = "learning_curve.png"
 
 
 class MetricsWriter(Callback):
@@ -22,17 +28,18 @@ class MetricsWriter(Callback):
 
     Args:
         reward_monitor: callback that counts reward-hacking alerts; the counts are written to metrics.csv.
+        loggers: loggers of the run. This callback opens and closes them; other callbacks may use them in between.
     """
 
     name = "metrics"
 
-    def __init__(self, reward_monitor: RewardMonitor):
+    def __init__(self, reward_monitor: RewardMonitor, loggers: Loggers):
         self.reward_monitor = reward_monitor
+        self.loggers = loggers
         # Number of rows that each CSV file had when the loaded checkpoint was saved.
         self.saved_rows = {"metrics": 0, "episodes": 0}
         self.log_intervals = 0  # number of completed intervals of --log-every steps
         self.pending: list[dict[str, float]] = []  # metrics of each update since the last row of metrics.csv
-        self.loggers: list[SafeLogger] = []
         self.tables: list[CsvTable] = []  # the tables below
 
     def on_start(self, session: Session) -> None:
@@ -41,7 +48,7 @@ class MetricsWriter(Callback):
         self.episodes = CsvTable(folder / "episodes.csv", self.saved_rows["episodes"])
         self.tables = [self.metrics, self.episodes]
         self.episodes.write_header(list(make_episode_row(_empty_episode(session), session.channels)))
-        self.loggers = make_loggers(session.config, folder, session.learner.steps)
+        self.loggers.open(session.config, folder, session.learner.steps)
 
     def on_update(self, session: Session, metrics: list[dict[str, float]], episodes: list[Episode]) -> None:
         self.pending += metrics
@@ -52,15 +59,18 @@ class MetricsWriter(Callback):
             self._write_row(session)
 
     def on_end(self, session: Session) -> None:
-        if session.learner.steps >= session.total_steps and self.pending:
+        if session.learner.steps < session.total_steps:
+            return
+        if self.pending:
             self._write_row(session)  # the last log interval may be shorter than --log-every
+        if self.loggers.active:
+            self._log_learning_curve(session)
 
     def close(self) -> None:
         for table in self.tables:
             if table.pending:
                 warn(f"{plural(len(table.pending), 'row')} of {table.path.name} could not be written")
-        for logger in self.loggers:
-            logger.close()
+        self.loggers.close()
 
     def save(self) -> dict[str, Any]:
         for table in self.tables:
@@ -112,9 +122,20 @@ class MetricsWriter(Callback):
             "skipped_updates": learner.skipped_updates,
             **session.runtime_counters,
         }
-        for logger in self.loggers:
-            logger.log(row)
+        self.loggers.log(row)
         self._write(session, self.metrics, [row])
+
+    def _log_learning_curve(self, session: Session) -> None:
+        """Draw the mean return over the steps into the run folder, and log this figure."""
+        path = session.run.path / FIGURE_FILE
+        image = io.BytesIO()
+        try:
+            import_pyplot()
+            session.run.plot().savefig(image, format="png")
+            safe_files.write_bytes(path, image.getvalue(), session.run.path)
+        except (OSError, UserError) as error:  # a full disk, or a table without games
+            return warn(f"{path.name} is not logged: {error}")
+        self.loggers.log_figure("learning_curve", path, session.learner.steps)
 
     @staticmethod
     def _write(session: Session, table: CsvTable, rows: list[dict[str, Any]]) -> None:

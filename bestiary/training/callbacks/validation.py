@@ -5,6 +5,7 @@ from typing import Any
 from bestiary.envs.episode_stats import short_name
 from bestiary.evaluation.game_runner import EvaluationInterrupted
 from bestiary.runs.csv_tables import CsvTable
+from bestiary.runs.loggers import Loggers
 from bestiary.training.callbacks.base import Callback
 from bestiary.training.callbacks.checkpoints import FULL_DISK_ERRORS
 from bestiary.training.session import Session
@@ -17,12 +18,14 @@ class Validation(Callback):
 
     Args:
         validator: object that plays the validation games.
+        loggers: loggers of the run, which get the returns.
     """
 
     name = "validation"
 
-    def __init__(self, validator: Validator):
+    def __init__(self, validator: Validator, loggers: Loggers):
         self.validator = validator
+        self.loggers = loggers
         self.saved_rows = 0  # number of rows that validation.csv had when the loaded checkpoint was saved
         self.best_score: float | None = None
         # Step of the last validation; before the first validation, the step at which training started.
@@ -58,6 +61,7 @@ class Validation(Callback):
             self.table.write(rows)
         except OSError as error:
             session.warn_once("rows of validation.csv are not written yet", error)
+        self.loggers.log({"step": now, **{f"validation/{row['task']}": row["return"] for row in rows}})
         note("validation: " + ", ".join(f"{short_name(row['task'])} {format_number(row['return'])}" for row in rows))
         if score is not None and (self.best_score is None or score > self.best_score):
             previous_score = self.best_score
