@@ -155,9 +155,9 @@ def resume(
             checkpoints are renamed to abandoned-*.
         accept_changes: resume although config.toml has other options or another seed than the checkpoint, or although
             another run saved the checkpoint.
-        machine: options of this machine (see MACHINE_OPTIONS), for example `device="cpu"` or `logger="tensorboard"`. For
-            an option that is not given, the value in config.toml is used if the run was already trained with this value
-            on this machine. Otherwise the default is used.
+        machine: options of this machine (see MACHINE_OPTIONS), for example `device="cpu"` or `logger="wandb"`. For an
+            option that is not given, the value in config.toml is used if the run was already trained with this value on
+            this machine. Otherwise the default is used.
 
     Raises:
         UserError: the run cannot be resumed as requested.

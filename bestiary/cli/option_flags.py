@@ -36,8 +36,7 @@ def add_option_flags(
             spellings.append(f"--{kind}.{field.name}".replace("_", "-"))
         spellings = [spelling for spelling in dict.fromkeys(spellings) if spelling not in taken]
         is_boolean = types[field.name] is bool
-        const = True if is_boolean else field.metadata.get("const")
-        nargs: dict[str, Any] = {} if const is None else {"nargs": "?", "const": const}
+        nargs: dict[str, Any] = {"nargs": "?", "const": True} if is_boolean else {}
         if "tuple[str" in str(types[field.name]):
             nargs = {"action": "append"}  # each use of the flag adds a name to the list
         default = defaults.get(dest, None if field.default is dataclasses.MISSING else field.default)

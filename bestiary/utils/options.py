@@ -37,7 +37,6 @@ def option(
     above: float | None = None,
     choices: tuple[str, ...] = (),
     unprefixed: bool = False,
-    const: Any = None,
     metavar: str = "",
     group: str = "",
     runtimes: tuple[str, ...] = (),
@@ -54,7 +53,6 @@ def option(
         above: exclusive lower limit: the value must be larger than this number.
         choices: allowed values; empty: no restriction.
         unprefixed: whether the flag has no component prefix (`--lr` instead of `--algo.lr`).
-        const: value of the option if its flag is given without a value (`--wandb`).
         metavar: placeholder for the value in the help text, for example N.
         group: title of the group in the help text (training options only).
         runtimes: runtimes in which the option has an effect; empty: all (training options only).

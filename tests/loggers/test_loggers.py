@@ -143,7 +143,8 @@ def test_logger_of_another_person_is_neither_imported_nor_used(another_user: Any
 def test_failing_logger_costs_one_warning(when: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path("own.py").write_text(FAILING)
     names = ["own.py:Failing", f"{EXAMPLE}:JsonLines"]
-    run = bestiary.train("toy/catch", run_dir="r", logger=names, video_every=800, **SMALL, **{"logger.when": when})
+    options: dict[str, Any] = {**SMALL, "logger": names, "logger.when": when, "video_every": 800}
+    run = bestiary.train("toy/catch", run_dir="r", **options)
     warnings = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning")]
     assert len(warnings) == 1
     assert "own.py" in warnings[0]
@@ -196,7 +197,7 @@ def test_resume_refuses_an_option_that_no_logger_has(capsys: pytest.CaptureFixtu
 
 def test_options_of_loggers_are_no_other_experiment() -> None:
     first = bestiary.train("toy/catch", run_dir="a", **SMALL)
-    options = {"logger": [f"{EXAMPLE}:JsonLines"], "logger.every": 3}
+    options: dict[str, Any] = {"logger": [f"{EXAMPLE}:JsonLines"], "logger.every": 3}
     second = bestiary.train("toy/catch", run_dir="b", **SMALL, **options)
     assert first.config.group_key() == second.config.group_key()
     assert second.config.tables()["logger"]["every"] == 3

@@ -58,7 +58,7 @@ class VideoRecorder(Callback):
             if path is None:
                 note("the video was interrupted")
                 break
-            note(f"video: {path}")
+            note(f"video: {session.run.shown_path / 'videos' / path.name}")
             self.loggers.log_video(f"video/{task_name(env)}", path, session.learner.steps)
         # The time of the recording must not lower the measured training speed.
         session.clock.restart_speed(session.learner.steps)
