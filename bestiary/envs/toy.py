@@ -1,4 +1,4 @@
-"""Small environments with known optimal returns, for tests and first experiments: bandit, chain, recall and catch.
+"""Small environments with known optimal returns, for tests and first experiments.
 
 Each game steps all N environments at once with NumPy. Each environment has its own random stream. The complete state
 can be saved. The docstring of each game states the optimal return.
@@ -158,6 +158,49 @@ class Recall:
         return np.repeat((self.observe()[row] * 200 + 30).astype(np.uint8)[None, :, None], 3, axis=2)
 
 
+class Parity:
+    """Observe a number from 0 to size-1 in each step, and choose the action with the sum of all numbers modulo `size`.
+
+    With size 2, this is the parity of the number of ones. An episode has `delay` steps. Each correct action gives the
+    reward 1/delay. The optimal return is 1 with a memory; without a memory it is 1/size, plus what the first step adds:
+    (1 + (delay-1)/size) / delay.
+    """
+
+    kind = "vector"
+
+    def __init__(self, n: int, options: "ToyVectorEnv.Options"):
+        self.modulus = options.size
+        self.length = options.delay
+        self.actions = tuple(f"say{k}" for k in range(self.modulus))
+        self.spec = ArraySpec((self.modulus + 1,), "float32")  # one-hot number; the last entry is 1 in the first step
+        self.state = {name: np.zeros(n, np.int64) for name in ("number", "sum", "clock")}
+
+    def restart(self, rows: np.ndarray, streams: RandomStreams) -> None:
+        self.state["sum"][rows] = 0
+        self.state["clock"][rows] = 0
+        self._draw_numbers(rows, streams)
+
+    def step(self, actions: np.ndarray, streams: RandomStreams) -> tuple[np.ndarray, np.ndarray]:
+        correct = actions == self.state["sum"]
+        self.state["clock"] = self.state["clock"] + 1
+        ended = self.state["clock"] == self.length
+        self._draw_numbers(~ended, streams)
+        return (correct / self.length).astype(np.float32), ended
+
+    def _draw_numbers(self, rows: np.ndarray, streams: RandomStreams) -> None:
+        """Draw the next number in the environments in which `rows`, bool [N], is True, and add it to the sum."""
+        self.state["number"][rows] = streams.integers(rows, self.modulus)[rows]
+        self.state["sum"][rows] = (self.state["sum"] + self.state["number"])[rows] % self.modulus
+
+    def observe(self) -> np.ndarray:
+        observation = np.eye(self.modulus + 1, dtype=np.float32)[self.state["number"]]
+        observation[self.state["clock"] == 0, -1] = 1.0
+        return observation
+
+    def draw(self, row: int) -> np.ndarray:
+        return np.repeat((self.observe()[row] * 200 + 30).astype(np.uint8)[None, :, None], 3, axis=2)
+
+
 class Catch:
     """Move a paddle below a falling ball. The reward is +1 if the ball is caught and -1 if it is missed.
 
@@ -201,8 +244,8 @@ class Catch:
         return image
 
 
-TOY_GAMES: dict[str, type] = {"bandit": Bandit, "chain": Chain, "recall": Recall, "catch": Catch}
-DEFAULT_SIZES = {"bandit": 4, "chain": 8, "recall": 4, "catch": 10}
+TOY_GAMES: dict[str, type] = {"bandit": Bandit, "chain": Chain, "recall": Recall, "parity": Parity, "catch": Catch}
+DEFAULT_SIZES = {"bandit": 4, "chain": 8, "recall": 4, "parity": 2, "catch": 10}
 
 
 class ToyVectorEnv(VectorEnv):
@@ -213,7 +256,12 @@ class ToyVectorEnv(VectorEnv):
         size: int = option(
             0, "size of the game: number of arms, cells, signs or rows (0: the default of the game)", low=0, high=1000
         )
-        delay: int = option(4, "toy/recall: number of steps between sign and answer", low=1, high=100_000)
+        delay: int = option(
+            4,
+            "toy/recall: number of steps between sign and answer; toy/parity: steps of an episode",
+            low=1,
+            high=100_000,
+        )
         time_limit: int = option(
             0, "maximum episode length, in steps (0: 4 x size in toy/chain, unlimited in other games)", low=0
         )

@@ -5,7 +5,7 @@ that computes the updates and the outputs of all steps of a sequence, and their 
 
 Operations:
     delta_seq   delta rule: each step changes the value stored for a key towards a new value, and then reads the value
-                stored for a query
+                stored for a query; optionally, each step first multiplies the matrix by a factor (decay)
     sum_seq     sum rule of linear transformers: each step adds a value to the value stored for a key, and then reads
                 the value stored for a query; one implementation for all devices and floating-point types
     srwm_seq    self-referential weight matrix (SRWM): a matrix that also computes its own updates
@@ -52,13 +52,15 @@ def delta_seq(
     done: Tensor,  # bool [T,B]: if True, an episode starts and the state is set to zero before the step
     state: Tensor,  # initial fast weights [B,H,E,M]
     *,
-    truncate: bool = False,
+    decay: Tensor | None = None,  # factors by which W is multiplied before each step, [B,H,T,1]; None: no decay
+    truncate: int = 0,
     implementation: str = "auto",
 ) -> tuple[Tensor, Tensor]:
     """Compute the delta rule over T steps. Return the outputs o [B,H,T,M] and the final fast weights W [B,H,E,M].
 
-    Each step computes W <- W + k ⊗ (beta (v - k W)) and then o = q W, where ⊗ is the outer product. Raise ValueError if
-    the shapes of the arguments are inconsistent.
+    Each step computes W <- decay W, then W <- W + k ⊗ (beta (v - k W)) and then o = q W, where ⊗ is the outer product.
+    If `truncate` is not 0, no gradient flows from the steps 0, `truncate`, 2 `truncate`, ... to the previous step; True
+    is the same as 1. Raise ValueError if the shapes of the arguments are inconsistent.
     """
     batch, heads, steps, rows = k.shape
     columns = v.shape[-1]
@@ -67,10 +69,12 @@ def delta_seq(
     _check("beta", beta, (batch, heads, steps, 1))
     _check("done", done, (steps, batch), torch.bool)
     _check("state", state, (batch, heads, rows, columns))
-    q, k, v, beta, state = _to_common_dtype(q, k, v, beta, state)
+    if decay is not None:
+        _check("decay", decay, (batch, heads, steps, 1))
+    q, k, v, beta, state, *decays = _to_common_dtype(q, k, v, beta, state, *(() if decay is None else (decay,)))
     with _without_autocast(k.device.type):
         module = load_implementation(implementation, k.device.type, k.dtype)
-        return module.delta_seq(q, k, v, beta, done, state, truncate)
+        return module.delta_seq(q, k, v, beta, done, state, truncate, *decays)
 
 
 def sum_seq(

@@ -1,4 +1,4 @@
-"""Delta rule on CPUs: forward and backward kernels compiled by Numba, float32 and float64.
+"""Delta rule, with or without decay, on CPUs: forward and backward kernels compiled by Numba, float32 and float64.
 
 In this module, a sequence is the computation for one head of one batch entry. A call runs in a single thread, which
 computes the sequences one after the other. The state matrix of the current sequence thus stays in the L1 cache. The
@@ -25,6 +25,7 @@ from bestiary.kernels.numba_simd import (
     as_arrays,
     broadcast,
     copy,
+    dot,
     fill_zero,
     fma,
     horizontal_sum,
@@ -32,6 +33,7 @@ from bestiary.kernels.numba_simd import (
     mul,
     needs_backward,
     pad_columns,
+    scale,
     store,
     sub,
     vector_length,
@@ -43,18 +45,19 @@ compile_kernel = partial(cached_njit, depends_on=(numba_simd.__file__,))
 
 
 @compile_kernel
-def delta_forward(q, k, v, beta, done, state, out, errors, saved):
+def delta_forward(q, k, v, beta, decay, done, state, out, errors, saved):
     """Run the forward pass of the delta rule. Overwrite the last four arguments with the results.
 
     Shapes: N sequences (one per head of each batch entry), T steps, B batch entries, a state of E rows and M columns.
 
     Args:
         q, k, v, beta: inputs [N,T,E], [N,T,E], [N,T,M], [N,T].
+        decay: factors [N,T] by which the state is multiplied before each step. Empty: no decay.
         done: bool [T,B]; if True, an episode starts, and the state is set to zero before the step.
         state: initial state [N,E,M]; overwritten with the final state.
         out: overwritten with the outputs q W [N,T,M].
-        errors: overwritten with v - kW [N,T,M], where W is the state before the update. Empty if no backward pass
-            follows.
+        errors: overwritten with v - kW [N,T,M], where W is the decayed state before the update. Empty if no
+            backward pass follows.
         saved: overwritten with the state at the start of each chunk of CHUNK steps, [N,chunks,E,M]. Empty if no
             backward pass follows.
     """
@@ -70,6 +73,8 @@ def delta_forward(q, k, v, beta, done, state, out, errors, saved):
                 fill_zero(state, state_at, matrix_size)
             if len(saved) and t % CHUNK == 0:
                 copy(state, state_at, saved, (n * saved.shape[1] + t // CHUNK) * matrix_size, matrix_size)
+            if len(decay):
+                scale(state, state_at, matrix_size, decay, step)
             # The columns of W do not depend on each other: compute the whole step for the first SIMD vector of columns,
             # then for the next one.
             for c in range(0, columns, vector_length(out)):
@@ -89,18 +94,20 @@ def delta_forward(q, k, v, beta, done, state, out, errors, saved):
 
 
 @compile_kernel
-def delta_backward(q, k, beta, done, errors, saved, d_out, d_state, truncate, d_q, d_k, d_v, d_beta):
-    """Run the backward pass of the delta rule. Overwrite d_q, d_k, d_v and d_beta with the gradients of the inputs.
+def delta_backward(q, k, beta, decay, done, errors, saved, d_out, d_state, truncate, d_q, d_k, d_v, d_beta, d_decay):
+    """Run the backward pass of the delta rule. Overwrite the last five arguments with the gradients of the inputs.
 
     See `delta_forward` for the shapes. `errors` and `saved` are results of the forward pass. `d_out` [N,T,M] is the
     gradient of the outputs. `d_state` [N,E,M] is the gradient of the final state, and is overwritten with the gradient
-    of the initial state. If `truncate` is True, no gradient flows from a step to the previous step.
+    of the initial state. If `truncate` is not 0, no gradient flows from each `truncate`-th step to the previous step.
+    Without decay, `decay` and `d_decay` are empty.
     """
     num_sequences, num_steps, rows = k.shape
     columns = d_out.shape[2]
     matrix_size = rows * columns
     num_heads = num_sequences // done.shape[1]
-    states = np.empty((CHUNK, rows, columns), k.dtype)  # the state before each step of a chunk
+    states = np.empty((CHUNK, rows, columns), k.dtype)  # the decayed state before each step of a chunk
+    undecayed = np.empty((CHUNK if len(decay) else 0, rows, columns), k.dtype)  # the same before the decay
     update = np.empty(columns, k.dtype)  # beta (v - kW)
     minus_d_error = np.empty(columns, k.dtype)  # negative gradient of the error v - kW
     for n in range(num_sequences):
@@ -108,12 +115,17 @@ def delta_backward(q, k, beta, done, errors, saved, d_out, d_state, truncate, d_
         for chunk in range(saved.shape[1] - 1, -1, -1):
             start, end = chunk * CHUNK, min(chunk * CHUNK + CHUNK, num_steps)
             copy(saved, (n * saved.shape[1] + chunk) * matrix_size, states, 0, matrix_size)
+            if len(decay):
+                copy(states, 0, undecayed, 0, matrix_size)
+                scale(states, 0, matrix_size, decay, n * num_steps + start)
             for t in range(start + 1, end):
                 previous_at = (t - start - 1) * matrix_size
                 current_at = (t - start) * matrix_size
                 step = n * num_steps + t - 1
                 if done[t, n // num_heads]:
                     fill_zero(states, current_at, matrix_size)
+                    if len(decay):
+                        fill_zero(undecayed, current_at, matrix_size)
                     continue
                 for c in range(0, columns, vector_length(states)):
                     written = mul(broadcast(beta, step), load(errors, step * columns + c))
@@ -121,6 +133,9 @@ def delta_backward(q, k, beta, done, errors, saved, d_out, d_state, truncate, d_
                         at = e * columns + c
                         new_row = fma(broadcast(k, step * rows + e), written, load(states, previous_at + at))
                         store(states, current_at + at, new_row)
+                if len(decay):
+                    copy(states, current_at, undecayed, current_at, matrix_size)
+                    scale(states, current_at, matrix_size, decay, n * num_steps + t)
             for t in range(end - 1, start - 1, -1):
                 step = n * num_steps + t
                 w_at = (t - start) * matrix_size
@@ -157,7 +172,10 @@ def delta_backward(q, k, beta, done, errors, saved, d_out, d_state, truncate, d_
                         store(d_state, grad_row_at, grad_row)
                     d_q[n, t, e] = horizontal_sum(d_q_sum) + k[n, t, e] * own_update
                     d_k[n, t, e] = horizontal_sum(d_k_sum)
-                if truncate or done[t, n // num_heads]:
+                if len(decay):
+                    d_decay[n, t] = dot(d_state, grad_at, undecayed, w_at, matrix_size)
+                    scale(d_state, grad_at, matrix_size, decay, step)
+                if (truncate and t % truncate == 0) or done[t, n // num_heads]:
                     fill_zero(d_state, grad_at, matrix_size)
 
 
@@ -165,12 +183,12 @@ class DeltaFunction(torch.autograd.Function):
     """Autograd function of `delta_seq`. All tensors are contiguous.
 
     The first axis of all tensors except `done` [T,B] has N = B * H entries, one per head of each batch entry. The
-    columns of v and state must be padded to a multiple of the SIMD vector length. If `save` is False, the forward pass
-    saves nothing, and no backward pass is possible.
+    columns of v and state must be padded to a multiple of the SIMD vector length. `decay` is empty if there is no
+    decay. If `save` is False, the forward pass saves nothing, and no backward pass is possible.
     """
 
     @staticmethod
-    def forward(ctx: Any, q, k, v, beta, done, state, truncate, save):
+    def forward(ctx: Any, q, k, v, beta, decay, done, state, truncate, save):
         num_sequences, num_steps, rows = k.shape
         columns = v.shape[2]
         num_chunks = -(-num_steps // CHUNK)
@@ -178,39 +196,48 @@ class DeltaFunction(torch.autograd.Function):
         state = state.clone()
         errors = v.new_empty((num_sequences, num_steps, columns) if save else (0, 0, 0))
         saved = v.new_empty((num_sequences, num_chunks, rows, columns) if save else (0, 0, 0, 0))
-        delta_forward(*as_arrays(q, k, v, beta, done, state, out, errors, saved))
+        delta_forward(*as_arrays(q, k, v, beta, decay, done, state, out, errors, saved))
         if save:
-            ctx.save_for_backward(q, k, beta, done, errors, saved)
+            ctx.save_for_backward(q, k, beta, decay, done, errors, saved)
             ctx.truncate = truncate
         return out, state
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_out, d_state):
-        q, k, beta, done, errors, saved = ctx.saved_tensors
+        q, k, beta, decay, done, errors, saved = ctx.saved_tensors
         d_out = d_out.contiguous()
         d_state = d_state.clone(memory_format=torch.contiguous_format)
-        d_q, d_k, d_v, d_beta = (torch.empty_like(x) for x in (q, k, d_out, beta))
-        arrays = as_arrays(q, k, beta, done, errors, saved, d_out, d_state)
-        delta_backward(*arrays, ctx.truncate, *as_arrays(d_q, d_k, d_v, d_beta))
-        return d_q, d_k, d_v, d_beta, None, d_state, None, None
+        gradients = [torch.empty_like(x) for x in (q, k, d_out, beta, decay)]
+        arrays = as_arrays(q, k, beta, decay, done, errors, saved, d_out, d_state)
+        delta_backward(*arrays, ctx.truncate, *as_arrays(*gradients))
+        return *gradients, None, d_state, None, None
 
 
 def delta_seq(
-    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, done: Tensor, state: Tensor, truncate: bool = False
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    done: Tensor,
+    state: Tensor,
+    truncate: int = 0,
+    decay: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Compute the delta rule over T steps. Arguments and results are those of `reference.delta_seq`."""
     batch, heads, steps, rows = k.shape
     columns = v.shape[-1]
-    save = needs_backward(q, k, v, beta, state)
+    decays = v.new_empty(0, 0) if decay is None else decay.reshape(-1, steps).contiguous()
+    save = needs_backward(q, k, v, beta, decays, state)
     out, final_state = DeltaFunction.apply(
         q.reshape(-1, steps, rows).contiguous(),
         k.reshape(-1, steps, rows).contiguous(),
         pad_columns(v.reshape(-1, steps, columns)),
         beta.reshape(-1, steps).contiguous(),
+        decays,
         done.contiguous(),
         pad_columns(state.reshape(-1, rows, columns)),
-        truncate,
+        int(truncate),
         save,
     )
     return (

@@ -321,6 +321,29 @@ def fill_zero(array, i, count):
 
 
 @cached_njit
+def scale(array, i, count, factors, j):
+    """Multiply the first `count` elements of array[i:] by factors[j]. `count` is a multiple of the SIMD vector length.
+
+    `factors` is a contiguous array; its elements are counted in memory order.
+    """
+    factor = broadcast(factors, j)
+    for c in range(0, count, vector_length(array)):
+        store(array, i + c, mul(factor, load(array, i + c)))
+
+
+@cached_njit
+def dot(a, i, b, j, count):
+    """Return the sum of the products of the first `count` elements of a[i:] and b[j:].
+
+    `count` is a multiple of the SIMD vector length.
+    """
+    sums = zeros(a)
+    for c in range(0, count, vector_length(a)):
+        sums = fma(load(a, i + c), load(b, j + c), sums)
+    return horizontal_sum(sums)
+
+
+@cached_njit
 def add_to(target, i, source, j, count):
     """Add the first `count` elements of source[j:] to target[i:]. `count` is a multiple of the SIMD vector length."""
     for c in range(0, count, vector_length(target)):

@@ -19,17 +19,20 @@ def delta_seq(
     beta: Tensor,  # [B,H,T,1]
     done: Tensor,  # [T,B]
     state: Tensor,  # [B,H,E,M]
-    truncate: bool = False,
+    truncate: int = 0,
+    decay: Tensor | None = None,  # [B,H,T,1]
 ) -> tuple[Tensor, Tensor]:
     """Compute the delta rule over T steps. Return the outputs o [B,H,T,M] and the final fast weights W [B,H,E,M].
 
-    Each step computes W <- W + k ⊗ (beta (v - k W)) and then o = q W. If `done` is True, W is set to zero before the
-    step. If `truncate` is True, no gradient flows from a step to the previous step.
+    Each step computes W <- decay W, then W <- W + k ⊗ (beta (v - k W)) and then o = q W. If `done` is True, W is set to
+    zero before the step. If `truncate` is not 0, no gradient flows from each `truncate`-th step to the previous step.
     """
     weights = state
     outputs = []
     for t in range(k.shape[2]):
-        weights = _reset(weights, done[t], truncate)
+        weights = _reset(weights, done[t], bool(truncate) and t % truncate == 0)
+        if decay is not None:
+            weights = weights * decay[:, :, t, :, None]
         key = k[:, :, t, :, None]  # [B,H,E,1]
         error = v[:, :, t] - _read(k[:, :, t], weights)  # [B,H,M]
         weights = weights + key * (beta[:, :, t] * error).unsqueeze(-2)

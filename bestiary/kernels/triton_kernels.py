@@ -91,8 +91,9 @@ def _element(vector, z: tl.constexpr):
 
 @triton.jit(do_not_specialize=RUNTIME)
 def delta_forward(
-    q, k, v, beta, done, state, out, last, errors, saved, T, B, H,
-    E: tl.constexpr, M: tl.constexpr, EP: tl.constexpr, MP: tl.constexpr, CHUNK: tl.constexpr, SAVE: tl.constexpr,
+    q, k, v, beta, decay, done, state, out, last, errors, saved, T, B, H,
+    E: tl.constexpr, M: tl.constexpr, EP: tl.constexpr, MP: tl.constexpr, CHUNK: tl.constexpr, DECAY: tl.constexpr,
+    SAVE: tl.constexpr,
 ):  # fmt: skip
     n = tl.program_id(0).to(tl.int64)
     chunks = (T + CHUNK - 1) // CHUNK
@@ -102,6 +103,8 @@ def delta_forward(
         weights = tl.where(tl.load(done + t * B + n // H) != 0, 0.0, weights)
         if SAVE and t % CHUNK == 0:
             _store(saved + (n * chunks + t // CHUNK) * E * M, weights, M, E, M, EP, MP)
+        if DECAY:
+            weights *= tl.load(decay + step)
         key = _load_row(k + step * E, E, EP)
         error = _load_row(v + step * M, M, MP) - _vector_matrix(key, weights)
         weights += _outer(key, tl.load(beta + step) * error)
@@ -113,8 +116,9 @@ def delta_forward(
 
 @triton.jit(do_not_specialize=RUNTIME)
 def delta_backward(
-    q, k, beta, done, errors, saved, buffer, d_out, d_last, d_q, d_k, d_v, d_beta, d_state, T, B, H, truncate,
-    E: tl.constexpr, M: tl.constexpr, EP: tl.constexpr, MP: tl.constexpr, CHUNK: tl.constexpr,
+    q, k, beta, decay, done, errors, saved, buffer, d_out, d_last, d_q, d_k, d_v, d_beta, d_decay, d_state,
+    T, B, H, truncate,
+    E: tl.constexpr, M: tl.constexpr, EP: tl.constexpr, MP: tl.constexpr, CHUNK: tl.constexpr, DECAY: tl.constexpr,
 ):  # fmt: skip
     n = tl.program_id(0).to(tl.int64)
     chunks = (T + CHUNK - 1) // CHUNK
@@ -129,6 +133,8 @@ def delta_backward(
             step = n * T + t
             weights = tl.where(tl.load(done + t * B + n // H) != 0, 0.0, weights)
             _store(buffer + (t - first) * E * M, weights, M, E, M, EP, MP)
+            if DECAY:
+                weights *= tl.load(decay + step)
             error = _load_row(errors + step * M, M, MP)
             weights += _outer(_load_row(k + step * E, E, EP), tl.load(beta + step) * error)
         tl.debug_barrier()  # wait until all threads have written this chunk to the buffer
@@ -138,7 +144,10 @@ def delta_backward(
             key, query = _load_row(k + step * E, E, EP), _load_row(q + step * E, E, EP)
             error, d_out_row = _load_row(errors + step * M, M, MP), _load_row(d_out + step * M, M, MP)
             strength = tl.load(beta + step)
-            weights = _load(buffer + (t - first) * E * M, M, E, M, EP, MP)
+            undecayed = _load(buffer + (t - first) * E * M, M, E, M, EP, MP)
+            weights = undecayed
+            if DECAY:
+                weights = undecayed * tl.load(decay + step)
             update = strength * error
             d_weights += _outer(query, d_out_row)
             d_update = _vector_matrix(key, d_weights)
@@ -149,7 +158,11 @@ def delta_backward(
             _store_row(d_v + step * M, strength * d_update, M, MP)
             tl.store(d_beta + step, tl.sum(d_update * error, axis=0))
             d_weights -= _outer(key, strength * d_update)
-            d_weights = tl.where((tl.load(done + t * B + n // H) != 0) | (truncate != 0), 0.0, d_weights)
+            if DECAY:
+                tl.store(d_decay + step, tl.sum(tl.sum(d_weights * undecayed, axis=1), axis=0))
+                d_weights *= tl.load(decay + step)
+            is_cut = (truncate != 0) & (t % tl.maximum(truncate, 1) == 0)
+            d_weights = tl.where((tl.load(done + t * B + n // H) != 0) | is_cut, 0.0, d_weights)
     _store(d_state + n * E * M, d_weights, M, E, M, EP, MP)
 
 
@@ -322,27 +335,32 @@ def srwm_backward(
 # --- kernel launches --------------------------------------------------------------------------------------------------
 
 
-def specialisation(kernel: Any, rows: int, columns: int, save: bool = True) -> dict[str, Any]:
+def specialisation(kernel: Any, rows: int, columns: int, save: bool = True, has_decay: bool = False) -> dict[str, Any]:
     """Return a dict with the compile-time constants and the launch options of a kernel.
 
     `rows` is E, `columns` is M (the size of v or y). If `save` is False, the forward pass saves nothing for a backward
-    pass.
+    pass. `has_decay` is only for the kernels of the delta rule.
     """
     padded_rows = triton.next_power_of_2(rows)
     padded_columns = triton.next_power_of_2(columns)
     constants = {"E": rows, "M": columns, "EP": padded_rows, "MP": padded_columns, "CHUNK": CHUNK}
     if "SAVE" in kernel.arg_names:
         constants["SAVE"] = save
+    if "DECAY" in kernel.arg_names:
+        constants["DECAY"] = has_decay
     elements = padded_rows * (padded_columns + (2 * padded_rows if kernel in (srwm_forward, srwm_backward) else 0))
     # Use few warps: one warp (32 threads) can keep 1024 elements of the matrices in its registers.
     warps = min(triton.next_power_of_2(triton.cdiv(elements, 1024)), 8)
     return {**constants, "num_warps": warps, "num_stages": 1, "enable_fp_fusion": True}
 
 
-def _launch(kernel: Any, num_sequences: int, *arguments: Any, rows: int, columns: int, save: bool = True) -> None:
-    """Run a kernel with one program per sequence, on the device of the first argument, in the current CUDA stream."""
+def _launch(kernel: Any, num_sequences: int, *arguments: Any, **sizes: Any) -> None:
+    """Run a kernel with one program per sequence, on the device of the first argument, in the current CUDA stream.
+
+    `sizes` are the arguments of `specialisation`.
+    """
     with torch.cuda.device_of(arguments[0]):
-        kernel[(num_sequences,)](*arguments, **specialisation(kernel, rows, columns, save))
+        kernel[(num_sequences,)](*arguments, **specialisation(kernel, **sizes))
 
 
 class DeltaFunction(torch.autograd.Function):
@@ -352,45 +370,53 @@ class DeltaFunction(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, q, k, v, beta, done, state, truncate, save):
+    def forward(ctx: Any, q, k, v, beta, decay, done, state, truncate, save):
         batch, heads, steps, rows = k.shape
         columns = v.shape[-1]
         num_sequences = batch * heads
         out, final_state = torch.empty_like(v), torch.empty_like(state)
         errors = v.new_empty(v.shape if save else 1)
         saved = v.new_empty((num_sequences, -(-steps // CHUNK), rows, columns) if save else 1)
-        tensors = (q, k, v, beta, done, state, out, final_state, errors, saved)
-        sizes = {"rows": rows, "columns": columns}
+        tensors = (q, k, v, beta, decay, done, state, out, final_state, errors, saved)
+        sizes = {"rows": rows, "columns": columns, "has_decay": decay.numel() > 0}
         _launch(delta_forward, num_sequences, *tensors, steps, batch, heads, save=save, **sizes)
         if save:
-            ctx.save_for_backward(q, k, beta, done, errors, saved)
+            ctx.save_for_backward(q, k, beta, decay, done, errors, saved)
             ctx.truncate = truncate
         return out, final_state
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_out, d_last):
-        q, k, beta, done, errors, saved = ctx.saved_tensors
+        q, k, beta, decay, done, errors, saved = ctx.saved_tensors
         batch, heads, steps, rows = k.shape
         columns = d_out.shape[-1]
         num_sequences = batch * heads
         d_out, d_last = d_out.contiguous(), d_last.contiguous()
         buffer = saved.new_empty(num_sequences, CHUNK, rows, columns)
-        gradients = [torch.empty_like(x) for x in (q, k, d_out, beta, d_last)]
-        tensors = (q, k, beta, done, errors, saved, buffer, d_out, d_last, *gradients)
-        sizes = {"rows": rows, "columns": columns}
+        gradients = [torch.empty_like(x) for x in (q, k, d_out, beta, decay, d_last)]
+        tensors = (q, k, beta, decay, done, errors, saved, buffer, d_out, d_last, *gradients)
+        sizes = {"rows": rows, "columns": columns, "has_decay": decay.numel() > 0}
         _launch(delta_backward, num_sequences, *tensors, steps, batch, heads, int(ctx.truncate), **sizes)
-        d_q, d_k, d_v, d_beta, d_state = gradients
-        return d_q, d_k, d_v, d_beta, None, d_state, None, None
+        d_q, d_k, d_v, d_beta, d_decay, d_state = gradients
+        return d_q, d_k, d_v, d_beta, d_decay, None, d_state, None, None
 
 
 def delta_seq(
-    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, done: Tensor, state: Tensor, truncate: bool = False
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    done: Tensor,
+    state: Tensor,
+    truncate: int = 0,
+    decay: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Compute the delta rule over T steps. Arguments and results are those of `reference.delta_seq`."""
-    save = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, beta, state))
-    q, k, v, beta, state = (x.contiguous() for x in (q, k, v, beta, state))
-    return DeltaFunction.apply(q, k, v, beta, done.contiguous().view(torch.uint8), state, truncate, save)
+    decay = v.new_empty(0) if decay is None else decay
+    save = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, beta, decay, state))
+    q, k, v, beta, decay, state = (x.contiguous() for x in (q, k, v, beta, decay, state))
+    return DeltaFunction.apply(q, k, v, beta, decay, done.contiguous().view(torch.uint8), state, truncate, save)
 
 
 class SRWMFunction(torch.autograd.Function):

@@ -116,6 +116,35 @@ def test_a_fixed_answer_is_correct_once_in_k(answer: int) -> None:
     assert correct.mean() == pytest.approx(1 / 4, abs=5 * np.sqrt(0.25 * 0.75 / correct.size))
 
 
+class Counter:
+    """A policy that adds the shown numbers modulo `size` and names the sum."""
+
+    def __init__(self, num_envs: int, size: int):
+        self.sum = np.zeros(num_envs, np.int64)
+        self.size = size
+
+    def __call__(self, observation: Arrays, t: int) -> np.ndarray:
+        starts = observation["vector"][:, -1] == 1
+        self.sum = (np.where(starts, 0, self.sum) + observation["vector"][:, :-1].argmax(axis=1)) % self.size
+        return self.sum
+
+
+@pytest.mark.parametrize(("size", "delay"), [(2, 1), (2, 6), (5, 9)])
+def test_counting_solves_parity(size: int, delay: int) -> None:
+    steps = play("parity", Counter(4, size), 5 * delay, size=size, delay=delay)[1:]
+    for t, step in enumerate(steps, start=1):
+        np.testing.assert_allclose(step.reward, 1 / delay, rtol=1e-6)
+        assert (step.done == (t % delay == 0)).all()
+        assert (step.observation["vector"][:, -1] == step.done).all()
+
+
+def test_naming_the_last_number_is_right_in_the_first_step_only() -> None:
+    """In later steps, the sum of the earlier numbers is uniform, so the answer is right once in `size`."""
+    steps = play("parity", lambda x, t: x["vector"][:, :-1].argmax(axis=1), 400, num_envs=100, size=4, delay=8)[1:]
+    mean_return = sum(float(step.reward.sum()) for step in steps) / (100 * 50)
+    assert mean_return == pytest.approx((1 + 7 / 4) / 8, abs=0.01)
+
+
 def follow_the_ball(observation: Arrays, t: int) -> np.ndarray:
     image = observation["image"][:, 0]  # [N,H,W]
     ball = (image == 255).any(axis=1).argmax(axis=1)

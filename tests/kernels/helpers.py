@@ -1,5 +1,6 @@
 """Random inputs of both operations, their outputs and gradients, and comparisons of results."""
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ def delta_inputs(
     columns: int = 4,
     reset_rate: float = 0.2,
     seed: int = 0,
+    has_decay: bool = False,
 ) -> Tensors:
     """Return float64 inputs of delta_seq and the gradients `d_out` and `d_last` of its outputs."""
     g = torch.Generator().manual_seed(seed)
@@ -32,7 +34,7 @@ def delta_inputs(
         return torch.randn(*shape, dtype=torch.float64, generator=g)
 
     lead = (batch, heads, length)
-    return {
+    inputs = {
         "q": normal(*lead, rows).softmax(-1),
         "k": normal(*lead, rows).softmax(-1),
         "v": normal(*lead, columns),
@@ -42,17 +44,24 @@ def delta_inputs(
         "d_out": normal(*lead, columns),
         "d_last": normal(batch, heads, rows, columns),
     }
+    if has_decay:
+        inputs["decay"] = normal(*lead, 1).sigmoid()
+    return inputs
+
+
+gated_inputs = partial(delta_inputs, has_decay=True)  # inputs of delta_seq with decay
 
 
 def call_delta(inputs: Tensors, **options: Any) -> tuple[Tensor, Tensor]:
     """Call delta_seq with the named inputs."""
     q, k, v, beta, done, state = (inputs[name] for name in ("q", "k", "v", "beta", "done", "state"))
-    return delta_seq(q, k, v, beta, done, state, **options)
+    return delta_seq(q, k, v, beta, done, state, decay=inputs.get("decay"), **options)
 
 
-def run_delta(implementation: str, inputs: Tensors, truncate: bool = False) -> Tensors:
+def run_delta(implementation: str, inputs: Tensors, truncate: int = 0) -> Tensors:
     """Return the output, the final state and the gradient of every input."""
-    x = {name: inputs[name].detach().requires_grad_() for name in ("q", "k", "v", "beta", "state")}
+    names = [name for name in ("q", "k", "v", "beta", "decay", "state") if name in inputs]
+    x: Tensors = {name: inputs[name].detach().requires_grad_() for name in names}
     out, last = call_delta({**x, "done": inputs["done"]}, truncate=truncate, implementation=implementation)
     loss = (out * inputs["d_out"]).sum() + (last * inputs["d_last"]).sum()
     gradients = torch.autograd.grad(loss, list(x.values()), materialize_grads=True)

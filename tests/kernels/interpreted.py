@@ -16,6 +16,7 @@ from tests.kernels.helpers import (
     call_delta,
     call_srwm,
     delta_inputs,
+    gated_inputs,
     run_delta,
     run_srwm,
     srwm_inputs,
@@ -44,6 +45,7 @@ ALL = [
 def main(cases: list[tuple[int, int, int, int, int | None, bool]]) -> None:
     for case in cases:
         compare("delta", delta_inputs, run_delta, call_delta, *case)
+        compare("gated delta", gated_inputs, run_delta, call_delta, *case)
         compare("srwm", srwm_inputs, run_srwm, call_srwm, *case)
 
 

@@ -23,8 +23,13 @@ SHARED_MEMORY = {80: 163 * 1024, 90: 227 * 1024}  # bytes per program, by comput
 LAUNCHES = [
     pytest.param(operation, rows, columns, save, marks=[] if rows == 16 else pytest.mark.slow)
     for operation, rows, columns in (
-        *(("delta", 16, 16), ("srwm", 16, 16), ("srwm", 16, 49)),  # default sizes of the memories
-        *(("delta", 64, 64), ("srwm", 64, 64), ("srwm", 64, 193)),  # the largest heads
+        *(
+            ("delta", 16, 16),
+            ("gated delta", 16, 16),
+            ("srwm", 16, 16),
+            ("srwm", 16, 49),
+        ),  # default sizes of the memories
+        *(("delta", 64, 64), ("gated delta", 64, 64), ("srwm", 64, 64), ("srwm", 64, 193)),  # the largest heads
         *(("delta", 17, 17), ("srwm", 17, 17), ("srwm", 17, 52)),  # padded heads
     )
     for save in (True, False, None)
@@ -43,7 +48,7 @@ def test_interpreted_kernels_equal_the_reference(which):
         check=False,
     )
     assert process.returncode == 0, process.stderr[-2000:]
-    assert len(process.stdout.splitlines()) == 2 * len(FEW if which == "few" else ALL)
+    assert len(process.stdout.splitlines()) == 3 * len(FEW if which == "few" else ALL)
 
 
 @pytest.mark.parametrize("capability", [80, 90])
@@ -51,8 +56,8 @@ def test_interpreted_kernels_equal_the_reference(which):
 def test_kernels_compile_for_real_targets(operation, rows, columns, save, capability, tmp_path, monkeypatch):
     """Compile with the constants, options and alignments of a real launch. `save` None is the backward kernel."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    kernel = getattr(triton_kernels, f"{operation}_{'backward' if save is None else 'forward'}")
-    constants = triton_kernels.specialisation(kernel, rows, columns, bool(save))
+    kernel = getattr(triton_kernels, f"{operation.split()[-1]}_{'backward' if save is None else 'forward'}")
+    constants = triton_kernels.specialisation(kernel, rows, columns, bool(save), operation == "gated delta")
     options = {name: constants.pop(name) for name in OPTIONS}
 
     def argument_type(name: str) -> str:

@@ -6,6 +6,8 @@ from bestiary.agents.memories.base import Memory, NoMemory, State
 from bestiary.agents.memories.deep_feedforward import DeepFeedForward
 from bestiary.agents.memories.delta_delta import DeltaDelta
 from bestiary.agents.memories.delta_net import DeltaNet
+from bestiary.agents.memories.delta_product import DeltaProduct
+from bestiary.agents.memories.gated_delta import GatedDelta
 from bestiary.agents.memories.linear_transformer import LinearTransformer
 from bestiary.agents.memories.recurrent import GRU, LSTM
 from bestiary.agents.memories.recurrent_delta import DeltaRNN, RecurrentDelta
@@ -16,6 +18,8 @@ MEMORIES: dict[str, type[nn.Module]] = {
     "lstm": LSTM,
     "gru": GRU,
     "delta": DeltaNet,
+    "gated-delta": GatedDelta,
+    "delta-product": DeltaProduct,
     "srwm": SRWM,
     "fake-sr": FakeSR,
     "sr-delta": SRDelta,
@@ -35,8 +39,10 @@ __all__ = [
     "DeepFeedForward",
     "DeltaDelta",
     "DeltaNet",
+    "DeltaProduct",
     "DeltaRNN",
     "FakeSR",
+    "GatedDelta",
     "LinearTransformer",
     "Memory",
     "NoMemory",

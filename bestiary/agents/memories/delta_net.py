@@ -36,10 +36,16 @@ def silu_features(x: Tensor) -> Tensor:
     return F.normalize(F.silu(x), dim=-1, eps=1e-5)
 
 
+def unit_features(x: Tensor) -> Tensor:
+    """Return x, divided by its Euclidean norm over the last axis."""
+    return F.normalize(x, dim=-1, eps=1e-5)
+
+
 FEATURE_MAPS: dict[str, Callable[[Tensor], Tensor]] = {
     "elu": elu_features,
     "softmax": lambda x: x.softmax(-1),
     "silu": silu_features,
+    "unit": unit_features,
 }
 
 
@@ -93,7 +99,7 @@ def apply_delta_rule(
         qkvb: queries and keys (E features each), values (M features) and one learning-rate logit, concatenated,
             [B,H,T,2E+M+1].
         done: bool [T,B]; True at the first step of each episode.
-        weights: fast weights (the matrices that the delta rule updates) before the first step, [B,H,E,M].
+        weights: fast weights (the matrices that are written) before the first step, [B,H,E,M].
         feature_map: function that is applied to queries and keys.
         options: the size of the heads (E) and the kernel that computes the recurrence.
         metrics: dict to which the function adds the metrics `delta_norm` and `delta_beta`; None: compute no metrics.
