@@ -22,6 +22,7 @@ class TrainingClock:
         self.seconds_before = seconds_before
         self.started = time.monotonic()
         self.samples: deque[tuple[float, int]] = deque()  # pairs (time, step count) from the last minute
+        self.previous_sps = 0.0  # speed before the measurement was restarted
 
     @property
     def seconds(self) -> float:
@@ -30,9 +31,12 @@ class TrainingClock:
 
     @property
     def sps(self) -> float:
-        """Return the training speed over the last minute, in steps per second."""
+        """Return the training speed over the last minute, in steps per second.
+
+        After a restart of the measurement, this is the speed before the restart until a new speed is known.
+        """
         measured = self._measured_seconds()
-        return (self.samples[-1][1] - self.samples[0][1]) / measured if measured > 0 else 0.0
+        return (self.samples[-1][1] - self.samples[0][1]) / measured if measured > 0 else self.previous_sps
 
     def remaining_seconds(self, steps: int) -> float | None:
         """Return the estimated time for `steps` more steps, in seconds. Return None if the speed is not yet known."""
@@ -53,6 +57,7 @@ class TrainingClock:
 
     def restart_speed(self, steps: int) -> None:
         """Start a new measurement of the speed, so that a pause of the training does not lower the measured speed."""
+        self.previous_sps = self.sps
         self.samples.clear()
         self.record(steps)
 

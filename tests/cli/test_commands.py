@@ -89,6 +89,7 @@ def test_list_prints_names_and_filters_them(capsys: pytest.CaptureFixture[str]) 
         "presets": "hello",
         "zoo": "pong",
         "studies": "published/six-games",
+        "loggers": "tensorboard",
     }
     assert set(expected_names) == set(LISTS)
     for what, expected in expected_names.items():
