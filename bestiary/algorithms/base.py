@@ -395,6 +395,7 @@ METHODS: dict[str, tuple[str, ...]] = {
     "rollouts_per_learn": ("num_envs", "pools"),
     "batch_size": ("num_envs", "pools"),
     "validate": ("num_envs", "pools"),
+    "fits_exactly": ("num_envs", "pools"),
     "dummy_batch": ("rollout",),
     "shard": ("learners",),
     "setup": ("agent",),

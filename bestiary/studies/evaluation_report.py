@@ -17,7 +17,7 @@ from bestiary.studies.results import VariantResult
 from bestiary.studies.study import Study
 from bestiary.studies.trial import Trial
 from bestiary.studies.variants import Variant
-from bestiary.utils.console import TextTable
+from bestiary.utils.console import TextTable, plural
 
 ROLE_ORDER = ("train", "valid", "test", "")
 
@@ -139,8 +139,9 @@ def evaluation_table(results: EvaluationResults) -> TextTable:
             if any(results.normalised(variants, ALL_TASKS, role) is not None for role in results.roles):
                 rows.append(_evaluation_row(results, variants, name, ALL_TASKS, has_normalised))
     policy = "most probable actions" if results.plan.greedy else "sampled actions"
+    games = plural(results.plan.games, "game")
     captions = [
-        f"mean return of {results.plan.games} games, {policy}, newest checkpoint; in brackets: 95% interval over runs "
+        f"mean return of {games}, {policy}, newest checkpoint; in brackets: 95% interval over runs "
         "(Student's t), if there are several runs"
     ]
     if any(results.roles):
@@ -253,7 +254,7 @@ def plot_evaluation(results: EvaluationResults, study: Study, path: Path) -> boo
                 draw_published(axes, published, task, {v.name: c for v, c in colours.items()}, study, legend)
         format_axes(axes, task, "steps per task", steps=True)
         axes.set_ylabel("return of a game")
-    caption = f"Each point: mean of {results.plan.games} games of one checkpoint. One line for each run."
+    caption = f"Each point: mean of {plural(results.plan.games, 'game')} of one checkpoint. One line for each run."
     save_figure(plt, figure, path, legend=list(legend.values()), caption=caption)
     return True
 

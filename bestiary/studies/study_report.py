@@ -41,7 +41,7 @@ from bestiary.studies.run_log import last_output
 from bestiary.studies.study import Study
 from bestiary.studies.trial import Trial, TrialState
 from bestiary.utils import safe_files
-from bestiary.utils.console import TextTable, format_count, format_duration, note, print_table
+from bestiary.utils.console import TextTable, format_count, format_duration, note, plural, print_table
 from bestiary.utils.html import render_details, render_figure, render_image, render_page, render_table
 
 FINAL_RETURN_CAPTION = (
@@ -233,7 +233,7 @@ def _make_table(study: Study, variants: list[VariantResult], results: list[Trial
     if has_true:
         header.append("true return")
     if _shows_evaluation(study):
-        header.append(f"evaluation, {study.evaluations[0].games} games")
+        header.append(f"evaluation, {plural(study.evaluations[0].games, 'game')}")
     header += ["time per run", "steps/s"]
     captions = [FINAL_RETURN_CAPTION, INTERVAL_CAPTION, IQM_CAPTION]
     if any(len(variant.environments) > 1 for variant in variants):
