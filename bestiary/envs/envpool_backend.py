@@ -142,11 +142,11 @@ def inner_calls_work() -> bool:
     Two equal pools of a small environment are stepped with the same actions, all rows or some rows at a time. The
     result is stored for the rest of the process.
     """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Gymnasium's messages about the bounds of this environment's observations
-        envs = [_make(CHECK_TASK, [1, 2, 3]) for _ in range(2)]
+    envs = [_make(CHECK_TASK, [1, 2, 3]) for _ in range(2)]
     try:
-        same = calls_agree(PublicCalls(envs[0]), InnerCalls(envs[1]), num_envs=3, num_actions=2)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Gymnasium's messages about the bounds of this environment's observations
+            same = calls_agree(PublicCalls(envs[0]), InnerCalls(envs[1]), num_envs=3, num_actions=2)
     except Exception:  # a missing method, or another format of its arguments or results
         same = False
     finally:
