@@ -9,12 +9,14 @@
 This module reads the tables. analysis_runner.py runs the commands.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from bestiary.studies.study_file import FOLDER_NAME, FOLDER_NAME_RULE, StudyFile, list_of_tables
+from bestiary.utils import trust
 from bestiary.utils.options import suggest
+from bestiary.utils.plugin_names import PluginRef, split_rewards
 
 INTEGER = "an integer >= 0"
 NUMBER = "a number >= 0"
@@ -147,3 +149,14 @@ def read_analyses(file: StudyFile, variants: list[str], problems: list[str]) -> 
     for name in sorted({name for name in names if names.count(name) > 1}):
         problems.append(f"{file.location('', 'analysis')}: two analyses have the name {name}; rename one of them")
     return tuple(analyses)
+
+
+def trust_analyses(file: StudyFile, analyses: Iterable[Analysis], trust_code: bool) -> None:
+    """Check that all plug-ins in the options of analyses are trusted, and raise UserError otherwise.
+
+    The commands of the analyses get these names as arguments. If `trust_code` is true, all of them are trusted.
+    """
+    for analysis in analyses:
+        for reward in split_rewards(analysis.options.get("true_reward", "")):
+            if isinstance(reward, PluginRef):
+                trust.trust_in_file(reward, f"{file.path}, analysis {analysis.name},", trust_code)

@@ -16,6 +16,7 @@ from bestiary.studies.executors import start_command
 from bestiary.studies.run_log import close_log, failure_reason
 from bestiary.studies.trial import Trial
 from bestiary.studies.variants import select_variants
+from bestiary.utils import safe_files
 from bestiary.utils.console import note
 
 POLL_SECONDS = 0.2
@@ -91,9 +92,10 @@ def analysis_problem(analysis: Analysis, trials: Sequence[Trial], folder: Path) 
     if untrained := [trial.name for trial in analysed_trials(analysis, trials) if not trial.is_trained]:
         return f"not made, because {untrained[0]} is not trained"
     try:
-        if json.loads(_stamp_path(analysis, folder).read_text()) == _stamp(analysis, trials, folder):
+        stamp = json.loads(safe_files.read_text(_stamp_path(analysis, folder), folder))
+        if stamp == _stamp(analysis, trials, folder):
             return ""
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         pass
     reason = failure_reason(_log_path(analysis, folder))
     return f"failed: {reason}" if reason else "not made yet"
@@ -102,7 +104,7 @@ def analysis_problem(analysis: Analysis, trials: Sequence[Trial], folder: Path) 
 def _run_commands(analysis: Analysis, trials: Sequence[Trial], folder: Path, is_interrupted: Callable[[], bool]) -> str:
     """Run the commands of an analysis one after another. If a command fails, return the reason, otherwise ""."""
     log = _log_path(analysis, folder)
-    analysis_folder(analysis, folder).mkdir(parents=True, exist_ok=True)
+    safe_files.make_folder(analysis_folder(analysis, folder), folder)
     for command in analysis_commands(analysis, trials, folder):
         process = start_command(log, command)
         assert process.stdin is not None
@@ -116,7 +118,8 @@ def _run_commands(analysis: Analysis, trials: Sequence[Trial], folder: Path, is_
             return "interrupted"
         if process.returncode:
             return f"{failure_reason(log)} ({log})"
-    _stamp_path(analysis, folder).write_text(json.dumps(_stamp(analysis, trials, folder), indent=1) + "\n")
+    stamp = json.dumps(_stamp(analysis, trials, folder), indent=1) + "\n"
+    safe_files.write_text(_stamp_path(analysis, folder), stamp, folder)
     return ""
 
 

@@ -8,11 +8,14 @@ The line before the output of a command is called the header, the line after it 
 footer, it is still running, or it was killed together with the `bestiary study` process.
 """
 
+import os
 import re
 import signal
 import time
 from pathlib import Path
 from typing import IO
+
+from bestiary.utils import safe_files
 
 HEADER_START = "study: 20"  # start of a header; 20: first two digits of the year
 EXIT_STATUS = "study: exit status "
@@ -48,8 +51,9 @@ def last_output(path: Path) -> list[str]:
     Empty lines are left out.
     """
     try:
-        with path.open("rb") as log:
-            log.seek(max(0, path.stat().st_size - TAIL_BYTES))
+        descriptor = safe_files.open_file(path, os.O_RDONLY)
+        with os.fdopen(descriptor, "rb") as log:
+            log.seek(max(0, os.fstat(descriptor).st_size - TAIL_BYTES))
             lines = log.read().decode(errors="replace").splitlines()
     except OSError:
         return []
@@ -65,10 +69,11 @@ def failure_reason(path: Path) -> str:
     killed the command, the reason is the signal.
     """
     *output, footer = last_output(path) or [""]
-    status = int(footer.removeprefix(EXIT_STATUS)) if re.fullmatch(rf"{EXIT_STATUS}-?\d+", footer) else 0
+    status = int(footer.removeprefix(EXIT_STATUS)) if re.fullmatch(rf"{EXIT_STATUS}-?[0-9]{{1,3}}", footer) else 0
     if status == 0:
         return ""
     if status < 0:
-        return f"killed by {signal.Signals(-status).name}"
+        names = {known.value: known.name for known in signal.Signals}
+        return f"killed by {names.get(-status, f'signal {-status}')}"
     errors = [line.removeprefix(ERROR_PREFIX) for line in output if line.startswith(ERROR_PREFIX)]
     return (errors or output or [f"exit status {status}"])[-1]

@@ -11,6 +11,7 @@ study that was stopped in any way can be continued.
     runs/STUDY/results.csv, runs.csv, evaluations.csv, curves.png, index.html
 """
 
+import itertools
 import shlex
 import stat
 import time
@@ -33,7 +34,7 @@ from bestiary.studies.study_report import write_study_report
 from bestiary.studies.trial import Trial, make_trials
 from bestiary.training.interrupts import Interrupted, Interrupts
 from bestiary.utils import safe_files
-from bestiary.utils.console import format_count, note, stdout, warn
+from bestiary.utils.console import format_count, note, plain, stdout, warn
 from bestiary.utils.errors import RunError, UserError
 
 POLL_SECONDS = 0.2
@@ -138,7 +139,8 @@ def print_trials(trials: list[Trial]) -> None:
     states = {trial: trial.state() for trial in trials}
     for trial, state in states.items():
         env = ", ".join(Path(name).name if ".py:" in name else name for name in trial.config.envs)
-        table.add_row(trial.name, env, format_count(trial.total_steps), f"{trial.variant.parameters:,}", state.text)
+        cells = (trial.name, env, format_count(trial.total_steps), f"{trial.variant.parameters:,}", state.text)
+        table.add_row(*map(plain, cells))
     stdout.print(table, markup=False)
     kinds = [state.kind for state in states.values()]
     counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
@@ -160,7 +162,9 @@ def _check_folder(folder: Path) -> None:
         raise UserError(
             f"{folder} exists and is not the folder of a study; choose another folder with --dir, or rename the study"
         )
-    for path in (path for inner in (folder, folder / "configs", folder / "logs") for path in inner.glob("*")):
+    # Run folders are not checked here: their commands check them.
+    own_files = (path for inner in (folder, folder / "configs", folder / "logs") for path in inner.glob("*"))
+    for path in itertools.chain(own_files, safe_files.walk(folder / "analysis")):
         status = path.lstat()
         if not stat.S_ISDIR(status.st_mode) and (not stat.S_ISREG(status.st_mode) or status.st_nlink > 1):
             raise UserError(

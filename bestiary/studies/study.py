@@ -44,8 +44,8 @@ from bestiary.envs.levels import with_levels
 from bestiary.evaluation.evaluate import check_playable
 from bestiary.runs.loggers import check_loggers
 from bestiary.runs.option_sources import merge_sources
-from bestiary.studies.analyses import Analysis, read_analyses
-from bestiary.studies.evaluations import EvaluationPlan, read_evaluations
+from bestiary.studies.analyses import Analysis, read_analyses, trust_analyses
+from bestiary.studies.evaluations import EvaluationPlan, read_plans
 from bestiary.studies.published_values import PublishedResults, read_published
 from bestiary.studies.study_file import (
     FOLDER_NAME,
@@ -126,11 +126,12 @@ def read_study(path: Path, trust_code: bool = False, scale: str = "") -> Study:
     names = list(dict.fromkeys(names))
     dashed = _read_dashed(file, [draft.name for draft in drafts], problems)
     zoom = _read_zoom(file, problems)
-    evaluations = read_evaluations(file, names, problems)
+    evaluations = read_plans(file, names, problems)
     analyses = read_analyses(file, names, problems)
     published = read_published(file, names, [plan.name for plan in evaluations], problems)
     if problems:
         raise UserError(*problems)
+    trust_analyses(file, analyses, trust_code)
     variants = _resolve_variants(file, drafts, seeds[0], trust_code)
     study = Study(
         path,

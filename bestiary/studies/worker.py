@@ -10,6 +10,8 @@ import runpy
 import signal
 import threading
 
+from bestiary.utils import trust
+
 
 def _terminate_with_study() -> None:
     """Wait until the standard input is closed, then send SIGTERM to this process."""
@@ -19,5 +21,7 @@ def _terminate_with_study() -> None:
 
 
 if __name__ == "__main__":
+    # The study has checked the plug-ins in its file, but their content may have changed since.
+    trust.read_arguments_from("the study file")
     threading.Thread(target=_terminate_with_study, daemon=True).start()
     runpy.run_module("bestiary", run_name="__main__", alter_sys=True)

@@ -11,6 +11,7 @@ The hashes of trusted content are stored in trusted.json (`user_store.py`), neve
 only if a function of this module has accepted its content; its name alone is never sufficient.
 """
 
+import shlex
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,6 +27,8 @@ TRUSTED = UserStore("trusted.json", max_records=10_000)
 MAX_PATHS = 20  # maximum number of paths that are stored for one hash
 
 _registered: dict[Path, PluginSource] = {}  # content that may be executed, by absolute path of the file
+# Description of the file from which the arguments of this command come, or "" if the user has given them.
+_file_of_arguments = ""
 
 
 def registered(path: Path) -> PluginSource | None:
@@ -51,7 +54,9 @@ def trust_content(path: Path, source: PluginSource, *, remember: bool = True, an
         announce: whether to print which files are executed, and a command with which the user can read them.
     """
     if announce:
-        note(f"--trust-code: this command executes {path}{_describe_modules(source)}; to read it: less {path}")
+        # The name of the file may come from another person. Quote it, so that the shell executes no part of it.
+        command = f"less {shlex.quote(str(path))}"
+        note(f"--trust-code: this command executes {path}{_describe_modules(source)}; to read it: {command}")
     resolved = path.resolve()
     _register(path, source)
     if not remember:
@@ -67,11 +72,23 @@ def trust_content(path: Path, source: PluginSource, *, remember: bool = True, an
         TRUSTED.update(source.sha256, change)
 
 
+def read_arguments_from(file: str) -> None:
+    """Treat plug-ins in the arguments of this command as named by a file, not by the user.
+
+    A study calls this function in the processes of its commands: their arguments contain names from the study file.
+    `file` is a description of the file, for messages.
+    """
+    global _file_of_arguments
+    _file_of_arguments = file
+
+
 def trust_named(ref: PluginRef) -> None:
     """Trust a plug-in that the user names on the command line or in Python.
 
     If the file is missing, do nothing: `plugins.load` reports it.
     """
+    if _file_of_arguments:
+        return trust_in_file(ref, _file_of_arguments, trust_code=False)
     try:
         source = read_source(ref.path)
     except OSError:

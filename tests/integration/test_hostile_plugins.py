@@ -17,6 +17,7 @@ import bestiary
 from bestiary.cli.main import run_command
 from bestiary.config.toml import dump_toml, read_tables
 from bestiary.runs.run import open_run
+from bestiary.studies.executors import start_command
 
 SMALL: dict[str, Any] = {"runtime": "serial", "num_envs": 4, "batch_size": 4, "micro_batch_size": 4, "steps": 320}
 
@@ -269,6 +270,30 @@ def test_study_does_not_write_through_links(name: str, hard: bool, capsys: pytes
     assert "runs/s" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("kind", ["link", "hard link", "linked folder", "pipe"])
+def test_analyses_of_a_study_stay_in_its_folder(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("s.toml").write_text(AUDIT_STUDY)
+    folder = Path("runs/s/analysis/audit")
+    folder.parent.mkdir(parents=True)
+    Path("runs/s/study.toml").touch()
+    Path("private").mkdir()
+    Path("private/file").write_text("private")
+    if kind == "linked folder":
+        folder.symlink_to(Path("private").absolute())
+    else:
+        folder.mkdir()
+    if kind == "link":
+        (folder / "done.json").symlink_to(Path("private/file").absolute())
+    elif kind == "hard link":
+        (folder / "audit.csv").hardlink_to("private/file")
+    elif kind == "pipe":
+        os.mkfifo(folder / "done.json")
+    assert run_command(["study", "s.toml"]) == 2
+    assert "runs/s/analysis/audit" in capsys.readouterr().err
+    assert [path.name for path in Path("private").iterdir()] == ["file"]
+    assert Path("private/file").read_text() == "private"
+
+
 def test_pipe_in_a_run_of_a_study_does_not_block(toy_run: Path) -> None:
     Path("runs/s").mkdir(parents=True)
     Path("s.toml").write_text('seeds = [1]\n[base]\nenv = "toy/catch"\nsteps = 320\n')
@@ -372,6 +397,53 @@ def test_own_choices_are_used_without_flags() -> None:
     shutil.rmtree("r/tensorboard")
     assert run_command(["resume", "r", "--steps", "640"]) == 0
     assert list(Path("r/tensorboard").iterdir())
+
+
+# --- analyses of studies ---
+
+AUDIT_STUDY = """
+seeds = [1]
+[base]
+env = "toy/catch"
+steps = 320
+runtime = "serial"
+num_envs = 4
+batch_size = 4
+[[analysis]]
+tool = "audit"
+episodes = 1
+"""
+
+
+@pytest.mark.parametrize("place", ["analysis", "scale"])
+def test_plugin_of_an_analysis_is_executed_only_if_it_is_known(place: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("evil.py").write_text(EVIL)
+    setting = 'true_reward = "reward; evil.py:evil"\n'
+    text = AUDIT_STUDY + (setting if place == "analysis" else f"[scale.small.analysis]\n{setting}")
+    Path("s.toml").write_text(text)
+    scale = [] if place == "analysis" else ["--scale", "small"]
+    assert run_command(["study", "s.toml", *scale]) == 2
+    error = capsys.readouterr().err
+    assert "evil.py" in error
+    assert "--trust-code" in error
+    assert not Path("executed").exists()
+    assert not Path("runs").exists()
+
+
+def test_plugin_of_an_analysis_that_changes_during_the_study_is_not_executed() -> None:
+    bestiary.train("toy/catch", run_dir="r", **SMALL)
+    Path("reward.py").write_text('def good(measures): return measures["reward"]\n')
+    Path("s.toml").write_text(AUDIT_STUDY + 'true_reward = "reward.py:good"\n')
+    assert run_command(["study", "s.toml", "--trust-code", "--dry-run"]) == 0
+    Path("reward.py").write_text(f"{EVIL}\ngood = evil\n")
+    # The study starts this command after the training.
+    command = ["audit", "r", "--episodes", "1", "--true-reward", "reward.py:good"]
+    process = start_command(Path("log"), command)
+    assert process.wait() == 2
+    assert process.stdin is not None
+    process.stdin.close()
+    assert "you have not used this version" in Path("log").read_text()
+    assert not Path("executed").exists()
 
 
 # --- mode of run folders ---
