@@ -16,7 +16,7 @@ from bestiary.envs.warehouse.variants import VARIANTS
 from bestiary.loggers import LOGGERS
 from bestiary.runs import zoo
 from bestiary.runs.csv_tables import read_columns
-from bestiary.runs.listing import COLUMNS, describe_run, find_runs
+from bestiary.runs.listing import COLUMNS, describe_run, find_runs, list_run_folders
 from bestiary.runs.run_lock import is_locked
 from bestiary.studies.study_file import published_studies
 from bestiary.utils import trust
@@ -85,8 +85,7 @@ def _live_table(folder: Path) -> Table:
     table = Table(caption=None if folder.is_dir() else f"no such folder: {folder}")
     for column in LIVE_COLUMNS:
         table.add_column(column, justify="left" if column in ("run", "environment", "bottleneck") else "right")
-    paths = [path.parent for path in sorted(folder.glob("**/config.toml")) if not path.parent.is_symlink()]
-    for path in [path for path in paths if is_locked(path)]:
+    for path in [path for path in list_run_folders(folder) if is_locked(path)]:
         table.add_row(*map(plain, (str(path), *_live_cells(path))))
     return table
 

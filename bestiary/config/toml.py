@@ -1,5 +1,6 @@
 """Reading and writing of TOML config files, and reading of the presets of the package."""
 
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +12,10 @@ from bestiary.utils import safe_files
 from bestiary.utils.errors import UserError
 from bestiary.utils.options import suggest
 
+MAX_CONFIG_BYTES = 2**20  # maximum size of a config.toml in a run folder
+MAX_KEY_PARTS = 20
+_KEY_PART = r"""(?:(?<![\w-])[\w-]++|(?<!\\)"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+')"""
+_LONG_KEY = re.compile(rf"{_KEY_PART}(?:[ \t]*+\.[ \t]*+{_KEY_PART}){{{MAX_KEY_PARTS}}}")
 NON_OPTION_TABLES = ("versions", "plugins")  # tables of config.toml that only document a run and set no option
 
 
@@ -31,7 +36,8 @@ def read_tables(path: Path, in_run_folder: bool = False) -> dict[str, Any]:
     it may also be a link or a pipe.
     """
     try:
-        return parse_toml(safe_files.read_text(path) if in_run_folder else path.read_text())
+        text = safe_files.read_text(path, max_bytes=MAX_CONFIG_BYTES) if in_run_folder else path.read_text()
+        return parse_toml(text)
     except FileNotFoundError as error:
         raise UserError(f"{path}: no such file") from error
     except (ValueError, OSError, RecursionError) as error:
@@ -39,7 +45,14 @@ def read_tables(path: Path, in_run_folder: bool = False) -> dict[str, Any]:
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """Parse a TOML text. Raise ValueError if it is not valid, or if an integer has more than 64 bits."""
+    """Parse a TOML text.
+
+    Raise ValueError if it is not valid, if a dotted key has more than MAX_KEY_PARTS parts, or if an integer has more
+    than 64 bits.
+    """
+    # The time and memory that `tomllib` needs for a key grow quadratically with the number of its parts.
+    if (found := _LONG_KEY.search(text)) is not None:
+        raise ValueError(f"the key {found[0][:40]}... has more than {MAX_KEY_PARTS} parts")
     tables = tomllib.loads(text)
     _check_integers(tables)
     return tables

@@ -19,6 +19,14 @@ from bestiary.utils.errors import UserError
 
 MAX_LINE = 2**20  # maximum number of characters of a line
 MAX_CELL = 10_000  # maximum number of characters of a cell that is not a number
+MAX_COLUMNS = 10_000
+# Maximum number of cells that a table may lack, because its rows are shorter than its header. Only the last row of a
+# table can be incomplete, but readers would fill up each row.
+MAX_MISSING_CELLS = 100_000
+# A table may need this multiple of the size of its file, plus MEMORY_RESERVE bytes. A number needs 8 bytes, and at
+# least 2 bytes in the file. In an array of text, each cell has the size of the longest cell.
+MEMORY_FACTOR = 8
+MEMORY_RESERVE = 64 * 2**20
 BATCH_ROWS = 2_000  # number of rows that `read_columns` converts at once
 
 
@@ -133,9 +141,19 @@ def _iterate_rows(path: Path, max_bytes: int | None = safe_files.MAX_TABLE_BYTES
     if not os.path.lexists(path):
         return
     with describe_damage(path), safe_files.open_table(path, max_bytes=max_bytes) as file:
+        num_columns = None
+        num_missing = 0
         for row in csv.reader(_lines(file)):
-            if row:
-                yield row
+            if not row:
+                continue
+            if num_columns is None:
+                num_columns = len(row)
+                if num_columns > MAX_COLUMNS:
+                    raise ValueError(f"it has {num_columns} columns; at most {MAX_COLUMNS} are read")
+            num_missing += max(num_columns - len(row), 0)
+            if num_missing > MAX_MISSING_CELLS:
+                raise ValueError("many rows are shorter than the header")
+            yield row
 
 
 def _lines(file: IO[str]) -> Iterator[str]:
@@ -159,11 +177,16 @@ def read_columns(path: Path) -> dict[str, np.ndarray]:
     header = next(rows, [])
     # Arrays need much less memory than lists of text. The first batch is empty, so that each column has a batch.
     batches: list[list[np.ndarray]] = [[np.zeros(0)] for _ in header]
+    num_bytes = 0
     with describe_damage(path):
+        max_bytes = MEMORY_FACTOR * path.stat().st_size + MEMORY_RESERVE if header else 0
         while batch_rows := list(itertools.islice(rows, BATCH_ROWS)):
             complete = [row for row in batch_rows if len(row) == len(header)]
             for index, batch in enumerate(batches):
                 batch.append(_to_array([row[index] for row in complete]))
+                num_bytes += batch[-1].nbytes
+                _check_memory(num_bytes, max_bytes)
+        _check_memory(sum(map(_joined_bytes, batches)), max_bytes)
         return {name: _join(batch) for name, batch in zip(header, batches, strict=True)}
 
 
@@ -184,8 +207,18 @@ def _join(batches: list[np.ndarray]) -> np.ndarray:
             np.where(np.isnan(batch), "", batch.astype(str)) if batch.dtype == np.float64 else batch
             for batch in batches
         ]
-    # In an array of text, each cell has the size of the longest cell.
-    num_bytes = sum(map(len, batches)) * max(batch.dtype.itemsize for batch in batches)
-    if num_bytes > 4 * safe_files.MAX_TABLE_BYTES:
-        raise ValueError(f"a column would need {num_bytes} bytes of memory")
     return np.concatenate(batches)
+
+
+def _joined_bytes(batches: list[np.ndarray]) -> int:
+    """Return the size of the result of `_join` or, if numbers are converted to text, a larger number."""
+    sizes = {batch.dtype.itemsize for batch in batches if len(batch)} | {8}
+    if any(batch.dtype != np.float64 for batch in batches):
+        sizes.add(np.dtype("U32").itemsize)  # the type of numbers that were converted to text
+    return sum(map(len, batches)) * max(sizes)
+
+
+def _check_memory(num_bytes: int, max_bytes: int) -> None:
+    """Raise ValueError if a table needs much more memory than its file."""
+    if num_bytes > max_bytes:
+        raise ValueError(f"it would need {num_bytes} bytes of memory")

@@ -11,10 +11,13 @@ from bestiary.runs.checkpoints import list_checkpoints
 from bestiary.runs.csv_tables import read_columns
 from bestiary.runs.format_version import old_version
 from bestiary.runs.run_lock import is_locked, was_killed
+from bestiary.utils import safe_files
 from bestiary.utils.console import format_count, format_duration, format_number, printable
 from bestiary.utils.errors import UserError
 from bestiary.utils.options import convert
 
+ERRORS_OF_WRONG_VALUES = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, MemoryError)
+MAX_SHOWN = 2_000  # maximum number of characters of a text in a table row; a name of a game has about 20
 COLUMNS = ("environment", "seed", "steps", "of", "return", "time", "state")
 
 
@@ -23,11 +26,15 @@ def find_runs(folder: Path) -> list[Path]:
 
     Raise UserError if there is no run.
     """
-    runs = [path.parent for path in folder.glob("**/config.toml") if not path.parent.is_symlink()]
-    runs = [path for path in runs if path.is_dir()]
+    runs = list_run_folders(folder)
     if not runs:
         raise UserError(f"there is no run below {folder}; create one with: bestiary train --preset hello")
     return sorted(runs, key=lambda path: path.stat().st_mtime)
+
+
+def list_run_folders(folder: Path) -> list[Path]:
+    """Return all run folders in a folder and its subfolders, sorted by path. Links are not followed."""
+    return sorted(entry.parent for entry in safe_files.walk(folder) if entry.name == "config.toml")
 
 
 def describe_run(path: Path) -> list[str]:
@@ -37,11 +44,16 @@ def describe_run(path: Path) -> list[str]:
     people, and runs of older versions of Bestiary can also be listed.
     """
     try:
-        return [printable(text) for text in _describe_run(path)]
+        return [_shown(text) for text in _describe_run(path)]
     # The files may contain anything, and a damaged run must not prevent the listing of other runs.
-    except (UserError, ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, OSError) as error:
+    except (UserError, OSError, *ERRORS_OF_WRONG_VALUES) as error:
         problem = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-        return [printable(f"unreadable: {problem}"), *[""] * (len(COLUMNS) - 1)]
+        return [_shown(f"unreadable: {problem}"), *[""] * (len(COLUMNS) - 1)]
+
+
+def _shown(text: str) -> str:
+    """Return a text without control characters. Cut it if it is much longer than the texts of real runs."""
+    return printable(text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}...")
 
 
 def _describe_run(path: Path) -> list[str]:

@@ -92,10 +92,12 @@ def _check_links(path: Path) -> None:
 
     If training, or a logger, wrote through such a link, it could change files outside the run folder.
     """
-    for folder, folders, files in os.walk(path):
-        for entry in (Path(folder, name) for name in (*folders, *files)):
-            if entry.is_symlink() and not _is_own_link(entry.relative_to(path), os.readlink(entry)):
-                raise UserError(f"{entry} is a symbolic link; remove it, or copy its target to this place")
+    for entry in safe_files.walk(path):
+        relative = entry.relative_to(path)
+        if entry.is_symlink() and not _is_own_link(relative, os.readlink(entry)):
+            raise UserError(f"{entry} is a symbolic link; remove it, or copy its target to this place")
+        if len(relative.parts) > safe_files.MAX_DEPTH:
+            raise UserError(f"{path} contains more than {safe_files.MAX_DEPTH} folders inside each other; remove them")
     if os.path.lexists(path / "lock") and not _is_lock_file(path / "lock"):
         raise UserError(f"{path / 'lock'} is not a regular file, or is a hard link; remove it")
 

@@ -9,12 +9,14 @@ import numpy as np
 
 from bestiary.runs.csv_tables import read_columns
 from bestiary.utils.errors import UserError
+from bestiary.utils.figures import new_figure
 from bestiary.utils.options import suggest
 
 if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
 
+MAX_DRAWN = 1e300  # limit of the values in figures: Matplotlib cannot draw larger ones
 ROWS_SHOWN = 6  # number of rows in the HTML representation of a table; half of them are the last rows
 COLUMNS_SHOWN = 12  # number of columns in the HTML representation of a table
 
@@ -56,24 +58,21 @@ class Table(dict[str, np.ndarray]):
         Raises:
             UserError: a column does not exist or contains no numbers.
         """
-        from matplotlib.figure import Figure  # here, because importing matplotlib is slow
-
         names = columns or tuple(name for name in self if name == "return" or name.endswith("/return"))
         if not names:
             raise UserError(f"plot: {self.name} has no column `return`; name columns: plot('loss')")
-        figure = Figure(figsize=(7, 4.2), layout="constrained")
-        axes = figure.subplots()
         positions = self._numbers(x)
-        for name in names:
-            values = self._numbers(name)
-            known = np.isfinite(values)
-            axes.plot(positions[known], values[known], label=name)
-        axes.set_xlabel(x)
-        axes.spines[["top", "right"]].set_visible(False)
-        if len(names) > 1:
-            axes.legend(frameon=False)
-        else:
-            axes.set_ylabel(names[0])
+        with new_figure() as (figure, axes):
+            for name in names:
+                values = self._numbers(name)
+                known = np.abs(values) < MAX_DRAWN  # False for nan
+                axes.plot(positions[known], values[known], label=name)
+            axes.set_xlabel(x)
+            axes.spines[["top", "right"]].set_visible(False)
+            if len(names) > 1:
+                axes.legend(frameon=False)
+            else:
+                axes.set_ylabel(names[0])
         return figure
 
     def _numbers(self, name: str) -> np.ndarray:

@@ -26,6 +26,7 @@ MAX_TEXT_BYTES = 64 * 2**20  # maximum size of a JSON or TOML file
 # to 4 times the size of the file.
 MAX_TABLE_BYTES = _MEMORY_BYTES // 16  # maximum size of a CSV table
 MAX_TENSOR_BYTES = _MEMORY_BYTES // 4  # maximum size of a file with tensors or recorded actions
+MAX_DEPTH = 50  # maximum number of folders inside each other
 TEMPORARY_PREFIX = ".tmp-"  # prefix of temporary files, which are renamed when they are complete
 
 _FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW
@@ -152,6 +153,24 @@ def list_folders(folder: Path, root: Path) -> list[Path]:
             return sorted(folder / entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
     except OSError:
         return []
+
+
+def walk(folder: Path) -> Iterator[Path]:
+    """Yield all files, folders and links below a folder, sorted within each folder. Links are not followed.
+
+    Folders that cannot be read, and the content of folders inside more than MAX_DEPTH other folders, are left out.
+    """
+    pending = [folder]
+    while pending:
+        current = pending.pop()
+        try:
+            with os.scandir(current) as entries:
+                found = sorted((entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries)
+        except OSError:
+            continue
+        yield from (current / name for name, _ in found)
+        if len(current.parts) - len(folder.parts) < MAX_DEPTH:
+            pending += [current / name for name, is_folder in reversed(found) if is_folder]
 
 
 def open_file(path: Path, flags: int, root: Path | None = None, max_bytes: int | None = None) -> int:
