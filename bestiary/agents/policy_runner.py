@@ -9,6 +9,7 @@ import torch
 from bestiary.agents.agent import Agent, Output, State
 from bestiary.envs.vector_env import VectorEnv
 from bestiary.rollout import Inputs, Step
+from bestiary.utils.errors import RunError
 
 
 @dataclass
@@ -66,7 +67,13 @@ class PolicyRunner:
         return StepRecord(step, inputs, state_before, output)
 
     def select_actions(self, output: Output) -> np.ndarray:
-        """Return actions int64 [N]: the most probable actions if `greedy` is set, otherwise samples of the policy."""
+        """Return actions int64 [N]: the most probable actions if `greedy` is set, otherwise samples.
+
+        Raises:
+            RunError: the agent's output is not finite, for example because its weights are too large.
+        """
+        if not output.distribution.is_finite():
+            raise RunError(f"the agent's output is not finite after {self.step_count} steps; use another checkpoint")
         chosen = output.distribution.mode() if self.greedy else output.distribution.sample(self.generator)
         return chosen[0].numpy()
 

@@ -373,6 +373,18 @@ class Algorithm:
     def load(self, tensors: Tensors) -> None:
         """Restore the state from `tensors`, the result of `save`."""
 
+    def stored_extras(self, num_actions: int) -> dict[str, tuple[int, ...]] | None:
+        """Describe the trajectories in the result of `save`. Return None if it contains no trajectories.
+
+        Otherwise, return the name of each of their extras, with its shape without the axes for time and batch. These
+        tensors are checked before a checkpoint is loaded.
+        """
+        return None
+
+    def _normalised_extras(self) -> dict[str, tuple[int, ...]]:
+        """Return the extras that the learner adds for the normalisation of rewards, in the form of `stored_extras`."""
+        return {} if self.return_discount is None else {NORMALISED_REWARD: ()}
+
     @property
     def inherits_state(self) -> bool:
         """True if `load_pretrained` loads state from the run given by --init-from. Default: False."""
@@ -403,6 +415,7 @@ METHODS: dict[str, tuple[str, ...]] = {
     "make_optimizers": ("parameters",),
     "save": (),
     "load": ("tensors",),
+    "stored_extras": ("num_actions",),
 }
 
 

@@ -121,6 +121,9 @@ class Clear(Impala):
             note("note: the checkpoint has no replay buffer (--algo.save-buffer off); starting with an empty buffer")
             self.buffer = ReservoirBuffer(self.options.buffer_size)
 
+    def stored_extras(self, num_actions: int) -> dict[str, tuple[int, ...]]:
+        return {"stored_logits": (num_actions,), "replayed": (), **self._normalised_extras()}
+
     @property
     def inherits_state(self) -> bool:
         return self.options.inherit_buffer

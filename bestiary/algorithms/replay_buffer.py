@@ -13,6 +13,7 @@ from torch import Tensor
 
 from bestiary.rollout import Rollout, Tensors, concatenate
 
+MAX_SEEN = 2**62  # limit of the number of trajectories in a run
 TENSOR_FIELDS = tuple(f.name for f in fields(Rollout) if f.name != "episodes")
 
 
@@ -53,11 +54,18 @@ class ReservoirBuffer:
         return {"num_seen": torch.tensor(self.num_seen), **stored}
 
     def load(self, tensors: Tensors) -> None:
-        """Restore the trajectories and `num_seen` from the result of `save`."""
+        """Restore the trajectories and `num_seen` from the result of `save`.
+
+        Raise ValueError if `num_seen` is not valid. The trajectories must have been checked before.
+        """
         self.num_seen = int(tensors["num_seen"])
+        if not 0 <= self.num_seen < MAX_SEEN:
+            raise ValueError(f"num_seen is {self.num_seen}; expected a number from 0 to {MAX_SEEN - 1}")
         self.trajectories = []
         if "reward" in tensors:
             everything = unpack_trajectories(tensors)
+            if everything.num_envs > self.num_seen:
+                raise ValueError(f"num_seen is {self.num_seen}, but there are {everything.num_envs} trajectories")
             self.trajectories = [_copy(everything, column) for column in range(everything.num_envs)]
 
 

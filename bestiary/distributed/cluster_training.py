@@ -46,7 +46,7 @@ def train_on_cluster(run: Run, config: Config, checkpoint: Checkpoint | None, ra
         learner = make_learner(config, agent, torch.device("cpu"))
         if checkpoint is None:
             load_pretrained_state(config, learner.algorithm)
-        saved_state = load_checkpoint(learner, checkpoint)
+        saved_state = load_checkpoint(config, learner, checkpoint)
         try:
             with Session(run, config, learner, dict, make_callbacks(config), saved_state) as session:
                 Driver(ray, ShippedConfig.from_config(config), learner, session, restarts, start_step).run()

@@ -27,6 +27,8 @@ from bestiary.utils import plugins
 from bestiary.utils.errors import RunError, UserError
 
 CPU = torch.device("cpu")
+CPU_GENERATOR_BYTES = 5056  # size of the state of a CPU generator of PyTorch
+MT19937_WORDS = 624
 
 
 class EnvCall(NamedTuple):
@@ -240,9 +242,11 @@ class Actor:
         self._check_arrays(arrays)
         self.steps = steps
         try:
+            check_generator_state(arrays["generator"])
             self.generator.set_state(torch.from_numpy(arrays["generator"]))
-        except RuntimeError as error:
-            raise UserError(f"actor.safetensors does not fit this run: generator: {error}") from error
+        except (RuntimeError, ValueError) as error:
+            problem = plugins.error_line(error)
+            raise UserError(f"actor.safetensors does not fit this run: generator: {problem}") from error
         if not self.pool.saveable:
             return self.start()
 
@@ -305,6 +309,20 @@ class Actor:
                     problems.append(f"{name}: the values must be in 0..{high - 1}")
         if problems:
             raise UserError("actor.safetensors in the checkpoint does not fit this run:", *problems[:8])
+
+
+def check_generator_state(state: np.ndarray) -> None:
+    """Raise ValueError if native code of PyTorch would read outside of the array of this state of a CPU generator.
+
+    The generator (MT19937) has 624 words. The state contains the number of words that are left (int32, byte 8) and the
+    index of the next word (uint64, byte 16). PyTorch checks each of the two numbers, but not their sum.
+    """
+    if len(state) != CPU_GENERATOR_BYTES:  # the state of another device
+        return
+    left = int(state[8:12].view(np.int32)[0])
+    following = int(state[16:24].view(np.uint64)[0])
+    if not (1 <= left <= MT19937_WORDS and following + left <= MT19937_WORDS + 1):
+        raise ValueError(f"next word {following}, but {left} words are left")
 
 
 def _is_finite(array: np.ndarray) -> bool:

@@ -15,6 +15,7 @@ from bestiary.training.interrupts import Interrupted
 from bestiary.training.learner import Learner
 from bestiary.training.session import Session
 from bestiary.training.stall_monitor import StallMonitor
+from bestiary.training.stored_trajectories import check_stored_trajectories
 from bestiary.utils.console import note
 
 
@@ -24,7 +25,7 @@ def train_run(run: Run, config: Config, checkpoint: Checkpoint | None) -> None:
     actors, learner = make_actors_and_learner(config, checkpoint.steps if checkpoint else None)
     if training.record:
         _record_environments(run, config, actors, checkpoint.steps if checkpoint else 0)
-    saved_state = load_checkpoint(learner, checkpoint)
+    saved_state = load_checkpoint(config, learner, checkpoint)
     callbacks = make_callbacks(config)
     actor = actors[0]
     try:
@@ -42,13 +43,15 @@ def train_run(run: Run, config: Config, checkpoint: Checkpoint | None) -> None:
     raise_if_interrupted(run, session)
 
 
-def load_checkpoint(learner: Learner, checkpoint: Checkpoint | None) -> dict[str, Any] | None:
+def load_checkpoint(config: Config, learner: Learner, checkpoint: Checkpoint | None) -> dict[str, Any] | None:
     """Load a checkpoint into a learner and return the content of its state.json. Without a checkpoint, return None."""
     if checkpoint is None:
         return None
     load_weights(learner.agent, checkpoint)
     state = checkpoint.load_state()
-    learner.load(checkpoint.load_learner(), state)
+    tensors = checkpoint.load_learner()
+    check_stored_trajectories(config, tensors["algorithm"], checkpoint.path)
+    learner.load(tensors, state)
     return state
 
 

@@ -55,6 +55,16 @@ def _is_task(value: Any) -> bool:
     )
 
 
+def _is_monitor(value: Any) -> bool:
+    return (
+        isinstance(value, dict)
+        and value.keys() == {"recent_returns", "num_alerts", "games_since_check"}
+        and _is_list(value["recent_returns"], lambda pair: _is_list(pair, _is_number) and len(pair) == 2)
+        and _is_count(value["num_alerts"])
+        and _is_count(value["games_since_check"])
+    )
+
+
 CHECKS: dict[str, Check] = {
     "steps": _is_count,
     "version": _is_count,
@@ -69,6 +79,7 @@ CHECKS: dict[str, Check] = {
     ),
     "callbacks/metrics/log_intervals": _is_count,
     "callbacks/metrics/pending": lambda value: _is_list(value, lambda update: _is_table(update, _is_number)),
+    "callbacks/reward_monitor": lambda value: _is_table(value, _is_monitor),
     "callbacks/checkpoints/best_returns": lambda value: _is_table(value, _is_number),
     "callbacks/checkpoints/last_best_check": _is_count,
     "callbacks/validation/rows": _is_count,

@@ -26,6 +26,8 @@ from bestiary.config.config import Config
 from bestiary.envs.vector_env import EnvInterface
 from bestiary.runs import checkpoints
 from bestiary.runs.run import Run, open_run
+from bestiary.training.stored_trajectories import check_stored_trajectories
+from bestiary.utils import plugins
 from bestiary.utils.console import note
 from bestiary.utils.errors import UserError
 
@@ -71,9 +73,13 @@ def copy_weights(
             new_rows[head] = list(rows[head])
         elif name not in saved:
             problems.append(f"{name}: not in the source run")
+        elif saved[name].dtype != tensor.dtype or saved[name].dim() != tensor.dim():
+            problems.append(_mismatch(name, saved[name], tensor))
+        elif bool(saved[name].isnan().any()):
+            problems.append(f"{name}: the values in the source run are not finite")
         elif head in source_rows and len(source_rows[head]) == len(saved[name]) and len(rows[head]) == len(tensor):
             if saved[name].shape[1:] != tensor.shape[1:]:
-                problems.append(_shape_mismatch(name, saved[name], tensor))
+                problems.append(_mismatch(name, saved[name], tensor))
                 continue
             for row, key in enumerate(rows[head]):
                 if key in source_rows[head]:
@@ -83,7 +89,7 @@ def copy_weights(
         elif saved[name].shape == tensor.shape:
             tensor.copy_(saved[name])
         else:
-            problems.append(_shape_mismatch(name, saved[name], tensor))
+            problems.append(_mismatch(name, saved[name], tensor))
     source_actions, actions = source_rows["policy"], rows["policy"]
     if problems:
         if len(source_actions) != len(actions):
@@ -115,8 +121,10 @@ def _same_meaning(critic: Any, source_critic: Any) -> bool:
     return type(critic) is type(source_critic)
 
 
-def _shape_mismatch(name: str, saved: Tensor, own: Tensor) -> str:
-    """Return a message about a tensor that has different shapes in the source run and in this run."""
+def _mismatch(name: str, saved: Tensor, own: Tensor) -> str:
+    """Return a message about a tensor that has different types or shapes in the source run and in this run."""
+    if saved.dtype != own.dtype:
+        return f"{name}: type {saved.dtype} in the source run, {own.dtype} in this run"
     return f"{name}: shape {list(saved.shape)} in the source run, {list(own.shape)} in this run"
 
 
@@ -129,11 +137,16 @@ def load_pretrained_state(config: Config, algorithm: Algorithm) -> None:
     source = _find_source_of_state(config, algorithm)
     if source is None:
         return
-    saved = checkpoints.choose(source.path).load_learner()["algorithm"]
+    checkpoint = checkpoints.choose(source.path)
+    saved = checkpoint.load_learner()["algorithm"]
+    check_stored_trajectories(source.config, saved, checkpoint.path)
     state = {name.removeprefix("state."): tensor for name, tensor in saved.items() if name.startswith("state.")}
     tasks = config.interface.tasks
     indices = [tasks.index(task) if task in tasks else -1 for task in source.config.interface.tasks]
-    description = algorithm.load_pretrained(state, indices)
+    try:
+        description = algorithm.load_pretrained(state, indices)
+    except (KeyError, ValueError, TypeError, IndexError, RuntimeError) as error:
+        raise UserError(f"--init-from {source.path}: algorithm.safetensors: {plugins.error_line(error)}") from error
     if description:
         note(f"from {source.path}: {description}")
 
@@ -155,6 +168,12 @@ def check_pretrained_state(config: Config) -> None:
         raise UserError(
             f"--init-from {source.path}: its replay buffer has other observations or actions; use an environment with "
             "the same observations and actions (Atari: --full-actions), or add --algo.inherit-buffer off"
+        )
+    if config.make_algorithm().sequence_length != source.config.make_algorithm().sequence_length:
+        raise UserError(
+            f"--init-from {source.path}: the trajectories in its replay buffer have "
+            f"{source.config.make_algorithm().sequence_length} steps; use the same --rollout-length, or add "
+            "--algo.inherit-buffer off"
         )
     if (config.make_algorithm().return_discount is None) != (source.config.make_algorithm().return_discount is None):
         raise UserError(
