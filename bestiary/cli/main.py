@@ -17,6 +17,7 @@ from collections.abc import Sequence
 
 from bestiary import __version__
 from bestiary.utils import plugins
+from bestiary.utils.console import escape_warnings
 from bestiary.utils.errors import RunError, UserError
 from bestiary.utils.options import suggest
 
@@ -127,6 +128,7 @@ def run_command(argv: list[str]) -> int:
     Status 0: success. 1: the command failed. 2: the input is invalid. 130 or 143: the command was interrupted by SIGINT
     or SIGTERM. 141: the reader of the output closed the pipe.
     """
+    escape_warnings()
     try:
         return _dispatch(argv)
     except UserError as error:

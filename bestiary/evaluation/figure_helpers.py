@@ -6,6 +6,9 @@ from typing import Any
 
 from bestiary.evaluation.media import FIGURE_SUFFIXES, check_output
 from bestiary.utils import local_config
+from bestiary.utils.errors import UserError
+
+MAX_PANELS = 240  # 4 panels for each of 60 tasks
 
 
 def check_figure_path(out: str | Path, overwrite: bool) -> Path:
@@ -32,7 +35,12 @@ def import_pyplot() -> Any:
 
 
 def panel_grid(plt: Any, panels: Sequence[Any]) -> tuple[Any, list[Any]]:
-    """Return a new figure and a list with the Axes object of each panel. A row has at most three panels."""
+    """Return a new figure and a list with the Axes object of each panel. A row has at most three panels.
+
+    Raise UserError if there are more than MAX_PANELS panels: drawing them would take minutes.
+    """
+    if len(panels) > MAX_PANELS:
+        raise UserError(f"the figure would have {len(panels)} panels; at most {MAX_PANELS} are drawn")
     if len(panels) == 1:
         figure, axes = plt.subplots(figsize=(7, 4.2), dpi=150)
         return figure, [axes]

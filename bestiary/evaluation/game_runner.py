@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+from rich.markup import escape
 from rich.progress import Progress
 
 from bestiary.agents.agent import Agent
@@ -21,7 +22,7 @@ from bestiary.agents.policy_runner import run_policy
 from bestiary.envs.episode_stats import EpisodeTracker
 from bestiary.envs.vector_env import VectorEnv
 from bestiary.rollout import Episode, Step
-from bestiary.utils.console import is_interactive, note, stderr, warn
+from bestiary.utils.console import is_interactive, note, printable, stderr, warn
 from bestiary.utils.errors import RunError
 
 
@@ -83,7 +84,7 @@ def collect_games(
     try:
         next(steps)
         with Progress(console=stderr, disable=not is_interactive(), transient=True) as progress:
-            bar = progress.add_task(description, total=episodes)
+            bar = progress.add_task(escape(printable(description)), total=episodes)
             age = np.zeros(n, np.int64)  # [N] number of steps of each running game
             last_printed = time.monotonic()
             while True:

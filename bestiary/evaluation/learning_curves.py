@@ -23,6 +23,7 @@ from bestiary.utils.errors import UserError
 GAME_RETURN = "game_return"
 GAME_TRUE_RETURN = "game_true_return"
 
+MAX_TASKS = 120  # maximum number of tasks whose curves are drawn
 # A point of a curve is the mean of at least this number of games. If fewer games have ended, it is the mean of all
 # these games.
 DEFAULT_SMOOTH = 20
@@ -163,7 +164,10 @@ def panels_by_task(
         if missing:
             note(f"note: {run.name}: no game of {', '.join(missing)} has ended yet, so no curve is drawn")
     panels: dict[str, list[CurveGroup]] = {}
-    for task in dict.fromkeys(task for run in runs for task in finished[run.path]):
+    tasks = dict.fromkeys(task for run in runs for task in finished[run.path])
+    if len(tasks) > MAX_TASKS:
+        raise UserError(f"the curves of {len(tasks)} tasks would be drawn; at most {MAX_TASKS} are supported")
+    for task in tasks:
         members = {label: [run for run in own if task in finished[run.path]] for label, own in groups.items()}
         panels[task] = [
             make_curve_group(label, own, axis=axis, smooth=smooth, task=task, is_named=bool(names))

@@ -6,7 +6,7 @@ from rich.table import Table
 
 from bestiary.evaluation.results import Evaluation
 from bestiary.evaluation.statistics import describe_interval, format_interval
-from bestiary.utils.console import note, stdout
+from bestiary.utils.console import note, plain, stdout
 
 SUMMARY_COLUMNS = ("mean", "95% interval", "sd", "median", "min", "max")
 
@@ -40,7 +40,8 @@ def _statistics_table(evaluation: Evaluation, title: str) -> Table:
     has_true_rewards = bool(evaluation.results[0].true_rewards)
     for name, summary in evaluation.statistics.items():
         digits = 4 if name.endswith("_per_step") else 2
-        table.add_row(_row_label(name, has_true_rewards), f"{summary['n']:.0f}", *_summary_cells(summary, digits))
+        cells = [_row_label(name, has_true_rewards), f"{summary['n']:.0f}", *_summary_cells(summary, digits)]
+        table.add_row(*map(plain, cells))
     return table
 
 
@@ -76,7 +77,7 @@ def _results_table(evaluation: Evaluation, title: str) -> Table:
             cells.append(f"{normalised['mean']:.3f}" if normalised else "")
         if has_true:
             cells.append(f"{result.statistics['game_true_return']['mean']:.2f}")
-        table.add_row(*cells)
+        table.add_row(*map(plain, cells))
     return table
 
 
@@ -91,13 +92,13 @@ def _splits_table(evaluation: Evaluation) -> Table:
         for key in keys:
             deviation = f" ± {row[f'{key}_sd']:.3f}" if f"{key}_sd" in row else ""
             cells.append(f"{row[key]:.3f}{deviation}" if key in row else "")
-        table.add_row(*cells)
+        table.add_row(*map(plain, cells))
     return table
 
 
 def _make_table(title: str, *columns: str, unit: str | None = None) -> Table:
     """Return an empty table. If `unit` is given, a caption explains what n counts and how intervals are computed."""
-    table = Table(title=title, caption=describe_interval(unit) if unit else None, caption_justify="left")
+    table = Table(title=plain(title), caption=describe_interval(unit) if unit else None, caption_justify="left")
     for column in columns:
         table.add_column(column, justify="left" if column in ("", "task", "levels", "role") else "right")
     return table

@@ -19,6 +19,7 @@ from bestiary.evaluation.statistics import format_interval, summarise, summarise
 from bestiary.runs.tables import html_table
 from bestiary.step import Episode
 from bestiary.utils import safe_files
+from bestiary.utils.figures import new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -144,17 +145,14 @@ class Evaluation:
 
     def plot(self) -> "Figure":
         """Return a matplotlib figure that shows the cumulative distribution of the returns of games for each result."""
-        from matplotlib.figure import Figure  # here, because importing matplotlib is slow
-
-        figure = Figure(figsize=(7, 4.2), layout="constrained")
-        axes = figure.subplots()
-        for result in self.results:
-            returns = [episode.game_return for episode in result.episodes if episode.game_over]
-            axes.ecdf(returns, label=" · ".join(str(value) for value in result.labels.values()))
-        axes.set_xlabel("return of a game")
-        axes.set_ylabel("fraction of games with at most this return")
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(frameon=False)
+        with new_figure() as (figure, axes):
+            for result in self.results:
+                returns = [episode.game_return for episode in result.episodes if episode.game_over]
+                axes.ecdf(returns, label=" · ".join(str(value) for value in result.labels.values()))
+            axes.set_xlabel("return of a game")
+            axes.set_ylabel("fraction of games with at most this return")
+            axes.spines[["top", "right"]].set_visible(False)
+            axes.legend(frameon=False)
         return figure
 
     @property

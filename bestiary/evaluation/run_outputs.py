@@ -1,13 +1,16 @@
 """Files that other commands have written into a run folder: evaluations, videos and figures."""
 
+import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from bestiary.evaluation.statistics import format_interval
 from bestiary.runs.run import Run
 from bestiary.utils import safe_files
 
+MAX_BYTES = 64 * 2**20  # maximum total size of the evaluations of a run that are read
 EVALUATION_COLUMNS = ["task", "checkpoint", "policy", "games", "mean return", "95% interval", "method of the interval"]
 
 
@@ -20,11 +23,23 @@ def output_files(run: Run, folder: str) -> list[Path]:
     return safe_files.list_files(root / folder, root)
 
 
+def read_evaluations(run: Run) -> Iterator[Any]:
+    """Yield the content of each evaluation in the run folder. Its structure is not checked.
+
+    Files that cannot be read are left out, and also files after the first MAX_BYTES bytes.
+    """
+    left = MAX_BYTES
+    for path in (path for path in output_files(run, "evaluations") if path.suffix == ".json"):
+        with contextlib.suppress(OSError, ValueError, RecursionError):
+            content = safe_files.read_bytes(path, max_bytes=left)
+            left -= len(content)
+            yield json.loads(content)
+
+
 def evaluation_rows(run: Run) -> Iterator[list[str]]:
     """Yield one table row, with the columns EVALUATION_COLUMNS, for each evaluation result in the run folder."""
-    for path in (path for path in output_files(run, "evaluations") if path.suffix == ".json"):
+    for evaluation in read_evaluations(run):
         try:
-            evaluation = json.loads(safe_files.read_text(path))
             protocol = evaluation["protocol"]
             for result in evaluation.get("results", [evaluation]):
                 game = result["statistics"]["game_return"]
@@ -39,5 +54,5 @@ def evaluation_rows(run: Run) -> Iterator[list[str]]:
                     # Files of older versions name the method only in the protocol.
                     str(game.get("interval", protocol.get("interval", ""))),
                 ]
-        except (ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError):
+        except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError):
             continue  # the file is not an evaluation, or it is incomplete

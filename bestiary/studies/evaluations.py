@@ -10,7 +10,6 @@ greedy = true
 """
 
 import contextlib
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -21,9 +20,9 @@ from bestiary.config.option_merging import expand_env_names
 from bestiary.envs import canonical_name
 from bestiary.envs.levels import parse_levels
 from bestiary.evaluation.evaluate import default_games
+from bestiary.evaluation.run_outputs import read_evaluations
 from bestiary.runs.run import Run
 from bestiary.studies.study_file import StudyFile, list_of_tables
-from bestiary.utils import safe_files
 from bestiary.utils.errors import UserError
 from bestiary.utils.options import suggest
 
@@ -108,12 +107,10 @@ class EvaluationRecord:
 def find_records(run: Run, config: Config, plan: EvaluationPlan) -> list[EvaluationRecord] | None:
     """Return the results of an evaluation of a run, or None if the evaluation has not been made."""
     steps = run.steps
-    for path in safe_files.list_files(run.path / "evaluations", run.path):
-        if path.suffix == ".json":
-            with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-                content = json.loads(safe_files.read_text(path))
-                if plan.is_done_by(content["protocol"], config, steps):
-                    return list(_read_records(content, config, steps))
+    for content in read_evaluations(run):
+        with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError, ArithmeticError):
+            if plan.is_done_by(content["protocol"], config, steps):
+                return list(_read_records(content, config, steps))
     return None
 
 
@@ -139,7 +136,7 @@ def _mean(statistics: Mapping[str, Any], name: str) -> float | None:
 # --- reading from the study file ---
 
 
-def read_evaluations(file: StudyFile, variants: list[str], problems: list[str]) -> tuple[EvaluationPlan, ...]:
+def read_plans(file: StudyFile, variants: list[str], problems: list[str]) -> tuple[EvaluationPlan, ...]:
     """Return the evaluations of a study file. Wrong values are appended to `problems`.
 
     `variants` are the names that the key `variants` may contain.

@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from bestiary import __version__
@@ -30,6 +31,11 @@ from bestiary.utils.errors import UserError
 from bestiary.utils.html import render_details, render_figure, render_image, render_page, render_table
 
 MAX_FILE_BYTES = 4 * 2**20  # images and videos that are larger are left out of the report
+# Images and videos beyond these limits are left out, too: the page is built in memory. Files of zeros (sparse files)
+# need no space on the disk, so a run folder can contain more data than the memory.
+MAX_RUN_BYTES = 64 * 2**20  # all images and videos of one run
+MAX_PAGE_BYTES = 512 * 2**20  # all images and videos of a page
+MAX_ERROR = 500  # maximum number of characters of an error message on the page
 VIDEO_STEPS = 150  # length of a video that is created for the report
 SALIENCY_STEP = 100  # step of a game at which a saliency image is created for the report
 CAPTIONS = {
@@ -114,6 +120,25 @@ def _render_saliency_image(run: Run, env: str, stem: str) -> None:
 # --- page ---
 
 
+@dataclass
+class MediaSpace:
+    """The space that is left for images and videos."""
+
+    left: int  # in bytes
+    used: int = 0
+
+    def take(self, path: Path) -> str | None:
+        """Reserve the space of a file. Return None, or a text if the file is too large."""
+        size = path.stat().st_size
+        if size > MAX_FILE_BYTES:
+            return f"{path.name} is too large for the report ({size / 2**20:.0f} MiB)"
+        if size > self.left:
+            return f"{path.name} is left out, because the other images and videos already fill the available space"
+        self.left -= size
+        self.used += size
+        return None
+
+
 def _render_report(folder: Path, runs: list[Run]) -> str:
     title = folder.resolve().name
     anchors = [f"run-{k}" for k in range(len(runs))]
@@ -125,12 +150,15 @@ def _render_report(folder: Path, runs: list[Run]) -> str:
         render_table(["run", *COLUMNS], rows, anchors),
         *_render_curves(runs),
     ]
+    page_bytes = MAX_PAGE_BYTES
     for run, name, anchor in zip(runs, names, anchors, strict=True):
         sections.append(f'<h2 id="{anchor}">{html.escape(name)}</h2>')
+        space = MediaSpace(min(MAX_RUN_BYTES, page_bytes))
         try:
-            sections += _render_run(run)
+            sections += _render_run(run, space)
         except Exception as error:  # a damaged run must not prevent the report about the other runs
-            sections.append(f'<p class="small">unreadable: {html.escape(str(error))}</p>')
+            sections.append(f'<p class="small">unreadable: {html.escape(str(error)[:MAX_ERROR])}</p>')
+        page_bytes -= space.used
     return render_page(f"{title}: {len(runs)} runs", sections)
 
 
@@ -150,30 +178,31 @@ def _render_curves(runs: list[Run]) -> Iterator[str]:
         try:
             if finished_tasks(run):  # leave out runs in which no game has ended yet
                 by_envs.setdefault(tuple(run.raw_config["env"]), []).append(run)
-        except (UserError, KeyError, TypeError, ValueError, IndexError, AttributeError):
+        except Exception:
             continue  # the config or the table of episodes cannot be read
     for envs, members in by_envs.items():
-        try:
-            panels = panels_by_task(members) if len(envs) > 1 else {"": group_runs(members)}
-        except (UserError, KeyError, TypeError, ValueError, IndexError) as error:
-            yield f'<p class="small">no learning curves: {html.escape(str(error))}</p>'
-            continue
         with tempfile.TemporaryDirectory() as temporary:
             path = Path(temporary) / "curves.png"
-            plot_curves(panels, path)
+            try:
+                plot_curves(panels_by_task(members) if len(envs) > 1 else {"": group_runs(members)}, path)
+            except Exception as error:  # a damaged run must not prevent the rest of the report
+                yield f'<p class="small">no learning curves: {html.escape(str(error)[:MAX_ERROR])}</p>'
+                continue
             title = f"Learning curves: {', '.join(env.rsplit('/', 1)[-1] for env in envs)}"
             yield f"<h2>{html.escape(title)}</h2>{render_image(path.read_bytes(), title)}"
             yield f'<p class="small">{html.escape(curve_caption(DEFAULT_SMOOTH))}</p>'
 
 
-def _render_run(run: Run) -> Iterator[str]:
+def _render_run(run: Run, space: MediaSpace) -> Iterator[str]:
     """Yield the HTML of the videos, interpretability figures, evaluations and settings of one run."""
-    figures = [_render_media(path, "video") for path in _newest_files(run, "videos", VIDEO_SUFFIXES).values()]
+    figures = [_render_media(path, "video", space) for path in _newest_files(run, "videos", VIDEO_SUFFIXES).values()]
     images = _newest_files(run, "interpretability", IMAGE_SUFFIXES)
     videos = _newest_files(run, "interpretability", VIDEO_SUFFIXES)
     for subject in sorted({*images, *videos}):
         figures += [
-            _render_media(files[subject], subject.split("-")[0]) for files in (images, videos) if subject in files
+            _render_media(files[subject], subject.split("-")[0], space)
+            for files in (images, videos)
+            if subject in files
         ]
     if figures:
         yield f'<div class="figures">{"".join(figures)}</div>'
@@ -187,10 +216,10 @@ def _render_run(run: Run) -> Iterator[str]:
         yield f'<p class="small">{html.escape(str(error))}</p>'
 
 
-def _render_media(path: Path, kind: str) -> str:
-    """Return the HTML of a figure with an image or video. If the file is too large, return a text with its size."""
-    if (size := path.stat().st_size) > MAX_FILE_BYTES:
-        text = f"{kind}: {path.name} is too large for the report ({size / 2**20:.0f} MiB)"
+def _render_media(path: Path, kind: str, space: MediaSpace) -> str:
+    """Return the HTML of a figure with an image or video. If the file is too large, return a text that says so."""
+    if (problem := space.take(path)) is not None:
+        text = f"{kind}: {problem}"
         return f'<p class="small">{html.escape(text)}</p>'
     return render_figure(path, f"{CAPTIONS.get(kind, kind)} ({path.stem})", small=kind in ("video", "saliency"))
 

@@ -28,7 +28,7 @@ from bestiary.studies.evaluation_report import (
     plot_evaluation,
     published_table,
 )
-from bestiary.studies.folder_report import MAX_FILE_BYTES
+from bestiary.studies.folder_report import MAX_RUN_BYTES, MediaSpace
 from bestiary.studies.results import (
     TrialResult,
     VariantResult,
@@ -337,13 +337,12 @@ def _render_analysis(analysis: Analysis, trials: list[Trial], folder: Path) -> l
     if problem := analysis_problem(analysis, trials, folder):
         sections.append(f"<p>{html.escape(problem)}</p>")
     figures = []
+    space = MediaSpace(MAX_RUN_BYTES)
     for path in safe_files.list_files(own, folder):
         if path.suffix not in (*IMAGE_SUFFIXES, *VIDEO_SUFFIXES):
             continue
-        if (size := path.stat().st_size) > MAX_FILE_BYTES:
-            sections.append(
-                f'<p class="small">{html.escape(path.name)} is too large for this page ({size:,} bytes)</p>'
-            )
+        if (left_out := space.take(path)) is not None:
+            sections.append(f'<p class="small">{html.escape(left_out)}</p>')
         else:
             figures.append(render_figure(path, path.stem, small=TOOLS[analysis.tool].each_task))
     return [*sections, f'<div class="figures">{"".join(figures)}</div>'] if figures else sections

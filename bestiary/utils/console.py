@@ -2,9 +2,10 @@
 
 import sys
 import time
+import warnings
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.progress import Progress
@@ -47,6 +48,19 @@ def printable(text: str) -> str:
     return "".join(
         c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape", "replace").decode() for c in text
     )
+
+
+def escape_warnings() -> None:
+    """Escape the control characters in Python's warnings: some of Matplotlib contain a character of a run's name."""
+
+    format_warning = warnings.formatwarning
+    if getattr(format_warning, "__name__", "") == "format_escaped":  # this function was called before
+        return
+
+    def format_escaped(*arguments: Any, **options: Any) -> str:
+        return printable(format_warning(*arguments, **options))
+
+    warnings.formatwarning = format_escaped
 
 
 def note(text: str) -> None:

@@ -33,6 +33,7 @@ def join_panels(images: Sequence[np.ndarray], captions: Sequence[str]) -> np.nda
 
 def _with_caption(image: np.ndarray, caption: str, height: int) -> np.ndarray:
     """Pad an image at the bottom to `height` rows, and add a caption below."""
+    caption = caption.replace("\n", " ").replace("\r", " ")
     canvas = Image.new("RGB", (image.shape[1], height + CAPTION_HEIGHT))
     canvas.paste(Image.fromarray(image))
     font = ImageFont.load_default(11)

@@ -19,7 +19,7 @@ from bestiary.runs.csv_tables import CsvTable, read_columns, read_rows
 from bestiary.runs.listing import describe_run
 from bestiary.runs.recordings import open_recording
 from bestiary.runs.run import Run
-from bestiary.studies.folder_report import _render_run
+from bestiary.studies.folder_report import MediaSpace, _render_run
 from bestiary.training.saved_state import check_saved_state
 from bestiary.utils.errors import UserError
 
@@ -109,7 +109,7 @@ def read_recording(run: Run) -> None:
 
 
 def read_report(run: Run) -> None:
-    list(_render_run(run))
+    list(_render_run(run, MediaSpace(2**30)))
 
 
 CASES: dict[str, tuple[str, Callable[[Run], None]]] = {

@@ -4,6 +4,9 @@ import json
 import os
 import re
 import shutil
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -373,3 +376,243 @@ def test_integer_that_python_cannot_convert_to_text_is_rejected(
     Path("s.toml").write_text(f'seeds = [1]\n[base]\nenv = "toy/catch"\n{huge}')
     assert run_command(command.split()) == 2
     assert "24000 bits" in capsys.readouterr().err
+
+
+# --- files that need much more time or memory than their size ---
+
+
+@pytest.mark.parametrize("key", ["a" + ".a" * 20_000, "'a'" + " . 'a'" * 20_000, '"="' + '."="' * 20_000])
+def test_long_keys_in_a_config_are_refused(toy_run: Path, key: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The time that the parser of the standard library needs for such a key grows quadratically."""
+    run = copy_run(toy_run)
+    (run.path / "config.toml").write_text(f"{key} = 1\n{(run.path / 'config.toml').read_text()}")
+    copy_run(toy_run, "other")
+    status, text = run_and_read(capsys, "runs", ".")
+    assert status == 0
+    assert "other" in text
+    assert "parts" in text
+    assert run_and_read(capsys, "eval", "r", "--episodes", "1")[0] == 2
+
+
+def test_large_config_is_refused(toy_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = copy_run(toy_run)
+    (run.path / "config.toml").write_text(f"{'#' * 2**20}\n{(run.path / 'config.toml').read_text()}")
+    status, text = run_and_read(capsys, "eval", "r", "--episodes", "1")
+    assert status == 2
+    assert "1048576" in text
+
+
+def _table_with_many_columns() -> str:
+    return "a," * 400_000 + "step\n" + "1\n" * 10_000
+
+
+def _table_with_short_rows() -> str:
+    return ",".join(f"c{k}" for k in range(9_000)) + "\n" + "1\n" * 10_000
+
+
+def _table_with_long_cells() -> str:
+    long_row = ",".join(["x" * 9_000] * 99)
+    short_row = ",".join(["a"] * 99)
+    return "\n".join([",".join(f"c{k}" for k in range(99)), long_row, *[short_row] * 10_000]) + "\n"
+
+
+@pytest.mark.parametrize("make", [_table_with_many_columns, _table_with_short_rows, _table_with_long_cells])
+def test_tables_that_would_need_much_more_memory_than_their_size_are_refused(
+    toy_run: Path, make: Callable[[], str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = copy_run(toy_run)
+    (run.path / "metrics.csv").write_text(make())
+    copy_run(toy_run, "other")
+    status, text = run_and_read(capsys, "runs", ".")
+    assert status == 0
+    assert "other" in text
+    assert "unreadable: r/metrics.csv is damaged" in text
+
+
+def test_table_with_short_rows_is_not_filled_up(toy_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = copy_run(toy_run)
+    (run.path / "config_changes.csv").write_text(_table_with_short_rows())
+    status, text = run_and_read(capsys, "resume", "r", "--steps", "640")
+    assert status == 2
+    assert "shorter than the header" in text
+
+
+def test_report_limits_the_size_of_all_files_together(toy_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each file is small enough, and the files need no space on the disk."""
+    run = copy_run(toy_run)
+    for folder, name, size in (("videos", "v{}x.gif", 4 * 2**20 - 1), ("evaluations", "e{}.json", 40 * 2**20)):
+        (run.path / folder).mkdir(exist_ok=True)
+        for number in range(40):
+            path = run.path / folder / name.format(number)
+            path.touch()
+            os.truncate(path, size)
+    assert run_and_read(capsys, "report", ".", "--no-draw", "--out", "report.html")[0] == 0
+    assert 60 * 2**20 < Path("report.html").stat().st_size < 100 * 2**20
+    assert "v9x.gif is left out" in Path("report.html").read_text()
+
+
+def test_curves_of_very_many_tasks_are_not_drawn(toy_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = copy_run(toy_run)
+    tasks = [f"toy/catch{k}" for k in range(200)]
+    config = (run.path / "config.toml").read_text()
+    (run.path / "config.toml").write_text(config.replace('"toy/catch"', ", ".join(f'"{task}"' for task in tasks)))
+    header, row, *_ = (run.path / "episodes.csv").read_text().splitlines()
+    rows = [row.replace("toy/catch", task) for task in tasks]
+    (run.path / "episodes.csv").write_text("\n".join([header, *rows]) + "\n")
+    assert run_and_read(capsys, "report", ".", "--no-draw", "--out", "report.html")[0] == 0
+    assert "no learning curves: the curves of 200 tasks" in Path("report.html").read_text()
+    status, text = run_and_read(capsys, "compare", "r", "--out", "c.png")
+    assert status == 2
+    assert "200 tasks" in text
+
+
+def test_deeply_nested_folders_do_not_end_commands(toy_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = copy_run(toy_run)
+    descriptor = os.open(run.path, os.O_RDONLY)
+    for _ in range(1_500):
+        os.mkdir("d", dir_fd=descriptor)
+        inner = os.open("d", os.O_RDONLY, dir_fd=descriptor)
+        os.close(descriptor)
+        descriptor = inner
+    os.close(descriptor)
+    status, text = run_and_read(capsys, "runs", ".")
+    assert status == 0
+    assert "320" in text
+    assert run_and_read(capsys, "report", ".", "--no-draw", "--out", "report.html")[0] == 0
+    status, text = run_and_read(capsys, "resume", "r", "--steps", "640")
+    assert status == 2
+    assert "folders inside each other" in text
+
+
+# --- values of tensors and of state.json ---
+
+
+@pytest.fixture(scope="module")
+def clear_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a run with a replay buffer and with compiled code that uses the recurrent state."""
+    folder = tmp_path_factory.mktemp("hostile") / "r"
+    bestiary.train("toy/catch", run_dir=str(folder), algo="clear", memory="delta", **SMALL)
+    return folder
+
+
+@pytest.mark.parametrize("command", ["resume", "train --init-from"])
+@pytest.mark.parametrize("change", ["state shape", "state type", "action", "task", "nan", "length", "missing", "count"])
+def test_replay_buffer_that_does_not_fit_is_rejected(
+    clear_run: Path, change: str, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = copy_run(clear_run)
+    stored = run.checkpoints[-1].load_learner()["algorithm"]
+    state, reward, task, action = (stored[f"state.{name}"] for name in ("state.0", "reward", "task", "last_action"))
+    changes = {
+        "state shape": {"state.state.0": state[:, :1].clone()},
+        "state type": {"state.state.0": state.double()},
+        "action": {"state.last_action": torch.full_like(action, 99)},
+        "task": {"state.task": torch.full_like(task, -1)},
+        "nan": {"state.reward": torch.full_like(reward, torch.nan)},
+        "length": {"state.reward": reward[:-1].clone()},
+        "missing": {"state.extras.other": reward[:-1].clone()},
+        "count": {"state.num_seen": torch.tensor(-5)},
+    }
+    change_tensors(run.checkpoints[-1], "algorithm", changes[change])
+    words = ["resume", "r", "--steps", "640"]
+    if command != "resume":
+        sizes = ["--num-envs", "4", "--batch-size", "4", "--micro-batch-size", "4", "--steps", "320"]
+        words = ["train", "toy/catch", "--init-from", "r", "--algo", "clear", "--runtime", "serial", *sizes]
+    status, text = run_and_read(capsys, *words)
+    assert status == 2
+    assert "num_seen is -5" in text if change == "count" else "trajectories do not fit" in text
+
+
+def test_replay_buffer_with_other_sequence_length_is_rejected(
+    clear_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy_run(clear_run)
+    words = ["train", "toy/catch", "--init-from", "r", "--algo", "clear", "--rollout-length", "10", "--num-envs", "4"]
+    status, text = run_and_read(capsys, *words, "--batch-size", "4", "--steps", "320")
+    assert status == 2
+    assert "--rollout-length" in text
+
+
+@pytest.mark.parametrize("value", [torch.zeros(()), torch.zeros(3, dtype=torch.int64), torch.full((3,), torch.nan)])
+def test_weights_for_a_warm_start_that_do_not_fit_are_rejected(
+    toy_run: Path, value: torch.Tensor, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = copy_run(toy_run)
+    change_tensors(run.checkpoints[-1], "model", {"policy.bias": value})
+    status, text = run_and_read(capsys, "train", "toy/catch", "--init-from", "r", "--steps", "320")
+    assert status == 2
+    assert "policy.bias" in text
+
+
+def test_weights_with_an_infinite_output_end_an_evaluation(toy_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = copy_run(toy_run)
+    weights = run.checkpoints[-1].load_model()["policy.weight"]
+    change_tensors(run.checkpoints[-1], "model", {"policy.weight": torch.full_like(weights, 3e38)})
+    status, text = run_and_read(capsys, "eval", "r", "--episodes", "2")
+    assert status == 1
+    assert "not finite" in text
+
+
+def test_generator_state_with_which_torch_reads_outside_of_its_array_is_rejected(
+    toy_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = copy_run(toy_run)
+    state = run.checkpoints[-1].load_actor()["generator"].copy()
+    state[8:12].view(np.int32)[0] = 624  # words that are left
+    state[16:24].view(np.uint64)[0] = 624  # index of the next word
+    change_tensors(run.checkpoints[-1], "actor", {"generator": state})
+    status, text = run_and_read(capsys, "resume", "r", "--steps", "640")
+    assert status == 2
+    assert "generator" in text
+
+
+@pytest.mark.parametrize(
+    "monitor",
+    [
+        {},
+        {"x": 1},
+        {"recent_returns": [[1.0]], "num_alerts": 0, "games_since_check": 0},
+        {"recent_returns": [], "num_alerts": "x", "games_since_check": 0},
+    ],
+)
+def test_state_of_the_reward_monitor_that_does_not_fit_is_rejected(
+    monitor: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = bestiary.train("toy/catch", run_dir="r", true_reward="reward=1", **SMALL)
+    checkpoint = run.checkpoints[-1]
+    state = checkpoint.load_state()
+    (name,) = state["callbacks"]["reward_monitor"]
+    state["callbacks"]["reward_monitor"][name] = monitor
+    (checkpoint.path / "state.json").write_text(json.dumps(state))
+    write_manifest(checkpoint.path, json.loads((checkpoint.path / "manifest.json").read_text()))
+    status, text = run_and_read(capsys, "resume", "r", "--steps", "640")
+    assert status == 2
+    assert "reward_monitor" in text
+
+
+# --- texts ---
+
+
+def test_control_characters_do_not_reach_the_terminal_in_titles_and_warnings(toy_run: Path) -> None:
+    shutil.copytree(toy_run, "a\x1b\x07b", symlinks=True)
+    for words in (["eval", "a\x1b\x07b", "--episodes", "1"], ["compare", "a\x1b\x07b", "--out", "c.png"]):
+        command = [sys.executable, "-P", "-m", "bestiary", *words]
+        result = subprocess.run(command, capture_output=True)
+        assert result.returncode == 0, result.stderr
+        lines = (result.stdout + result.stderr).splitlines()
+        assert [line for line in lines if b"\x1b" in line or b"\x07" in line] == []
+
+
+def test_name_with_line_break_is_drawn_in_a_video(toy_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("a\nb", "c"):
+        copy_run(toy_run, name)
+    assert run_and_read(capsys, "video", "a\nb", "c", "--out", "v.gif", "--length", "2")[0] == 0
+
+
+def test_names_with_formulas_are_drawn_as_text_in_python(toy_run: Path) -> None:
+    shutil.copytree(toy_run, "a$\\frac$", symlinks=True)
+    run = bestiary.load("a$\\frac$")
+    metrics = (run.path / "metrics.csv").read_text()
+    (run.path / "metrics.csv").write_text(metrics.replace("return", "x$_{$/return").replace("loss", "y$_{$/return", 1))
+    run.plot().savefig("a.png")
+    run.metrics.plot().savefig("b.png")
