@@ -381,7 +381,7 @@ class Algorithm:
         """
         return None
 
-    def _normalised_extras(self) -> dict[str, tuple[int, ...]]:
+    def normalised_extras(self) -> dict[str, tuple[int, ...]]:
         """Return the extras that the learner adds for the normalisation of rewards, in the form of `stored_extras`."""
         return {} if self.return_discount is None else {NORMALISED_REWARD: ()}
 

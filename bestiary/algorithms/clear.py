@@ -122,7 +122,7 @@ class Clear(Impala):
             self.buffer = ReservoirBuffer(self.options.buffer_size)
 
     def stored_extras(self, num_actions: int) -> dict[str, tuple[int, ...]]:
-        return {"stored_logits": (num_actions,), "replayed": (), **self._normalised_extras()}
+        return {"stored_logits": (num_actions,), "replayed": (), **self.normalised_extras()}
 
     @property
     def inherits_state(self) -> bool:

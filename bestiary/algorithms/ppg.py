@@ -129,12 +129,12 @@ class PPG(PPO):
         count = int(tensors["num_stored"])
         if count:
             everything = unpack_trajectories(tensors)
-            if count < 0 or everything.num_envs % count:
+            if not 0 < count <= everything.num_envs:
                 raise ValueError(f"{everything.num_envs} trajectories cannot belong to {count} rollouts")
             self.stored = list(everything.split(everything.num_envs // count))
 
     def stored_extras(self, num_actions: int) -> dict[str, tuple[int, ...]]:
-        return {"target": (), "advantage": (), **self._normalised_extras()}
+        return {"target": (), "advantage": (), **self.normalised_extras()}
 
     def validate(self, num_envs: int, pools: int) -> list[str]:
         unsupported = {"--algo.value-clip": self.options.value_clip, "--algo.target-kl": self.options.target_kl}

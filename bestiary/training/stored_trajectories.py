@@ -1,4 +1,4 @@
-"""Check of the trajectories that an algorithm stores in checkpoints, for example of a replay buffer.
+"""Check of the trajectories in checkpoints: those of a replay buffer, and those that wait for the next batch.
 
 A run folder may be damaged or come from another person. Compiled code uses the task, the actions and the recurrent
 state of a trajectory without a check, so trajectories are compared with those that the run itself would store.
@@ -15,7 +15,9 @@ from bestiary.rollout import Rollout
 from bestiary.training.learner import describe_tensor
 from bestiary.utils.errors import UserError
 
-STATE_PREFIX = "state."  # start of the names, in algorithm.safetensors, of the tensors that `Algorithm.save` returned
+# Starts of the names of tensors in algorithm.safetensors.
+STATE_PREFIX = "state."  # result of `Algorithm.save`
+WAITING_PREFIX = "waiting."  # result of `WaitingTrajectories.save`
 GROUPS = ("observation.", "measures.", "extras.", "state.")  # start of the names of tensors that are stored by name
 
 
@@ -24,10 +26,16 @@ def check_stored_trajectories(config: Config, tensors: Mapping[str, Tensor], sou
 
     `tensors` is the content of algorithm.safetensors. `source` is the path of the checkpoint, for the message.
     """
-    extras = config.make_algorithm().stored_extras(config.interface.action_spec.n)
-    found = {name.removeprefix(STATE_PREFIX): t for name, t in tensors.items() if name.startswith(STATE_PREFIX)}
-    if extras is None or not any(name == "reward" or name.startswith(GROUPS) for name in found):
-        return
+    algorithm = config.make_algorithm()
+    stored_extras = algorithm.stored_extras(config.interface.action_spec.n)
+    for prefix, extras in ((STATE_PREFIX, stored_extras), (WAITING_PREFIX, algorithm.normalised_extras())):
+        found = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+        if extras is not None and any(name == "reward" or name.startswith(GROUPS) for name in found):
+            _check(config, found, extras, source)
+
+
+def _check(config: Config, found: Mapping[str, Tensor], extras: Mapping[str, tuple[int, ...]], source: object) -> None:
+    """Raise UserError if the trajectories `found` do not fit the run. `extras` are the shapes of their extras."""
     expected = _expected_tensors(config, extras)
     reward = found.get("reward", torch.zeros(0))
     count = reward.shape[1] if reward.dim() == 2 else 0  # number of trajectories
