@@ -63,7 +63,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "two games, unequal numbers of environments": {
         "env": "atari/{Pong,Carnival}",
         "torso": "mlp",
-        "steps": 500,
+        "steps": 300,
         **SMALL,
         "num_envs": 5,
         "critic": "popart",
