@@ -1,6 +1,8 @@
-"""Hooks of MkDocs: generate the reference pages, and adapt links to files outside of docs/."""
+"""Hooks of MkDocs: generate the reference pages and notebooks, and adapt links to files outside of docs/."""
 
 import importlib
+import importlib.util
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +13,12 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[2]
 ROOT_PAGES = {"contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md"}  # page of the site: file
+# MkDocs loads this file without its folder in sys.path, so the module next to it is loaded by its path.
+_SPEC = importlib.util.spec_from_file_location("bestiary_notebooks", Path(__file__).with_name("notebooks.py"))
+assert _SPEC is not None
+assert _SPEC.loader is not None
+NOTEBOOKS = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(NOTEBOOKS)
 LINK = re.compile(r"\[([^\]]+)\]\(([^)#\s]+)((?:#[^)]*)?)\)")
 
 
@@ -21,6 +29,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         "reference/options.md": options_page(),
         "reference/python.md": python_page(),
         **{page: (ROOT / name).read_text() for page, name in ROOT_PAGES.items()},
+        **{f"notebooks/{path.stem}.md": notebook_page(path) for path in NOTEBOOKS.FOLDER.glob("*.ipynb")},
     }
     for page, content in pages.items():
         files.append(File.generated(config, page, content=content))
@@ -46,11 +55,19 @@ def on_page_markdown(markdown: str, *, page: Any, config: MkDocsConfig, files: F
         if not path.is_relative_to(ROOT):
             return match.group()
         name = path.relative_to(ROOT).as_posix()
+        if name.startswith("docs/notebooks/") and source.parent.name != "notebooks":
+            name = f"{name.removesuffix('.ipynb')}.md"  # the page that `notebook_page` generates
         if name.startswith("docs/") and not name.startswith("docs/site/"):
             return f"[{text}]({'../' * depth}{name.removeprefix('docs/')}{anchor})"
         return f"[{text}]({'../' * depth}{copies[name]}{anchor})" if name in copies else text
 
     return LINK.sub(adapt, markdown)
+
+
+def notebook_page(path: Path) -> str:
+    """Return the page of a notebook, with a link to the notebook itself below the title."""
+    title, _, text = NOTEBOOKS.to_markdown(json.loads(path.read_text())).partition("\n")
+    return f"{title}\n\n[Download this notebook]({path.name}).\n{text}"
 
 
 def command_line_page() -> str:
