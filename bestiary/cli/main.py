@@ -39,7 +39,6 @@ Evaluation
   card RUN            write a folder with model card, weights, evaluation and video, to publish an agent
   report FOLDER       write an HTML page about all runs below a folder
   look TOOL RUN...    inspect an agent: saliency, attention, filters or actions
-
   view [FOLDER]       show runs, studies and games in the web browser
 
 Information

@@ -22,7 +22,7 @@ from bestiary.envs import ram_labels
 from bestiary.envs.ale_backend import AleBackend
 from bestiary.envs.atari import AtariVectorEnv
 from bestiary.envs.vector_env import EnvInterface, action_index
-from bestiary.evaluation.playback import PlaybackOptions, Viewer, open_viewer
+from bestiary.evaluation.playback import PlaybackOptions, Viewer, open_game
 from bestiary.interpretability.interventions import (
     Effect,
     Intervention,
@@ -71,7 +71,7 @@ class GameBranch:
         self.forced_action: str | None = None  # set by an intervention
         self.snapshots: list[Any] = []  # emulator states of the stacked frames, newest last; only with `ale`
         self.redrawn_screen: np.ndarray | None = None  # the screen after labelled quantities were set; only with `ale`
-        self.first_step = viewer.pool.reset()
+        self.first_step = viewer.first_step or viewer.pool.reset()
         self.record: StepRecord
         self._observe(self.first_step)
 
@@ -227,31 +227,42 @@ def _with_array(inputs: Inputs, kind: str, array: np.ndarray) -> Inputs:
 
 
 def open_branch(run: Run, options: PlaybackOptions) -> GameBranch:
-    """Start the game that `bestiary video` plays with the same run, checkpoint, task, seed and policy."""
-    viewer = open_viewer(run, checkpoint=options.checkpoint, env=options.env, seed=options.seed)
+    """Start the game that `bestiary video` plays with the same options.
+
+    In a recorded game, the agent plays from the start of this game. To repeat the game, pass the recorded actions to
+    `advance`.
+    """
+    viewer, _ = open_game(run, options)
     return GameBranch(viewer, options.greedy)
 
 
-def repeat_branch(run: Run, options: PlaybackOptions, branch: GameBranch, settable: bool = False) -> GameBranch:
+def repeat_branch(
+    run: Run, options: PlaybackOptions, branch: GameBranch, settable: bool = False, step: int | None = None
+) -> GameBranch:
     """Return a second branch that has taken the same actions as `branch` and is at the same step.
 
-    If `settable` is True, labelled quantities can be set in it. Atari games are then emulated by ale-py.
+    If `settable` is True, labelled quantities can be set in it. Atari games are then emulated by ale-py. If `step` is
+    given, only the actions before this step are taken.
 
     Raises:
         UserError: ale-py is not installed, or the game has random events that cannot be repeated.
         RunError: the second game differs from the first game.
     """
-    viewer = open_viewer(run, checkpoint=options.checkpoint, env=options.env, seed=options.seed)
+    viewer, _ = open_game(run, options)
     ale = None
     if settable and isinstance(viewer.pool.unwrapped, AtariVectorEnv):
+        if options.replay is not None:
+            viewer.pool.close()
+            raise UserError("--set: the RAM of a recorded game cannot be changed; choose a new game")
         ale = viewer.pool.unwrapped.use_ale()
         _find_noops(viewer, ale, branch.first_step)
     copy = GameBranch(viewer, options.greedy, ale)
-    for action in branch.actions:
+    for action in branch.actions[:step]:
         copy.advance(action)
-    for kind, array in branch.record.step.observation.items():
-        if not np.array_equal(array, copy.record.step.observation[kind]):
-            raise RunError(f"{viewer.pool.tasks[0]}: the game could not be repeated up to step {branch.t}")
+    if step is None or step == branch.t:
+        for kind, array in branch.record.step.observation.items():
+            if not np.array_equal(array, copy.record.step.observation[kind]):
+                raise RunError(f"{viewer.pool.tasks[0]}: the game could not be repeated up to step {branch.t}")
     return copy
 
 

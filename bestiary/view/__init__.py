@@ -5,6 +5,8 @@
     table_tail.py     CSV tables of running trainings, read incrementally
     curves.py         smoothing, bands over seeds and thinning of curves
     charts.py         options of the charts
+    game.py           games that are watched and continued in other ways
+    overlays.py       saliency and attention maps of these games
     layout.py         colours, style sheet and the frame of all pages
     pages/            one module per page
     server.py         the web server

@@ -25,6 +25,7 @@ from starlette.middleware.gzip import GZipMiddleware
 from bestiary.evaluation.run_outputs import output_files
 from bestiary.view.catalogue import Catalogue
 from bestiary.view.layout import show_missing
+from bestiary.view.pages.player import POLICIES, PlayerQuery, player_page
 from bestiary.view.pages.run import MEDIA_FOLDERS, run_page
 from bestiary.view.pages.runs import runs_page
 from bestiary.view.pages.study import study_page
@@ -52,6 +53,29 @@ def add_pages(catalogue: Catalogue) -> None:
             run_page(catalogue, run)
         else:
             show_missing("run", run)
+
+    @ui.page("/player")
+    def _player(
+        run: str = "",
+        checkpoint: int | None = None,
+        env: str | None = None,
+        seed: int = 0,
+        policy: str = "sampled",
+        levels: str | None = None,
+        second: str | None = None,
+        recording: str | None = None,
+        game: int = 0,
+        step: int = 0,
+    ) -> None:
+        catalogue.refresh()
+        if run not in catalogue.runs:
+            show_missing("run", run)
+            return
+        policy = policy if policy in POLICIES else POLICIES[0]
+        query = PlayerQuery(
+            run, checkpoint, env, max(0, seed), policy, levels, second, recording, max(0, game), max(0, step)
+        )
+        player_page(catalogue, query)
 
     @ui.page("/study")
     def _study(study: str = "") -> None:

@@ -124,7 +124,7 @@ def open_tab(browser: Any, server: Server) -> Iterator[Callable[..., Tab]]:
 
     def open_tab(width: int = 1200, theme: str = "light") -> Tab:
         context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=theme)
-        context.set_default_timeout(60_000)
+        context.set_default_timeout(120_000)  # other tests may use all cores at the same time
         tab = Tab(context.new_page(), server)
         page = tab.page
 

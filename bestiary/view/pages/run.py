@@ -4,7 +4,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 import numpy as np
-from nicegui import ui
+from nicegui import events, ui
 
 from bestiary.evaluation.run_outputs import EVALUATION_COLUMNS, evaluation_rows
 from bestiary.runs.config_changes import FILE_NAME as CHANGES_FILE
@@ -45,6 +45,8 @@ class RunPage:
         with section(key) as box:
             box.props('aria-label="Summary"')
             self.facts = ui.element("div").classes("facts")
+            with ui.element("div").classes("controls"):
+                ui.link("Open in the player", page_url("player", run=key)).classes("strong-link")
         with section("Returns"):
             with ui.element("div").classes("controls"):
                 self.x_axis = ui.select(list(X_AXES), value="steps", label="x axis").props("dense")
@@ -54,6 +56,9 @@ class RunPage:
                 self.show_games = ui.checkbox("Single games", value=True)
                 self.log_y = ui.checkbox("Logarithmic y")
             self.returns_box = ui.element("div").classes("chart-grid returns")
+            ui.label(
+                "A click opens the nearest checkpoint in the player. A click on a recorded game opens this game."
+            ).classes("muted")
             self.alert_note = ui.label().classes("warning")
         with section("Training"):
             self.chart_box = ui.element("div").classes("chart-grid")
@@ -120,6 +125,8 @@ class RunPage:
             if column not in known:
                 with self.returns_box:
                     chart = add_chart(line_chart([], x_name=""), f"{column} over the training")
+                    chart.on("click", lambda e, c=chart: self._open_nearest(c, e), ["offsetX", "offsetY"])
+                    chart.on_point_click(lambda e, k=len(self.return_charts): self._open_game(k, e))
                 self.return_charts.append((chart, column))
         true_columns = run_data.true_return_columns(names)
         charts = [("Training and true return", true_columns)] if true_columns else []
@@ -186,6 +193,47 @@ class RunPage:
         options["legend"]["top"] = 22
         set_chart(chart, options)
 
+    # --- links to the player ---
+
+    async def _open_nearest(self, chart: ui.echart, event: events.GenericEventArguments) -> None:
+        """Open the checkpoint that is nearest to the place of a click."""
+        position = [event.args["offsetX"], event.args["offsetY"]]
+        point = await chart.run_chart_method("convertFromPixel", "grid", position)
+        if not isinstance(point, list) or not isinstance(point[0], int | float):
+            return
+        self._open_player(self._to_steps(point[0]))
+
+    def _to_steps(self, x: float) -> float:
+        metrics = self.catalogue.metrics(self.key)
+        column = X_AXES[self.x_axis.value]
+        values = metrics[column] / 60 if self.x_axis.value == "minutes" else metrics[column]
+        return float(np.interp(x, values, metrics["step"]))
+
+    def _open_game(self, number: int, event: events.EChartPointClickEventArguments) -> None:
+        """Open the recorded game of a dot, if there is one."""
+        if event.series_type != "scatter" or event.data_index is None:
+            return
+        episodes = self.catalogue.table(self.run.path / "episodes.csv", self.run.path)
+        rows = self.dot_rows[number]
+        if event.data_index >= len(rows):
+            return
+        row = rows[event.data_index]
+        game = run_data.find_recorded_game(
+            run_data.recorded_games(self.run),
+            float(episodes["game_length"][row]),
+            float(episodes["game_return"][row]),
+            float(episodes["step"][row]) / max(1.0, float(episodes["step"][-1])),
+        )
+        if game is not None:
+            self._open_player(float(episodes["step"][row]), recording=game.recording, game=game.number)
+
+    def _open_player(self, step: float, **parameters: object) -> None:
+        checkpoint = run_data.nearest_checkpoint(self.run, step)
+        if checkpoint is None:
+            ui.notify("The run has no checkpoint yet.")
+        else:
+            ui.navigate.to(page_url("player", run=self.key, checkpoint=checkpoint, **parameters))
+
     # --- files ---
 
     def update_files(self) -> None:
@@ -199,7 +247,8 @@ class RunPage:
         if (saved, evaluations, media) == getattr(self, "shown_files", None):
             return
         self.shown_files = (saved, evaluations, media)
-        self.checkpoints.rows = table_rows(saved)
+        urls = [page_url("player", run=self.key, checkpoint=row[0].replace(",", "")) for row in saved]
+        self.checkpoints.rows = table_rows(saved, list(urls))
         self.evaluation_box.set_visibility(bool(evaluations))
         self.evaluation_box.clear()
         with self.evaluation_box, section("Evaluations", classes="inner"):

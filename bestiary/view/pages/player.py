@@ -1,0 +1,507 @@
+"""Page "Player": play a game of an agent, step through it, and see what the agent computes."""
+
+import asyncio
+import base64
+import contextlib
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from nicegui import app, events, ui
+
+from bestiary.evaluation.playback import PlaybackOptions
+from bestiary.evaluation.run_outputs import output_files
+from bestiary.runs.recordings import open_recording
+from bestiary.runs.run import Run
+from bestiary.utils.console import format_number, printable
+from bestiary.utils.errors import RunError, UserError
+from bestiary.view.catalogue import Catalogue
+from bestiary.view.charts import bar_chart, line_chart
+from bestiary.view.curves import Curve
+from bestiary.view.game import GameSetup, WatchedGame
+from bestiary.view.layout import add_chart, heading, page_frame, page_url, section, set_chart
+from bestiary.view.overlays import NO_OVERLAY, Overlays
+from bestiary.view.pages.keyboard import KeyboardControl
+from bestiary.view.pages.questions import Questions
+
+CHART_SECONDS = 0.3  # while playing, charts are updated at this interval
+FRAMES_AHEAD = 5  # while playing, the server sends at most this number of frames before the browser has shown them
+MAX_WAIT = 30.0  # seconds after which playing stops if the browser does not answer
+SPEEDS = {"normal speed": 1.0, "half speed": 0.5, "2x": 2.0, "as fast as possible": 0.0}
+MAX_GAMES = 8  # maximum number of games that are open at once, in all tabs
+NO_RUN = "none"
+POLICIES = ("sampled", "greedy")
+
+_open_games: list["PlayerPage"] = []  # the oldest first
+
+
+@dataclass(frozen=True)
+class PlayerQuery:
+    """The parameters in the URL of the page."""
+
+    run: str
+    checkpoint: int | None = None
+    env: str | None = None
+    seed: int = 0
+    policy: str = "sampled"
+    levels: str | None = None
+    second: str | None = None
+    recording: str | None = None
+    game: int = 0
+    step: int = 0
+
+    def url(self) -> str:
+        """Return the URL of the page with these parameters."""
+        shown = {name: value for name, value in vars(self).items() if value not in (None, "", 0) or name == "run"}
+        return page_url("player", **shown)
+
+
+def player_page(catalogue: Catalogue, query: PlayerQuery) -> None:
+    """Build the page."""
+    with page_frame("Player", (query.run, page_url("run", run=query.run)), ("Player", query.url())):
+        PlayerPage(catalogue, query)
+
+
+def make_setup(catalogue: Catalogue, query: PlayerQuery) -> GameSetup:
+    """Return the choices of a game. Raise UserError if they are not possible."""
+    run = catalogue.run(query.run)
+    if query.levels:
+        run = run.with_env_options({"levels": query.levels})
+    replay = None
+    if query.recording is not None:
+        paths = [path for path in output_files(run, "recordings") if path.name == query.recording]
+        if not paths:
+            raise UserError(f"{query.recording}: there is no such recording in recordings/ of the run")
+        recording = open_recording(paths[0])
+        replay = (recording, recording.game(query.game))
+    options = PlaybackOptions(
+        checkpoint=query.checkpoint,
+        env=query.env,
+        seed=query.seed,
+        greedy=query.policy == "greedy",
+        replay=replay,
+    )
+    others: list[tuple[Run, int | None]] = []
+    if query.second is not None and query.second in catalogue.runs:
+        others.append((catalogue.run(query.second), None))
+    return GameSetup(run, options, others)
+
+
+class PlayerPage:
+    """The elements of the page and the game of one browser tab."""
+
+    def __init__(self, catalogue: Catalogue, query: PlayerQuery):
+        self.catalogue = catalogue
+        self.query = query
+        self.game: WatchedGame | None = None
+        self.overlays: Overlays | None = None
+        self.shown = 0  # the step that is shown
+        self.is_playing = False
+        self.is_busy = False
+        self.is_closed = False
+        self.charts_drawn = 0.0
+        # All operations of a game are done in one thread. Saliency maps of later steps are computed in another one.
+        self.thread = ThreadPoolExecutor(1, "game")
+        self.client = ui.context.client
+        self.keyboard: KeyboardControl | None = None
+        with section("Game"):
+            self._add_setup()
+        self.message = ui.label().classes("warning").props("role=alert")
+        self.body = ui.element("div").classes("player")
+        self.client.on_delete(self.close)
+        ui.timer(0.05, self.start, once=True)
+
+    # --- choice of the game ---
+
+    def _add_setup(self) -> None:
+        query = self.query
+        run = self.catalogue.run(query.run)
+        options = self.catalogue.options(query.run)
+        saved = [checkpoint.steps for checkpoint in run.checkpoints]
+        names = [str(name) for name in options.get("env", [])]
+        with ui.element("div").classes("controls"):
+            newest = {None: "newest"} | {steps: f"{steps:,}" for steps in reversed(saved)}
+            wanted = query.checkpoint
+            checkpoint = None if wanted is None or not saved else min(saved, key=lambda s: abs(s - wanted))
+            self.checkpoint = ui.select(newest, value=checkpoint, label="Checkpoint").props("dense")
+            self.env = ui.select(
+                {k: printable(name) for k, name in enumerate(names)} or {0: ""}, value=0, label="Task"
+            ).props("dense")
+            if query.env in names:
+                self.env.value = names.index(query.env)
+            self.env.set_visibility(len(names) > 1)
+            self.seed = ui.number("Seed", value=query.seed, min=0, precision=0).props("dense").classes("seed")
+            self.policy = ui.select(list(POLICIES), value=query.policy, label="Actions").props("dense")
+            self.levels = ui.input("Levels", value=query.levels or "").props("dense")
+            self.levels.set_visibility("env.levels" in options)
+            others = [key for key in self.catalogue.runs if key != query.run]
+            second = query.second if query.second in others else NO_RUN
+            self.second = ui.select([NO_RUN, *others], value=second, label="Second agent", with_input=True)
+            self.second.props("dense").classes("second")
+            ui.button("New game", on_click=self._open_chosen).props("outline dense no-caps").classes("new-game")
+        if query.recording is not None:
+            ui.label(f"Recorded game {query.game} of {printable(query.recording)}").classes("muted")
+
+    def _open_chosen(self) -> None:
+        """Open the page again with the chosen options, so that its URL describes the game."""
+        names = self.catalogue.options(self.query.run).get("env", [])
+        chosen = PlayerQuery(
+            run=self.query.run,
+            checkpoint=self.checkpoint.value,
+            env=names[self.env.value] if len(names) > 1 else None,
+            seed=int(self.seed.value or 0),
+            policy=self.policy.value,
+            levels=self.levels.value or None,
+            second=None if self.second.value == NO_RUN else self.second.value,
+        )
+        ui.navigate.to(chosen.url())
+
+    async def start(self) -> None:
+        """Open the game and play it to the step in the URL."""
+        self.message.text = "The agent and the environment are loaded ..."
+        try:
+            self.game = await self.compute(lambda: WatchedGame(make_setup(self.catalogue, self.query)))
+        except (UserError, RunError, KeyError, OSError) as error:
+            self.message.text = printable(str(error))
+            return
+        self.overlays = Overlays(self.game)
+        _open_games.append(self)
+        while len(_open_games) > MAX_GAMES:
+            _open_games[0].stop("This game was closed, because more than eight games are open.")
+        self.message.text = ""
+        with self.body:
+            self._add_body()
+        await self.play_to(self.query.step)
+        await self.show(self.query.step)
+
+    async def compute(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a function in the thread of the game. Raise RunError if the game was closed."""
+        if self.is_closed:
+            raise RunError("the game was closed")
+        return await asyncio.get_running_loop().run_in_executor(self.thread, function, *arguments)
+
+    # --- elements ---
+
+    def _add_body(self) -> None:
+        assert self.game is not None
+        assert self.overlays is not None
+        game = self.game
+        with ui.element("div").classes("player-top"):
+            with ui.element("section").classes("box player-pictures"):
+                self.pictures = []
+                names = [self.query.run, *(self.query.second or "" for _ in game.setup.others)]
+                with ui.element("div").classes("pictures"):
+                    for name in names:
+                        with ui.element("figure"):
+                            picture = ui.image().classes("picture").props("no-spinner no-transition fit=contain")
+                            picture.props["alt"] = f"Game of {name}"
+                            self.pictures.append(picture)
+                            if len(names) > 1:
+                                with ui.element("figcaption"):
+                                    ui.label(name)
+                self._add_controls()
+            with ui.element("section").classes("box player-output"):
+                heading("Action probabilities")
+                agents = [[0.0] * len(game.action_names)] * len(names)
+                self.probabilities = add_chart(bar_chart(game.action_names, agents, names), "Action probabilities")
+                self.probabilities.style(
+                    f"height: {60 + 22 * len(game.action_names) * len(names)}px; max-height: 420px"
+                )
+                self.output = ui.label().classes("output")
+                heading("Rewards", 3)
+                self.rewards = ui.element("div").classes("reward-table")
+                self.reward_labels: dict[str, tuple[ui.label, ui.label]] = {}
+                with self.rewards:
+                    for text in ("", "at this step", "game so far"):
+                        ui.label(text).classes("muted")
+        with section("Value over time"):
+            self.value_chart = add_chart(line_chart([], x_name="step"), "Value at each step")
+            self.value_chart.on("click", lambda e: self._seek(e), ["offsetX", "offsetY"])
+            self.norm_chart = None
+            if game.steps[0].agents[0].state_norm is not None:
+                heading("Norm of the recurrent state", 3)
+                self.norm_chart = add_chart(line_chart([], x_name="step"), "Norm of the recurrent state").classes("low")
+            ui.label("Dots are steps with a reward. A click shows the step.").classes("muted")
+        self.questions = Questions(self)
+        self.keyboard = KeyboardControl(self)
+
+    def _add_controls(self) -> None:
+        assert self.game is not None
+        assert self.overlays is not None
+        self.position = ui.slider(min=0, max=1, value=0, on_change=self._on_slider)
+        self.position.props('tabindex=-1 aria-label="Step"').classes("position")
+        with ui.element("div").classes("controls buttons"):
+            flat = "flat round dense"
+            ui.button(icon="first_page", on_click=lambda: self.show(0)).props(f'{flat} aria-label="First step"')
+            ui.button(icon="chevron_left", on_click=lambda: self.step_by(-1)).props(f'{flat} aria-label="Back"')
+            self.play_button = ui.button(icon="play_arrow", on_click=self.toggle).props('round dense aria-label="Play"')
+            ui.button(icon="chevron_right", on_click=lambda: self.step_by(1)).props(f'{flat} aria-label="Forward"')
+            ui.button(icon="last_page", on_click=lambda: self.show(10**9)).props(f'{flat} aria-label="Newest step"')
+            self.step_text = ui.label().classes("step-text")
+        with ui.element("div").classes("controls"):
+            self.speed = ui.select(list(SPEEDS), value="normal speed", label="Speed").props("dense")
+            self.overlay = ui.select(self.overlays.kinds(), value=NO_OVERLAY, label="Overlay").props("dense")
+            self.overlay.on_value_change(lambda: self.show(self.shown))
+            self.target = ui.number("Go to step", min=0, precision=0).props("dense").classes("seed")
+            self.target.on("keydown.enter", self._go_to)
+            ui.button("Go", on_click=self._go_to).props("flat dense no-caps")
+        ui.label("Keys: P play or pause, arrows back and forward (with Shift: 10 steps), Home, End.").classes("muted")
+
+    # --- playing ---
+
+    async def toggle(self) -> None:
+        """Start or stop playing."""
+        if self.is_playing:
+            self.is_playing = False
+        else:
+            await self.play()
+
+    async def play(self) -> None:
+        """Play from the step that is shown: first the known steps, then new ones, until the user stops or the end."""
+        assert self.game is not None
+        if self.is_playing or self.is_busy:
+            return
+        self.is_playing = True
+        self.play_button.props('icon=pause aria-label="Pause"')
+        due = time.monotonic()
+        frames, frame_rate = 0, self.game.frame_rate
+        while self.is_playing and self.client.has_socket_connection:
+            if not await self._advance():
+                break
+            await self._draw(during_play=True)
+            frames += 1
+            if frames % FRAMES_AHEAD == 0 and not await self._wait_for_browser():
+                break
+            speed = SPEEDS[self.speed.value]
+            # If drawing takes longer than a frame, the delay is not made up for later.
+            due = max(due + (1 / (speed * frame_rate) if speed else 0), time.monotonic() - 0.1)
+            await asyncio.sleep(max(0.001, due - time.monotonic()))
+        self.is_playing = False
+        self.play_button.props('icon=play_arrow aria-label="Play"')
+        await self._draw()
+
+    async def _wait_for_browser(self) -> bool:
+        """Wait until the browser has processed all messages. Without this, a slow browser would lag behind."""
+        try:
+            await self.client.run_javascript("true", timeout=MAX_WAIT)
+        except TimeoutError:
+            return False
+        return True
+
+    async def _advance(self) -> bool:
+        """Go to the next step. Return False at the end of the game."""
+        if self.game is None:
+            return False
+        if self.shown + 1 < len(self.game.steps):
+            self.shown += 1
+            return True
+        if self.game.is_over:
+            return False
+        action = self.keyboard.action if self.keyboard is not None else None
+        if not await self.guarded(partial(self.game.advance, action)):
+            return False
+        self.shown = len(self.game.steps) - 1
+        return not self.game.is_over
+
+    async def guarded(self, function: Callable[[], Any]) -> bool:
+        """Call a function of the game in its thread. Show an error and return False if it fails."""
+        self.is_busy = True
+        try:
+            await self.compute(function)
+        except (UserError, RunError) as error:
+            self.message.text = printable(str(error))
+            return False
+        finally:
+            self.is_busy = False
+        return True
+
+    async def show(self, step: int) -> None:
+        """Show a step of the game that was played already."""
+        if self.game is not None:
+            self.shown = min(max(0, step), len(self.game.steps) - 1)
+            await self._draw()
+
+    async def step_by(self, count: int) -> None:
+        """Go forward or back by a number of steps. If necessary, the game is played on."""
+        assert self.game is not None
+        self.is_playing = False
+        for _ in range(max(0, count)):
+            if self.is_busy or not await self._advance():
+                break
+        if count < 0:
+            self.shown = max(0, self.shown + count)
+        await self._draw()
+
+    async def play_to(self, step: int) -> None:
+        """Play new steps up to a step or to the end of the game."""
+        while self.game is not None and len(self.game.steps) <= step and not self.game.is_over:
+            if not await self.guarded(self._play_some(step)):
+                break
+            if len(self.game.steps) % 50 == 0:
+                self.step_text.text = f"step {len(self.game.steps)} ..."
+
+    def _play_some(self, step: int) -> Callable[[], None]:
+        def play() -> None:
+            assert self.game is not None
+            for _ in range(50):
+                if len(self.game.steps) <= step and not self.game.is_over:
+                    self.game.advance()
+
+        return play
+
+    async def _go_to(self) -> None:
+        self.is_playing = False
+        step = int(self.target.value or 0)
+        await self.play_to(step)
+        await self.show(step)
+
+    async def rewind(self, step: int) -> bool:
+        """Make a step the newest one, so that the game can be continued in another way. Return whether it is done."""
+        assert self.game is not None
+        assert self.overlays is not None
+        self.is_playing = False
+        if step < len(self.game.steps) - 1 or self.game.is_over:
+            self.message.text = "The game is played again up to this step ..."
+            if not await self.guarded(partial(self.game.rewind, step)):
+                return False
+            self.overlays.forget_from(step)
+            self.message.text = ""
+        self.shown = step
+        await self._draw()
+        return True
+
+    # --- drawing ---
+
+    async def _draw(self, during_play: bool = False) -> None:
+        """Draw the step that is shown."""
+        if self.game is None or self.overlays is None:  # the tab was closed
+            return
+        game, overlays, t, kind = self.game, self.overlays, self.shown, self.overlay.value
+        step = game.steps[t]
+        if kind == NO_OVERLAY:
+            pictures = [step.png] * len(self.pictures)
+        else:
+            if not overlays.is_ready(kind, t) and not during_play:
+                self._set_pictures([step.png] * len(self.pictures))
+            pictures = [step.png] * len(self.pictures)
+            try:
+                pictures = await self.compute(lambda: [overlays.picture(kind, t, k) for k in range(len(pictures))])
+            except (UserError, RunError) as error:
+                self.message.text = printable(str(error))
+            if t != self.shown:  # the user has gone to another step in the meantime
+                return
+        self._set_pictures(pictures)
+        last = max(1, len(game.steps) - 1)
+        if self.position.props["max"] != last:
+            self.position.props["max"] = last
+        self.position.set_value(t)
+        end = " · the game is over" if game.is_over and t == len(game.steps) - 1 else ""
+        changed = " · changed game" if game.is_changed else ""
+        self.step_text.text = f"step {t} of {len(game.steps) - 1}{changed}{end}"
+        if not during_play or time.monotonic() - self.charts_drawn > CHART_SECONDS:
+            self.charts_drawn = time.monotonic()
+            self._draw_output(t)
+            self._draw_values(t)
+        if not during_play:
+            self.questions.show_step()
+
+    def _set_pictures(self, pngs: list[bytes]) -> None:
+        for picture, png in zip(self.pictures, pngs, strict=True):
+            picture.set_source(f"data:image/png;base64,{base64.b64encode(png).decode()}")
+
+    def _draw_output(self, t: int) -> None:
+        assert self.game is not None
+        game, step = self.game, self.game.steps[t]
+        names = [self.query.run, *(self.query.second or "" for _ in game.setup.others)]
+        set_chart(
+            self.probabilities, bar_chart(game.action_names, [agent.probabilities for agent in step.agents], names)
+        )
+        texts = [f"value {format_number(agent.value)}" for agent in step.agents]
+        taken = step.action or step.choice
+        choice = f" (the agent chose {step.choice})" if taken != step.choice else ""
+        self.output.text = f"action {taken}{choice} · {' / '.join(texts)}"
+        for name, (now, total) in self._measure_sums(t).items():
+            if name not in self.reward_labels:
+                with self.rewards:
+                    ui.label(name)
+                    self.reward_labels[name] = (ui.label().classes("number"), ui.label().classes("number"))
+            self.reward_labels[name][0].text = now
+            self.reward_labels[name][1].text = total
+
+    def _measure_sums(self, t: int) -> dict[str, tuple[str, str]]:
+        """Return {name: (at step t, sum of steps 1 to t)} of the reward and its components.
+
+        The reward "at step t" is the one with which the environment reached step t. At the end of a game, it is the
+        reward of the last action.
+        """
+        assert self.game is not None
+        steps = self.game.steps[: t + 1]
+        is_end = self.game.is_over and t == len(self.game.steps) - 1
+        rewards = [step.reward or 0.0 for step in (steps if is_end else steps[:-1])]
+        sums = {"reward": (format_number(rewards[-1] if rewards else 0.0), format_number(sum(rewards)))}
+        for name in steps[-1].measures:
+            values = [step.measures.get(name, 0.0) for step in steps[1:]]
+            sums[printable(name)] = (format_number(values[-1] if values else 0.0), format_number(sum(values)))
+        return sums
+
+    def _draw_values(self, t: int) -> None:
+        assert self.game is not None
+        steps = self.game.steps
+        names = [self.query.run, *(self.query.second or "" for _ in self.game.setup.others)]
+        x = np.arange(len(steps), dtype=float)
+        values = np.array([[agent.value for agent in step.agents] for step in steps])
+        rewarded = np.array([k + 1 for k, step in enumerate(steps[:-1]) if step.reward], dtype=int)
+        dots = (x[rewarded], values[rewarded, 0]) if len(rewarded) else None
+        curves = [Curve(name, x, values[:, k]) for k, name in enumerate(names)]
+        marks = [(float(t), str(t))]
+        options = line_chart(curves, x_name="step", marks=marks, dots=dots, dots_name="reward")
+        set_chart(self.value_chart, options)
+        if self.norm_chart is not None:
+            norms = np.array([[agent.state_norm or 0.0 for agent in step.agents] for step in steps])
+            curves = [Curve(name, x, norms[:, k]) for k, name in enumerate(names)]
+            set_chart(self.norm_chart, line_chart(curves, x_name="step", marks=marks))
+
+    # --- events ---
+
+    async def _on_slider(self, event: events.ValueChangeEventArguments) -> None:
+        step = int(event.value or 0)
+        if step != self.shown and not self.is_busy:
+            self.is_playing = False
+            await self.show(step)
+
+    async def _seek(self, event: events.GenericEventArguments) -> None:
+        position = [event.args["offsetX"], event.args["offsetY"]]
+        point = await self.value_chart.run_chart_method("convertFromPixel", "grid", position)
+        if isinstance(point, list) and isinstance(point[0], int | float):
+            self.is_playing = False
+            await self.show(round(point[0]))
+
+    # --- end ---
+
+    def stop(self, reason: str) -> None:
+        """Close the game and say why."""
+        with contextlib.suppress(RuntimeError):  # the tab may have been closed
+            self.message.text = reason
+            self.body.clear()
+        self.close()
+
+    def close(self) -> None:
+        """Free the environments."""
+        self.is_playing = False
+        self.is_closed = True
+        if self in _open_games:
+            _open_games.remove(self)
+        game, self.game = self.game, None
+        if game is not None:
+            self.thread.submit(game.close)
+        self.thread.shutdown(wait=False)
+
+
+@app.on_shutdown
+def _close_games() -> None:
+    for page in list(_open_games):
+        page.close()

@@ -1,0 +1,132 @@
+"""The player in a real browser: playing, stepping, overlays, one intervention, taking over, and two tabs."""
+
+import base64
+import io
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import PIL.Image
+import pytest
+
+from bestiary.evaluation.playback import PlaybackOptions, open_playback
+from bestiary.runs.run import open_run
+from tests.view.conftest import Server, Tab
+
+pytestmark = pytest.mark.xdist_group("browser")
+
+STEP = "parseInt((document.querySelector('.step-text')?.innerText || '').split(' ')[1])"  # the step that is shown
+
+
+def step_of(page: Any) -> int:
+    """Return the number of the step that the player shows."""
+    found = re.match(r"step (\d+)", page.inner_text(".step-text"))
+    assert found is not None
+    return int(found[1])
+
+
+def picture(page: Any) -> np.ndarray:
+    """Return the picture of the player."""
+    source = page.locator(".picture img").first.get_attribute("src")
+    content = base64.b64decode(source.removeprefix("data:image/png;base64,"))
+    return np.asarray(PIL.Image.open(io.BytesIO(content)).convert("RGB"))
+
+
+def wait_for_step(page: Any, step: int) -> None:
+    page.wait_for_function(f"n => {STEP} === n", arg=step)
+
+
+def test_a_game_of_pong(server: Server, open_tab: Callable[..., Tab]) -> None:
+    """Play, step, show saliency, measure an intervention and take over. The frames are those of the video."""
+    tab = open_tab()
+    page = tab.open("/player?run=zoo/pong&seed=3&step=30")
+    wait_for_step(page, 30)
+    frames = [
+        frame.display_image for (frame,) in open_playback(open_run("zoo/pong"), PlaybackOptions(length=31, seed=3))
+    ]
+    np.testing.assert_array_equal(picture(page), frames[30])
+    page.keyboard.press("ArrowLeft")
+    wait_for_step(page, 29)
+    np.testing.assert_array_equal(picture(page), frames[29])
+    page.keyboard.press("Home")
+    wait_for_step(page, 0)
+    np.testing.assert_array_equal(picture(page), frames[0])
+    page.keyboard.press("End")
+    wait_for_step(page, 30)
+
+    page.get_by_label("Play", exact=True).click()
+    page.wait_for_function(f"{STEP} > 36")
+    page.keyboard.press("p")
+    page.get_by_label("Play", exact=True).wait_for()
+    stopped = step_of(page)
+
+    plain = picture(page)
+    page.get_by_label("Overlay").click()
+    page.get_by_role("option", name="saliency: both").click()
+    for _ in range(100):
+        if not np.array_equal(picture(page), plain):
+            break
+        page.wait_for_timeout(100)
+    coloured = picture(page)
+    assert coloured.shape == plain.shape
+    assert not np.array_equal(coloured, plain)
+
+    box = page.locator(".observation")
+    box.scroll_into_view_if_needed()
+    corner = box.bounding_box()
+    page.mouse.move(corner["x"] + 10, corner["y"] + corner["height"] * 0.2)
+    page.mouse.down()
+    page.mouse.move(corner["x"] + corner["width"] - 10, corner["y"] + corner["height"] * 0.9, steps=4)
+    page.mouse.up()
+    page.wait_for_function("parseInt(document.querySelector('[aria-label=width]').value) > 60")
+    page.get_by_role("button", name="Measure").click()
+    page.get_by_text(re.compile(rf"Step {stopped}: the most probable action")).wait_for()
+    command = page.inner_text(".command")
+    assert re.fullmatch(rf"bestiary intervene zoo/pong --seed 3 --step {stopped} --erase \d+,\d+,\d+,\d+", command)
+    width = int(command.split(",")[2])
+    assert 60 < width <= 84
+
+    page.get_by_role("button", name="Take over").click()
+    page.get_by_role("button", name="Hand back to the agent").wait_for()
+    page.keyboard.down("ArrowLeft")
+    page.wait_for_function("/^action LEFT( |$)/.test(document.querySelector('.output').innerText)")
+    page.get_by_text(re.compile("changed game")).wait_for()
+    page.keyboard.up("ArrowLeft")
+    page.keyboard.press("Escape")
+    page.get_by_role("button", name="Take over").wait_for()
+    page.keyboard.press("p")
+    page.get_by_label("Play", exact=True).wait_for()
+
+
+def test_two_tabs_have_two_games(server: Server, open_tab: Callable[..., Tab]) -> None:
+    first, second = open_tab(), open_tab(width=390)
+    one = first.open("/player?run=a1&seed=1&step=3")
+    two = second.open("/player?run=a1&seed=2&second=b1")
+    wait_for_step(one, 3)
+    wait_for_step(two, 0)
+    assert two.locator(".picture").count() == 2
+    two.keyboard.press("ArrowRight")
+    wait_for_step(two, 1)
+    assert step_of(one) == 3
+    assert two.evaluate("document.documentElement.scrollWidth") <= 390
+    second.page.close()
+    one.keyboard.press("ArrowRight")
+    wait_for_step(one, 4)
+
+
+def test_a_click_on_a_curve_opens_the_nearest_checkpoint(open_tab: Callable[..., Tab]) -> None:
+    page = open_tab().open("/run?run=a1")
+    chart = page.locator(".returns .chart").first
+    page.wait_for_function("document.querySelectorAll('.returns .chart svg path').length > 3")
+    chart.scroll_into_view_if_needed()
+    size = chart.bounding_box()
+    chart.click(position={"x": size["width"] * 0.4, "y": size["height"] * 0.5})
+    page.wait_for_url("**/player?*")
+    assert re.search(r"checkpoint=(2240|4160)\b", page.url)
+    wait_for_step(page, 0)
+
+
+def test_problems_of_a_game_are_shown(open_tab: Callable[..., Tab]) -> None:
+    page = open_tab().open("/player?run=zoo/pong&second=a1")
+    page.get_by_role("alert").get_by_text(re.compile("zoo/pong|a1")).wait_for()
