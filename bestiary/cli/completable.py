@@ -86,7 +86,7 @@ def _parsers_by_command() -> Iterator[tuple[str, list[Parser]]]:
             selections += [[f"--{kind}", key] for kind, registry in REGISTRIES.items() for key in registry]
             selections += [["--logger", name] for name in LOGGERS]
             yield name, [capture_parser(run, words) for words in selections]
-        elif name in ("eval", "video", "export"):
+        elif name in ("eval", "video", "export", "intervene"):
             yield name, [capture_parser(run, ["--env", env]) for env in FAMILY_EXAMPLES]
         else:
             yield name, [capture_parser(run, [])]

@@ -13,6 +13,7 @@ from bestiary.cli.arguments import (
     add_run_argument,
     parse_number,
 )
+from bestiary.cli.look_experiments import look_interventions, look_probes
 from bestiary.cli.playback_arguments import parse_with_env_options, select_checkpoint, select_replay
 from bestiary.runs.run import Run, open_run
 from bestiary.utils.console import print_line
@@ -34,7 +35,7 @@ def look(argv: list[str]) -> None:
     name, rest = argv[0], argv[1:]
     if name in ("-h", "--help"):
         print("usage: bestiary look TOOL RUN [RUN ...] [options]\n")
-        print("\n".join(f"  {name:<12}{description}" for name, (_, description) in TOOLS.items()))
+        print("\n".join(f"  {name:<15}{description}" for name, (_, description) in TOOLS.items()))
         print("\nHelp on a tool: bestiary look TOOL --help")
         return
     if name not in TOOLS:
@@ -302,4 +303,6 @@ TOOLS: dict[str, tuple[Callable[[list[str]], None], str]] = {
         "compare the convolution layers of agents at several checkpoints, or draw what activates their filters most",
     ),
     "actions": (_actions, "plot how often agents choose each action"),
+    "interventions": (look_interventions, "erase and move objects, and compare the effect with the saliency"),
+    "probes": (look_probes, "measure which layers represent positions of objects and other labelled quantities"),
 }

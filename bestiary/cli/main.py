@@ -38,7 +38,8 @@ Evaluation
   export RUN          save a trained agent (ONNX, torch.export) or its games (NumPy arrays, Minari dataset)
   card RUN            write a folder with model card, weights, evaluation and video, to publish an agent
   report FOLDER       write an HTML page about all runs below a folder
-  look TOOL RUN...    inspect an agent: saliency, attention, filters or actions
+  intervene RUN       change what an agent observes or does at one step, and measure the effect
+  look TOOL RUN...    inspect an agent: saliency, attention, filters, actions, interventions, probes
   view [FOLDER]       show runs, studies and games in the web browser
 
 Information
@@ -63,6 +64,7 @@ COMMANDS = {
     "export": ("export", "export_command"),
     "card": ("export", "card_command"),
     "report": ("evaluate", "report_command"),
+    "intervene": ("intervene", "intervene_command"),
     "look": ("look", "look"),
     "view": ("view", "view"),
     "runs": ("listing", "runs"),

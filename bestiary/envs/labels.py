@@ -15,6 +15,9 @@ class Label:
     description: str
     low: float = 0
     high: float = 255
+    group: str = ""  # probes report the mean over all quantities of a group; "": the quantity is not in a group
+    # The quantity exists only while the value of another quantity (name, lowest, highest value) is inside a range.
+    exists_if: tuple[str, float, float] | None = None
     why_not_settable: str = ""  # a sentence for error messages if the quantity cannot be set; "" if it can
 
     @property

@@ -20,6 +20,7 @@ from bestiary.step import Arrays
 
 SCREEN = (210, 160)  # height and width of the screen, in pixels
 MOTION_OFFSET = 14  # position of a sprite whose motion value is 0, in pixels
+BALL = ("ball_y", 1, 255)  # the ball exists while ball_y is in this range
 PADDLE = "the game computes this value from the joystick in each frame, so it cannot be set; use --move"
 
 
@@ -31,6 +32,7 @@ class RamLabel:
     description: str
     coding: str = "plain"  # plain or motion, see the module docstring
     copies: tuple[int, ...] = ()  # further addresses that must have the same value when the quantity is set
+    exists_if: tuple[str, float, float] | None = None  # see `Label.exists_if`
     why_not_settable: str = ""
 
     def read(self, ram: np.ndarray) -> np.ndarray:
@@ -46,7 +48,7 @@ class RamLabel:
     @property
     def label(self) -> Label:
         high = SCREEN[1] - 1 if self.coding == "motion" else 255
-        return Label(self.description, 0, high, self.why_not_settable)
+        return Label(self.description, 0, high, exists_if=self.exists_if, why_not_settable=self.why_not_settable)
 
 
 @dataclass(frozen=True)
@@ -96,8 +98,10 @@ def encode_motion(x: int) -> int:
 
 LABELS: dict[str, dict[str, RamLabel]] = {
     "Pong": {
-        "ball_x": RamLabel(49, "horizontal position of the ball; the screen pixel is 49 less"),
-        "ball_y": RamLabel(54, "vertical position of the ball, 0: no ball; the screen pixel is 14 less"),
+        "ball_x": RamLabel(49, "horizontal position of the ball; the screen pixel is 49 less", exists_if=BALL),
+        "ball_y": RamLabel(
+            54, "vertical position of the ball, 0: no ball; the screen pixel is 14 less", exists_if=BALL
+        ),
         "player_y": RamLabel(
             51,
             "vertical position of the agent's paddle (right); the joystick moves it back when it is set",
@@ -108,8 +112,10 @@ LABELS: dict[str, dict[str, RamLabel]] = {
         "enemy_score": RamLabel(13, "points of the opponent"),
     },
     "Breakout": {
-        "ball_x": RamLabel(99, "horizontal position of the ball; the screen pixel is 49 less"),
-        "ball_y": RamLabel(101, "vertical position of the ball, 0: no ball; the screen pixel is 9 more"),
+        "ball_x": RamLabel(99, "horizontal position of the ball; the screen pixel is 49 less", exists_if=BALL),
+        "ball_y": RamLabel(
+            101, "vertical position of the ball, 0: no ball; the screen pixel is 9 more", exists_if=BALL
+        ),
         "player_x": RamLabel(
             72, "horizontal position of the paddle; the screen pixel is 47 less", why_not_settable=PADDLE
         ),

@@ -71,6 +71,8 @@ class GameBranch:
         self.forced_action: str | None = None  # set by an intervention
         self.snapshots: list[Any] = []  # emulator states of the stacked frames, newest last; only with `ale`
         self.redrawn_screen: np.ndarray | None = None  # the screen after labelled quantities were set; only with `ale`
+        # The inputs with which an intervention is compared: those of the step, or redrawn ones (see `_redraw`).
+        self.compared_inputs: Inputs | None = None
         self.first_step = viewer.first_step or viewer.pool.reset()
         self.record: StepRecord
         self._observe(self.first_step)
@@ -94,6 +96,14 @@ class GameBranch:
             index = int(self.runner.select_actions(self.record.output)[0])
             self.chosen_action = self.viewer.pool.action_spec.names[index]
         return self.forced_action or self.chosen_action
+
+    def peek_action(self) -> str:
+        """Return the action that will be taken at this step, without consuming random numbers."""
+        state = self.runner.generator.get_state()
+        action = self.next_action()
+        self.runner.generator.set_state(state)
+        self.chosen_action = None
+        return action
 
     def advance(self, action: str | None = None) -> None:
         """Take an action (default: the action of the agent), and run the agent on the next observation.
@@ -130,7 +140,7 @@ class GameBranch:
         """
         check_interventions(interventions, self.interface)
         before = self.record.output
-        inputs = self.record.inputs
+        inputs = self.compared_inputs = self.record.inputs
         values = {one.label: one.value for one in interventions if one.kind == "set"}
         if values:
             before, inputs = self._set_labels(values)
@@ -193,8 +203,9 @@ class GameBranch:
         self.ale.write_ram(ram_labels.writes(game, values))
         pool.unwrapped.ram = self.ale.ale.getRAM()[None].copy()
         pool.unwrapped.stack.frames = np.ascontiguousarray(np.moveaxis(changed, 0, -1))[None]
+        self.compared_inputs = _with_array(self.record.inputs, "image", control[None])
         with torch.no_grad():
-            output, _ = self.viewer.agent(_with_array(self.record.inputs, "image", control[None]), self.record.state)
+            output, _ = self.viewer.agent(self.compared_inputs, self.record.state)
         return output, _with_array(self.record.inputs, "image", changed[None])
 
     def _redraw(self, differences: dict[str, float]) -> tuple[np.ndarray, np.ndarray]:

@@ -338,9 +338,12 @@ def _make_labels(spec: WarehouseSpec, num_shelves: int) -> dict[str, Label]:
         "robot_column": Label("column of the robot", 0, columns - 1),
     }
     for k in range(num_shelves):
-        labels[f"item_{k}"] = Label(f"1 if shelf cell {k} has an item", 0, 1)
+        labels[f"item_{k}"] = Label(f"1 if shelf cell {k} has an item", 0, 1, group="item positions")
     for k in range(num_shelves):
-        labels[f"age_{k}"] = Label(f"age of the item in shelf cell {k}, in steps; -1: no item", EMPTY, spec.expiry - 1)
+        description = f"age of the item in shelf cell {k}, in steps; -1: no item"
+        labels[f"age_{k}"] = Label(
+            description, EMPTY, spec.expiry - 1, group="item ages", exists_if=(f"item_{k}", 1, 1)
+        )
     return labels
 
 
