@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-NOT_SOURCES = shutil.ignore_patterns(".*", "__pycache__", "runs", "build", "dist", "site", "*.egg-info")
+SOURCES = ("bestiary", "pyproject.toml", "README.md", "LICENSE")
 PROCGEN_STEP = """
 import bestiary, numpy as np
 env = bestiary.make_env("procgen/starpilot", num_envs=2, seed=1)
@@ -42,7 +42,11 @@ def run(*command: str | Path, folder: Path) -> str:
 def distributions(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Build the source distribution and the wheel from a copy of the repository. Return their folder."""
     folder = tmp_path_factory.mktemp("build")
-    shutil.copytree(ROOT, folder / "source", ignore=NOT_SOURCES)
+    (folder / "source").mkdir()
+    for name in SOURCES:
+        source = ROOT / name
+        copy = shutil.copytree if source.is_dir() else shutil.copyfile
+        copy(source, folder / "source" / name)
     run(sys.executable, "-m", "build", "--outdir", folder / "dist", folder / "source", folder=folder)
     return folder / "dist"
 
