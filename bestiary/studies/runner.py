@@ -18,7 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import filelock
@@ -28,13 +28,16 @@ from bestiary.runs.checkpoints import unused_path
 from bestiary.studies.analysis_runner import run_analyses
 from bestiary.studies.executors import Executor, LocalExecutor, Process, RayExecutor
 from bestiary.studies.run_log import close_log, failure_reason, last_output
+from bestiary.studies.search import check_installed
+from bestiary.studies.search_report import search_table
+from bestiary.studies.search_runner import best_variant, run_search
 from bestiary.studies.study import Study, read_study
 from bestiary.studies.study_progress import StudyProgress
 from bestiary.studies.study_report import write_study_report
 from bestiary.studies.trial import Trial, make_trials
 from bestiary.training.interrupts import Interrupted, Interrupts
 from bestiary.utils import safe_files
-from bestiary.utils.console import format_count, note, plain, stdout, warn
+from bestiary.utils.console import format_count, note, plain, print_table, stdout, warn
 from bestiary.utils.errors import RunError, UserError
 
 POLL_SECONDS = 0.2
@@ -91,19 +94,30 @@ def run_study(
     """
     study = read_study(path, trust_code, scale)
     study_folder = folder or Path("runs") / study.name
-    trials = make_trials(study, study_folder)
     _check_folder(study_folder)
+    study = with_best(study, study_folder)
+    trials = make_trials(study, study_folder)
     if dry_run:
+        if study.search is not None:
+            print_table(search_table(study, study_folder))
         return print_trials(trials)
+    if study.search is not None:
+        check_installed(path)
     if report_only:
         if not study_folder.is_dir():
             raise UserError(f"{study_folder} does not exist; run the study first, without --report")
         _refuse_changed(study, changed_trials(trials))
         return write_study_report(study, trials, study_folder)
     with _lock_folder(study_folder):
+        signum = None
         with _open_executor(study_folder, jobs, cluster) as executor:
-            prepare_folder(study, trials, study_folder, if_changed)
-            signum = run_trials(trials, executor)
+            if study.search is not None:
+                signum = run_search(study, study_folder, executor, if_changed)
+                study = with_best(study, study_folder)
+                trials = make_trials(study, study_folder)
+            if signum is None:
+                prepare_folder(study, trials, study_folder, if_changed)
+                signum = run_trials(trials, executor)
         failed_analyses: dict[str, str] = {}
         if signum is None and study.analyses:
             with Interrupts() as interrupts:
@@ -124,11 +138,25 @@ def run_study(
             arguments += cluster.to_flags()
         note(f"the study was interrupted; to continue: bestiary study {shlex.join(arguments)}")
         raise Interrupted(signum)
+    if study.search is not None and not trials:
+        count = study.search.trials
+        raise RunError(f"the search has no result: all {count} trials failed (see {study_folder / 'search' / 'logs'})")
     for name, reason in failed_analyses.items():
         warn(f"analysis {name}: {reason}")
     _raise_if_unfinished(trials)
     if failed_analyses:
         raise RunError(f"{len(failed_analyses)} of {len(study.analyses)} analyses failed")
+
+
+def with_best(study: Study, folder: Path) -> Study:
+    """Return a study whose only variant is the best configuration of its search, if it has a search.
+
+    If the search has not ended or has no result, the study has no variants.
+    """
+    if study.search is None:
+        return study
+    best = best_variant(study, folder)
+    return replace(study, variants=[best] if best else [])
 
 
 def print_trials(trials: list[Trial]) -> None:
@@ -163,7 +191,8 @@ def _check_folder(folder: Path) -> None:
             f"{folder} exists and is not the folder of a study; choose another folder with --dir, or rename the study"
         )
     # Run folders are not checked here: their commands check them.
-    own_files = (path for inner in (folder, folder / "configs", folder / "logs") for path in inner.glob("*"))
+    inner_folders = [folder / name for name in ("", "configs", "logs", "search", "search/configs", "search/logs")]
+    own_files = (path for inner in inner_folders for path in inner.glob("*"))
     for path in itertools.chain(own_files, safe_files.walk(folder / "analysis")):
         status = path.lstat()
         if not stat.S_ISDIR(status.st_mode) and (not stat.S_ISREG(status.st_mode) or status.st_nlink > 1):

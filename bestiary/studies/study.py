@@ -24,6 +24,8 @@
     [[analysis]]                        # interpretability tools and audits after the training (see analyses.py)
     [[published]]                       # published results, shown beside the study's results (see published_values.py)
 
+    [search]                            # a search for good values of options, instead of variants (see search.py)
+
     [scale.small.options]               # `--scale small`: options that override all other tables
     steps = "10k"
 
@@ -33,13 +35,15 @@ are checked before the first run starts. Error messages state the line of the fi
 
 import itertools
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from bestiary.agents.agent import count_parameters
 from bestiary.config.resolve import resolve
+from bestiary.envs import lookup_score_range
 from bestiary.envs.levels import with_levels
 from bestiary.evaluation.evaluate import check_playable
 from bestiary.runs.loggers import check_loggers
@@ -47,6 +51,7 @@ from bestiary.runs.option_sources import merge_sources
 from bestiary.studies.analyses import Analysis, read_analyses, trust_analyses
 from bestiary.studies.evaluations import EvaluationPlan, read_plans
 from bestiary.studies.published_values import PublishedResults, read_published
+from bestiary.studies.search import Search, points_to_check, read_search
 from bestiary.studies.study_file import (
     FOLDER_NAME,
     FOLDER_NAME_RULE,
@@ -72,11 +77,15 @@ KEYS = (
     "base",
     "grid",
     "variant",
+    "search",
     "normalise",
     "analysis",
     "published",
     "scale",
 )
+
+
+BEST = "best"  # name of the variant with the best configuration of a search
 
 
 @dataclass(frozen=True)
@@ -95,6 +104,12 @@ class Study:
     dashed: tuple[str, ...] = ()  # variants drawn as a dashed horizontal line at the final return, without a curve
     zoom: tuple[float, float] | None = None  # range of the x axis of an additional panel
     scale: str = ""  # name of the selected scale; empty: the full study
+    search: Search | None = None  # a search for the best values of options; None: no search
+    placeholder: Variant | None = (
+        None  # one configuration of the search; the best one is known when the search has ended
+    )
+    # Function of a name and the values of the searched options. It returns the variant with these values.
+    point_variant: Callable[[str, Mapping[str, Any]], Variant] | None = None
 
     @property
     def tasks(self) -> list[str]:
@@ -121,7 +136,10 @@ def read_study(path: Path, trust_code: bool = False, scale: str = "") -> Study:
         problems.append(f"{file.location('', 'name')}: name = {name!r}: {FOLDER_NAME_RULE}")
     seeds = _read_seeds(file, problems)
     normalise = _read_normalise(file, problems)
+    search = read_search(file, seeds, problems)
     drafts = draft_variants(file, problems)
+    if search is not None:
+        drafts = [replace(draft, name=BEST, own_name=BEST, name_without_env=BEST) for draft in drafts]
     names = [name for draft in drafts for name in (draft.name, draft.own_name, draft.name_without_env) if name]
     names = list(dict.fromkeys(names))
     dashed = _read_dashed(file, [draft.name for draft in drafts], problems)
@@ -132,7 +150,16 @@ def read_study(path: Path, trust_code: bool = False, scale: str = "") -> Study:
     if problems:
         raise UserError(*problems)
     trust_analyses(file, analyses, trust_code)
-    variants = _resolve_variants(file, drafts, seeds[0], trust_code)
+    point_variant = None
+    if search is None:
+        variants = _resolve_variants(file, drafts, seeds[0], trust_code)
+    else:
+        search = replace(search, options=drafts[0].options)
+        point_variant = partial(_resolve_point, file, drafts[0], search.seed, trust_code)
+        points = [_draft_point(drafts[0], f"point {n}", point) for n, point in enumerate(points_to_check(search))]
+        variants = _resolve_variants(file, points, search.seed, trust_code)[:1]
+        variants = [replace(variants[0], name=BEST, name_without_env=BEST, own_name=BEST)]
+        _check_search(file, search, variants[0], normalise)
     study = Study(
         path,
         file.text,
@@ -146,6 +173,9 @@ def read_study(path: Path, trust_code: bool = False, scale: str = "") -> Study:
         dashed,
         zoom,
         scale,
+        search,
+        variants[0] if search is not None else None,
+        point_variant,
     )
     _check_normalise(file, study.tasks, normalise)
     _check_evaluations(file, study)
@@ -305,6 +335,39 @@ def _resolve_variant(
         count_parameters(agent),
         earlier.get(draft.after),
     )
+
+
+def _draft_point(draft: VariantDraft, name: str, point: Mapping[str, Any]) -> VariantDraft:
+    """Return the draft of a search trial: [base] with the values in `point`."""
+    return replace(draft, name=name, tables={**draft.tables, "search space": dict(point)})
+
+
+def _resolve_point(
+    file: StudyFile, draft: VariantDraft, seed: int, trust_code: bool, name: str, point: Mapping[str, Any]
+) -> Variant:
+    return _resolve_variants(file, [_draft_point(draft, name, point)], seed, trust_code)[0]
+
+
+def _check_search(
+    file: StudyFile, search: Search, variant: Variant, normalise: Mapping[str, tuple[float, float]]
+) -> None:
+    """Raise UserError if the results of the search's trials have no single value that can be compared."""
+    envs, training = variant.config.envs, variant.config.training
+    if len(envs) > 1 and not all(env in normalise or lookup_score_range(env) is not None for env in envs):
+        raise UserError(
+            f"{file.location('search')}: the returns of these tasks are not comparable, so a search cannot average "
+            "them; add a table [normalise] with the returns that count as 0 and as 1"
+        )
+    if search.value == "validation" and not training.valid_every:
+        raise UserError(
+            f'{file.location("search", "value")}: value = "validation": the runs have no validation; add valid_every '
+            f'to [base], for example valid_every = {max(1, (training.steps or 0) // 10)}, or use value = "training"'
+        )
+    if search.interval and search.value == "validation":
+        raise UserError(
+            f"{file.location('search', 'interval')}: interval: the intermediate values are those of the validations, "
+            f"every {training.valid_every} steps (valid_every); remove interval"
+        )
 
 
 def _locate_problem(file: StudyFile, problem: str, draft: VariantDraft) -> str:

@@ -25,7 +25,7 @@ FOLDER_NAME = re.compile(r"[\w+=-][\w.,+=-]*")
 FOLDER_NAME_RULE = "it is used as a folder name, so only letters, digits and - _ = + , . are allowed"
 PUBLISHED_PREFIX = "published/"
 PUBLISHED_FOLDER = Path(__file__).parent / "published"
-SCALE_KEYS = ("seeds", "zoom", "options", "variant", "grid", "evaluate", "analysis")
+SCALE_KEYS = ("seeds", "zoom", "options", "variant", "grid", "search", "evaluate", "analysis")
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,7 @@ from bestiary.studies.results import (
     summarise_variants,
 )
 from bestiary.studies.run_log import last_output
+from bestiary.studies.search_report import describe_best, draw_search, search_records, search_table
 from bestiary.studies.study import Study
 from bestiary.studies.trial import Trial, TrialState
 from bestiary.utils import safe_files
@@ -84,6 +85,8 @@ class _Page:
     published: list[TextTable]
     curves: dict[str, bytes]  # {task: learning curves}
     profiles: bytes | None  # performance profiles
+    search: TextTable | None  # trials of the search
+    search_figures: dict[str, bytes]  # {title: figure}
 
 
 def write_study_report(study: Study, trials: list[Trial], folder: Path) -> None:
@@ -93,6 +96,8 @@ def write_study_report(study: Study, trials: list[Trial], folder: Path) -> None:
     evaluations = collect_evaluations(study, trials)
     _write_file(folder / "results.csv", _to_csv([_variant_record(variant) for variant in variants]))
     _write_file(folder / "runs.csv", _to_csv([_trial_record(result) for result in results]))
+    if study.search is not None:
+        _write_file(folder / "search.csv", _to_csv(search_records(study, folder)))
     if evaluations:
         _write_file(folder / "evaluations.csv", _to_csv(evaluation_csv_rows(evaluations)))
     page = _Page(
@@ -102,6 +107,8 @@ def write_study_report(study: Study, trials: list[Trial], folder: Path) -> None:
         [published_table(published, study, variants, evaluations) for published in study.published],
         _draw_curves(study, trials, folder),
         None,
+        search_table(study, folder) if study.search is not None else None,
+        draw_search(study, folder) if study.search is not None else {},
     )
     comparison = compare_variants(study, variants)
     if comparison is not None:
@@ -110,8 +117,11 @@ def write_study_report(study: Study, trials: list[Trial], folder: Path) -> None:
         page.profiles = _draw_profiles(comparison, folder)
     _write_file(folder / "index.html", _render_study_page(study, page, trials, folder).encode())
     shown = [table for table, _ in page.evaluations] if len(evaluations) > 1 or _needs_table(evaluations) else []
-    for table in [*page.tables, *shown, *page.published]:
+    searched = [page.search] if page.search is not None else []
+    for table in [*searched, *page.tables, *shown, *page.published]:
         print_table(table)
+    if study.search is not None and (best := describe_best(study, folder)):
+        note(best)
     note(f"report: {folder / 'index.html'}; the CSV files and figures are in the same folder")
 
 
@@ -310,6 +320,10 @@ def _render_study_page(study: Study, page: _Page, trials: list[Trial], folder: P
         sections += [f"<h2>{html.escape(_capitalise(table.title))}</h2>", *_render_text_table(table)]
         if figure is not None:
             sections.append(render_image(figure, table.title))
+    if page.search is not None:
+        sections += ["<h2>Search</h2>", *_render_text_table(page.search)]
+    for title, png in page.search_figures.items():
+        sections += [f"<h3>{html.escape(title)}</h3>", render_image(png, title)]
     for env, png in page.curves.items():
         title = f"Learning curves{f': {env}' if len(page.curves) > 1 else ''}"
         sections += [f"<h2>{html.escape(title)}</h2>", render_image(png, title)]
