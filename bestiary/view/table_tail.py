@@ -11,6 +11,9 @@ from bestiary.utils import safe_files
 MAX_READ = 2**24  # maximum number of bytes that one refresh reads
 LAST_ROW_BYTES = 2**16  # number of bytes at the end of a table in which `read_last_row` searches the last row
 MAX_CELL = 10_000  # maximum number of characters of a cell
+# Maximum number of columns that are kept. Each column has space for FIRST_CAPACITY rows, so a short file with very many
+# columns would fill the memory.
+MAX_COLUMNS = 10_000
 FIRST_CAPACITY = 256  # number of rows for which a new column has space
 
 
@@ -112,7 +115,8 @@ class TableTail:
         if not self.columns and rows:
             header = rows.pop(0)
             self.width = len(header)
-            self.positions = {name: header.index(name) for name in header}
+            for index, name in enumerate(header[:MAX_COLUMNS]):
+                self.positions.setdefault(name, index)
             self.columns = {name: Column() for name in self.positions}
         complete = [row for row in rows if len(row) == self.width]
         if complete:

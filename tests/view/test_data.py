@@ -189,3 +189,13 @@ def test_charts_have_no_keys_that_are_evaluated() -> None:
     assert not [key for key in keys(options) if key.startswith(":")]
     assert options["series"][-1]["data"] == [[1, None], [10, 5]]  # a logarithmic axis cannot show 0
     assert "yellow" not in charts.PALETTE
+
+
+def test_very_many_columns_of_a_table_are_left_out(tmp_path: Path) -> None:
+    """Otherwise a short file would need seconds, and space for the rows of each column."""
+    header = ",".join(map(str, range(200_000)))
+    (tmp_path / "t.csv").write_text(f"{header}\n{header}\n")
+    table = TableTail(tmp_path / "t.csv", tmp_path)
+    table.refresh()
+    assert len(table.columns) == 10_000
+    assert table["9999"] == [9_999]
