@@ -4,6 +4,7 @@ import os
 import socket
 import sys
 import tempfile
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,8 @@ def media_response(catalogue: Catalogue, run: str, folder: str, name: str) -> Re
 
 def make_app(catalogue: Catalogue, token: str, port: int) -> Any:
     """Return the ASGI application with all checks."""
+    # NiceGUI looks at all objects of the process to find its server. Some objects of torch then warn that they are old.
+    warnings.filterwarnings("ignore", category=FutureWarning, module="nicegui")
     add_pages(catalogue)
     app = FastAPI(openapi_url=None)
     ui.run_with(
