@@ -17,6 +17,7 @@ from bestiary.view.curves import Curve, thin
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#8C6D31", "#7F7F7F")
 LINE_TYPES = ("solid", "dashed", "dotted")  # after the last colour, the first is used again with the next line type
 GRID_COLOUR = "rgba(128,128,128,0.25)"
+DOTS_COLOUR = "rgba(128,128,128,0.45)"
 AXIS_COLOUR = "rgba(128,128,128,0.8)"
 DIGITS = 6  # significant digits of numbers in charts
 
@@ -30,6 +31,7 @@ def line_chart(
     log_y: bool = False,
     dots: tuple[np.ndarray, np.ndarray] | None = None,
     dots_name: str = "",
+    dots_colour: str = DOTS_COLOUR,
     marks: Sequence[tuple[float, str]] = (),
     max_points: int = 400,
 ) -> dict[str, Any]:
@@ -41,7 +43,7 @@ def line_chart(
     """
     series: list[dict[str, Any]] = []
     if dots is not None:
-        series.append(_dots_series(dots, dots_name, log_x, log_y))
+        series.append(_dots_series(dots, dots_name, dots_colour, log_x, log_y))
     for number, curve in enumerate(curves):
         series += _curve_series(curve, number, log_x, log_y, max_points)
     if marks and series:
@@ -120,14 +122,17 @@ def _curve_series(curve: Curve, number: int, log_x: bool, log_y: bool, max_point
     return series
 
 
-def _dots_series(dots: tuple[np.ndarray, np.ndarray], name: str, log_x: bool, log_y: bool) -> dict[str, Any]:
+def _dots_series(
+    dots: tuple[np.ndarray, np.ndarray], name: str, colour: str, log_x: bool, log_y: bool
+) -> dict[str, Any]:
     return {
         "type": "scatter",
         "name": name,
         "data": pairs(*dots, log_x, log_y),
-        "symbolSize": 5,
-        "itemStyle": {"color": "rgba(128,128,128,0.45)"},
-        "color": "rgba(128,128,128,0.45)",
+        "symbolSize": 5 if colour == DOTS_COLOUR else 9,
+        "itemStyle": {"color": colour},
+        "color": colour,
+        "z": 3,
     }
 
 

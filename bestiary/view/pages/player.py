@@ -20,7 +20,7 @@ from bestiary.runs.run import Run
 from bestiary.utils.console import format_number, printable
 from bestiary.utils.errors import RunError, UserError
 from bestiary.view.catalogue import Catalogue
-from bestiary.view.charts import bar_chart, line_chart
+from bestiary.view.charts import PALETTE, bar_chart, line_chart
 from bestiary.view.curves import Curve
 from bestiary.view.game import GameSetup, WatchedGame
 from bestiary.view.layout import add_chart, heading, page_frame, page_url, section, set_chart
@@ -458,7 +458,7 @@ class PlayerPage:
         dots = (x[rewarded], values[rewarded, 0]) if len(rewarded) else None
         curves = [Curve(name, x, values[:, k]) for k, name in enumerate(names)]
         marks = [(float(t), str(t))]
-        options = line_chart(curves, x_name="step", marks=marks, dots=dots, dots_name="reward")
+        options = line_chart(curves, x_name="step", marks=marks, dots=dots, dots_name="reward", dots_colour=PALETTE[3])
         set_chart(self.value_chart, options)
         if self.norm_chart is not None:
             norms = np.array([[agent.state_norm or 0.0 for agent in step.agents] for step in steps])
