@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from bestiary.cli.look import TOOLS
 from bestiary.cli.main import COMMANDS, run_command
 from bestiary.config.components import REGISTRIES
 from bestiary.config.toml import preset_paths
@@ -40,7 +41,7 @@ def complete(scripts: dict[str, Path], *words: str) -> set[str]:
 def test_bash_completes_commands(scripts: dict[str, Path]) -> None:
     assert complete(scripts, "") >= set(COMMANDS)
     assert complete(scripts, "re") == {"resume", "report"}
-    assert complete(scripts, "look", "") == {"saliency", "attention", "filters", "actions"}
+    assert complete(scripts, "look", "") == set(TOOLS)
     assert complete(scripts, "completion", "f") == {"fish"}
 
 

@@ -119,7 +119,7 @@ INVALID_COMMANDS: list[tuple[str, tuple[str, ...]]] = [
     ("compare {run} --out curves.txt", ("figures are",)),
     ("compare {run} --axis hours", ("invalid choice: 'hours'",)),
     ("look", ("no tool given", "saliency, attention, filters, actions")),
-    ("look salience {run}", ("look salience: unknown tool", "attention, filters, actions; did you mean saliency?")),
+    ("look salience {run}", ("look salience: unknown tool", "interventions, probes; did you mean saliency?")),
     ("look saliency nothing", ("nothing: there is no such run",)),
     ("look saliency scripted:nearest --env warehouse", ("scripted:nearest: a scripted policy has no network",)),
     ("look saliency {run} --out a.avi", ("--out a.avi", ".gif or .mp4 or .png")),
