@@ -8,11 +8,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import torch
 import torch.nn as nn
 from torch import Tensor
 
 from bestiary.agents.critics import ValueEstimate
 from bestiary.utils.errors import UserError
+
+STATISTICS_METHODS = ("target_moments", "update_statistics")
 
 
 @contextmanager
@@ -76,14 +79,20 @@ def memory_problem(memory: Any, args: Any, result: Any) -> str | None:
     problem = _shape_problem("forward returned outputs that are", result[0], values, expected)
     if problem is not None:
         return problem
+    outputs = result[0]
     method = "forward_with_metrics returned"
     result = memory.forward_with_metrics(*args)
     if not isinstance(result, tuple) or len(result) != 3 or not isinstance(result[2], dict):
         return f"{method} {_describe(result)}; expected (outputs, state, metrics), where metrics is a dict"
-    for name, value in result[2].items():
+    metric_outputs, _, metrics = result
+    for name, value in metrics.items():
         if not isinstance(value, Tensor) or value.shape != ():
             return f"{method} the metric {name!r} as {_describe(value)}; expected a scalar tensor, for example a mean"
-    return _shape_problem(f"{method} outputs that are", result[0], values, expected)
+    problem = _shape_problem(f"{method} outputs that are", metric_outputs, values, expected)
+    if problem is None and not torch.allclose(outputs, metric_outputs, rtol=1e-4, atol=1e-5, equal_nan=True):
+        difference = (outputs - metric_outputs).abs().max().item()
+        return f"{method} outputs that differ by {difference:.3g} from those of forward; they must be equal"
+    return problem
 
 
 def estimate_problem(critic: Any, args: Any, estimate: Any) -> str | None:
@@ -92,7 +101,30 @@ def estimate_problem(critic: Any, args: Any, estimate: Any) -> str | None:
         return None  # not a call critic(x, task): nothing to check
     if not isinstance(estimate, ValueEstimate):
         return f"forward returned {_describe(estimate)}; expected bestiary.agents.critics.ValueEstimate"
-    return _shape_problem("ValueEstimate.normalised is", estimate.normalised, "[T,B]", list(args[1].shape))
+    problem = _shape_problem("ValueEstimate.normalised is", estimate.normalised, "[T,B]", list(args[1].shape))
+    if problem is None and getattr(critic, "keeps_statistics", False):
+        problem = "; ".join(statistics_problems(critic)) or None
+    return problem
+
+
+def statistics_problems(critic: Any) -> list[str]:
+    """Return a message for each method or running statistic that a critic with `keeps_statistics` lacks."""
+    buffers = dict(critic.named_buffers(recurse=False))
+    problems = [
+        f"keeps_statistics is True, but the method {name} is missing"
+        for name in STATISTICS_METHODS
+        if not callable(getattr(critic, name, None))
+    ]
+    if problems:
+        return problems
+    for name in ("mu", "sigma"):
+        if name not in buffers or buffers[name].ndim != 1:
+            found = "missing" if name not in buffers else f"a tensor of shape {list(buffers[name].shape)}"
+            problems.append(
+                f"keeps_statistics is True, but the buffer {name} is {found}; write "
+                f"self.register_buffer({name!r}, ...) with one number per task"
+            )
+    return problems
 
 
 # Kind of component -> function (module, positional arguments of the call, returned value) -> message or None.
@@ -101,6 +133,29 @@ CHECKS: dict[str, Callable[[Any, Any, Any], str | None]] = {
     "memory": memory_problem,
     "critic": estimate_problem,
 }
+
+
+def registration_problem(agent: nn.Module) -> str | None:
+    """Return a message if a list, tuple or dict of a module contains modules that are not registered, otherwise None.
+
+    PyTorch does not register modules in plain lists: they are neither trained nor saved in checkpoints. Modules without
+    trainable parameters are not reported.
+    """
+    registered = {id(parameter) for parameter in agent.parameters()}
+    for module in agent.modules():
+        for name, value in vars(module).items():
+            if name.startswith("_") or not isinstance(value, list | tuple | dict):
+                continue
+            for item in value.values() if isinstance(value, dict) else value:
+                if not isinstance(item, nn.Module):
+                    continue
+                if any(p.requires_grad and id(p) not in registered for p in item.parameters()):
+                    container = "nn.ModuleDict" if isinstance(value, dict) else "nn.ModuleList"
+                    return (
+                        f"{type(module).__name__}.{name} is a {type(value).__name__} of modules, whose parameters are "
+                        f"neither trained nor saved; use {container}"
+                    )
+    return None
 
 
 def _shape_problem(what: str, found: Any, meaning: str, shape: list[int]) -> str | None:

@@ -220,7 +220,8 @@ def compare_repeated_calls(module: nn.Module, call: Call, inputs: Inputs, state:
     return SequenceMismatch(
         layer,
         f"two calls with the same inputs differ {difference}{_in_layer(module, layer)}; outputs must not be random, "
-        "because the learner computes them again (remove dropout or noise)",
+        "because the learner computes them again (remove dropout or noise, do not change the inputs or the state in "
+        "place, and keep no state in attributes)",
     )
 
 

@@ -422,7 +422,8 @@ METHODS: dict[str, tuple[str, ...]] = {
 def algorithm_problem(component: Any) -> str | None:
     """Return a message if a user's class is not a valid algorithm, otherwise None.
 
-    The class must be a subclass of Algorithm, and its methods must accept the arguments with which they are called.
+    The class must be a subclass of Algorithm, its methods must accept the arguments with which they are called, and a
+    class that saves state must also load it.
     """
     if not (isinstance(component, type) and issubclass(component, Algorithm)):
         return "must be a subclass of bestiary.algorithms.base.Algorithm"
@@ -433,6 +434,10 @@ def algorithm_problem(component: Any) -> str | None:
         except TypeError:
             expected = ", ".join(("self", *arguments))
             return f"{name} has the arguments {signature}; expected {name}({expected})"
+    if component.save is not Algorithm.save and component.load is Algorithm.load:
+        return (
+            "defines save but not load, so its state would be lost if a run is resumed; also define load(self, tensors)"
+        )
     return None
 
 

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from bestiary.utils.errors import UserError
 from bestiary.utils.options import field_types, flag_name
 
 BOOLEAN_METAVAR = "on|off"
@@ -40,13 +41,19 @@ def add_option_flags(
         if "tuple[str" in str(types[field.name]):
             nargs = {"action": "append"}  # each use of the flag adds a name to the list
         default = defaults.get(dest, None if field.default is dataclasses.MISSING else field.default)
-        group.add_argument(
-            *spellings,
-            dest=dest,
-            metavar=_metavar(types[field.name], field.metadata),
-            help=_help_with_default(field.metadata, default),
-            **nargs,
-        )
+        try:
+            group.add_argument(
+                *spellings,
+                dest=dest,
+                metavar=_metavar(types[field.name], field.metadata),
+                help=_help_with_default(field.metadata, default),
+                **nargs,
+            )
+        except argparse.ArgumentError as error:
+            raise UserError(
+                f"the option {field.name} of the component ({kind}) cannot have the flag {spellings[0]}, because "
+                f"{spellings[0]} is another option of this command; rename it, for example to {kind}_{field.name}"
+            ) from error
         if is_boolean:
             negated = [spelling.replace("--", "--no-", 1) for spelling in spellings]
             group.add_argument(*negated, dest=dest, action="store_const", const=False, help=argparse.SUPPRESS)

@@ -68,10 +68,11 @@ def lookup_component(kind: str, name: str) -> Any:
 def construct_component(kind: str, component: ComponentConfig, *args: Any, **inner: Any) -> Any:
     """Construct a component. Pass `args`, the options of the component and `inner` to its constructor.
 
-    Raise UserError if the component is a plug-in and its constructor raises an exception.
+    Raise UserError if the component is a plug-in and its constructor raises an exception, or if an algorithm does not
+    set `self.options`.
     """
     try:
-        return construct(lookup_component(kind, component.name), *args, options=component.options, **inner)
+        constructed = construct(lookup_component(kind, component.name), *args, options=component.options, **inner)
     except UserError:
         raise
     except Exception as error:
@@ -80,6 +81,11 @@ def construct_component(kind: str, component: ComponentConfig, *args: Any, **inn
             where = "" if location is None else f" ({location})"
             raise UserError(f"{component.name}: the constructor failed: {plugins.error_line(error)}{where}") from error
         raise
+    if kind == "algo" and not hasattr(constructed, "options"):
+        raise UserError(
+            f"{component.name}: the constructor must call super().__init__(options), which sets self.options"
+        )
+    return constructed
 
 
 def build_module(kind: str, component: ComponentConfig, num_tasks: int, inputs: Any) -> nn.Module:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from bestiary.agents.agent import Agent
-from bestiary.agents.component_output_checks import checked_outputs
+from bestiary.agents.component_output_checks import checked_outputs, registration_problem
 from bestiary.agents.sequence_checks import (
     call_agent,
     compare_repeated_calls,
@@ -27,10 +27,10 @@ def check_forward_pass(agent: Agent, interface: EnvInterface, components: Mappin
     """Run the agent on a small random batch, so that errors in plug-ins are found before training starts.
 
     Raises:
-        UserError: the forward pass raises an exception; a component returns a value of a wrong type or shape; the
-            values or recurrent states have a wrong shape; two equal calls give different outputs; or one call with T=2
-            steps gives other outputs than two calls with T=1. The outputs are also compared at resets of the recurrent
-            state.
+        UserError: a module keeps layers in a plain list; the forward pass raises an exception; a component returns a
+            value of a wrong type or shape; the values or recurrent states have a wrong shape; two equal calls give
+            different outputs; or one call with T=2 steps gives other outputs than two calls with T=1. The outputs are
+            also compared at resets of the recurrent state.
     """
     T, B = 2, 3
     names = {kind: component.name for kind, component in components.items() if isinstance(component.name, PluginRef)}
@@ -38,6 +38,8 @@ def check_forward_pass(agent: Agent, interface: EnvInterface, components: Mappin
     inputs = random_inputs(interface.observation_spec, interface.action_spec.n, len(interface.tasks), T, B)
     call = call_agent(agent)
     module: Any = agent
+    if (problem := registration_problem(module)) is not None:
+        raise UserError(f"{own}: {problem} (see docs/extending.md)")
     length = T
     try:
         with torch.no_grad(), unchanged(module):

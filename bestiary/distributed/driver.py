@@ -326,13 +326,13 @@ class Driver:
     # --- publish, log, save ---
 
     def _publish(self, result: UpdateResult, rollouts: list[ReceivedRollout]) -> None:
-        """Copy counters and PopArt statistics from the learners to the driver's learner. Publish the new weights."""
+        """Copy counters and the statistics of the critic to the driver's learner. Publish the new weights."""
         learner = self.learner
         learner.steps = result.counters["steps"]
         learner.version = result.counters["version"]
         learner.skipped_updates = result.counters["skipped_updates"]
         learner.consecutive_skips = result.consecutive_skips
-        for name, array in result.popart_statistics.items():
+        for name, array in result.critic_statistics.items():
             getattr(learner.popart, name).copy_(torch.tensor(array))
         weights = RemoteWeights(learner.version, result.weights)
         self.queue.publish(weights, self.rollouts_per_learn)

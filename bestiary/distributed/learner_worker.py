@@ -35,7 +35,6 @@ from bestiary.utils.temp_dirs import make_temp_dir
 
 CPU = torch.device("cpu")
 SIOCGIFADDR = 0x8915  # number of the Linux ioctl call that returns the address of a network interface
-POPART_STATISTICS = ("mu", "nu", "sigma")
 
 
 @dataclass
@@ -45,7 +44,7 @@ class UpdateResult:
     metrics: list[dict[str, float]]  # one per update
     counters: dict[str, int]  # see Learner.counters
     consecutive_skips: int  # number of skipped updates since the last update that was not skipped
-    popart_statistics: dict[str, np.ndarray]  # arrays by name (POPART_STATISTICS); empty without PopArt
+    critic_statistics: dict[str, np.ndarray]  # buffers of a critic with running statistics; empty for other critics
     wait_seconds: float  # time between the end of the previous learn call and the start of this call
     weights: Any = None  # object reference of the new weights; only the learner of rank 0 sets it
 
@@ -182,12 +181,15 @@ class LearnerWorker:
             if description is not None:
                 raise RunError(description) from error
             raise
-        statistics = {}
-        if learner.popart is not None:
-            statistics = {name: getattr(learner.popart, name).cpu().numpy() for name in POPART_STATISTICS}
+        statistics = {} if learner.popart is None else critic_statistics(learner.popart)
         weights = self.put_weights() if self.rank == 0 else None
         self.idle_since = time.monotonic()
         return UpdateResult(metrics, learner.counters(), learner.consecutive_skips, statistics, wait_seconds, weights)
+
+
+def critic_statistics(critic: torch.nn.Module) -> dict[str, np.ndarray]:
+    """Return the running statistics of a critic, which are its buffers, as arrays by name."""
+    return {name: buffer.cpu().numpy() for name, buffer in critic.named_buffers(recurse=False)}
 
 
 def all_reduce(tensor: torch.Tensor) -> torch.Tensor:

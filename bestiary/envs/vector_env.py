@@ -285,11 +285,11 @@ def find_nonfinite(step: Step, names: Sequence[str]) -> str | None:
     """
     all_rows = np.arange(len(step.reward))
     truncated_rows = np.flatnonzero(step.truncated)
-    checked = [("reward", step.reward, all_rows)]
-    checked += [(f"observation {kind}", array, all_rows) for kind, array in step.observation.items()]
-    checked += [(f"final observation {kind}", array, truncated_rows) for kind, array in step.final.items()]
+    checked = [("a reward", step.reward, all_rows)]
+    checked += [(f"an observation {kind}", array, all_rows) for kind, array in step.observation.items()]
+    checked += [(f"a final observation {kind}", array, truncated_rows) for kind, array in step.final.items()]
     for what, array, rows in checked:
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             row = int(rows[np.argwhere(~np.isfinite(array))[0][0]])
-            return f"environment {row} ({names[int(step.task[row])]}) returned a {what} that is not finite"
+            return f"environment {row} ({names[int(step.task[row])]}) returned {what} that is not finite"
     return None

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bestiary.agents.component_output_checks import statistics_problems
 from bestiary.agents.critics import ValueEstimate
 from bestiary.agents.defaults import with_defaults
 from bestiary.agents.memories.base import State
@@ -15,8 +16,6 @@ from bestiary.rollout import ArraySpec, Inputs, Tensors
 from bestiary.testing.network_checks import B, Subject, T, check_recurrent
 from bestiary.testing.networks import ACTIONS, TASKS, build
 from bestiary.testing.problem_report import Report, find_component
-
-STATISTICS_METHODS = ("target_moments", "update_statistics")
 
 
 def check_critic(component: Any, input_size: int = 16, /, **options: Any) -> None:
@@ -78,8 +77,7 @@ def estimate_problems(estimate: Any) -> list[str]:
 
 def check_statistics(report: Report, critic: Any, inputs: Inputs) -> None:
     """Check the methods that update the running statistics of the value targets. Calling them changes the critic."""
-    missing = [name for name in STATISTICS_METHODS if not callable(getattr(critic, name, None))]
-    report.require(*(f"keeps_statistics is True, but the method {name} is missing" for name in missing))
+    report.require(*statistics_problems(critic))
     targets = 10 * torch.randn(T, B, generator=torch.Generator().manual_seed(0))
     with report.errors_of("target_moments"):
         whole = critic.target_moments(targets, inputs.task, inputs.reward)

@@ -19,7 +19,7 @@ from torch import Tensor
 from bestiary.agents.agent import Agent, Output
 from bestiary.algorithms.return_statistics import DISCOUNTED_RETURN
 from bestiary.envs.episode_stats import EpisodeTracker
-from bestiary.envs.step_checks import final_problems
+from bestiary.envs.step_checks import final_problems, step_problems
 from bestiary.envs.vector_env import VectorEnv, find_nonfinite
 from bestiary.rollout import Arrays, Inputs, Rollout, Step
 from bestiary.training.devices import autocast
@@ -120,11 +120,27 @@ class Actor:
         """Wait for the results of the last actions and store them. Return the rollout if it is complete, else None.
 
         Raises:
-            RunError: the environment failed or returned values that are not finite.
+            RunError: the environment failed or returned values of a wrong shape or values that are not finite.
         """
         with self._env_call():
             step = self.pool.recv()
         self.steps += self.pool.num_envs
+        try:
+            self._store(step)
+        except RunError:
+            raise
+        except Exception as error:
+            if problems := step_problems(step, self.pool, "recv"):
+                raise self._step_error(problems[0]) from error
+            raise
+        if self.t < self.rollout_length:
+            return None
+        complete = self.rollout
+        self._start_rollout(step)
+        return complete
+
+    def _store(self, step: Step) -> None:
+        """Store the result of the last actions as the next entry of the rollout."""
         if (problem := find_nonfinite(step, self.pool.tasks)) is not None:
             raise RunError(f"{problem} (at step {self.steps} of the actor)")
         if step.truncated.any():
@@ -138,11 +154,9 @@ class Actor:
         self.rollout.episodes += self.episode_tracker.add(step, self.t * self.pool.num_envs)
         self.rollout.set_entry(self.t, step, self.last_actions)
         self.last_step = step
-        if self.t < self.rollout_length:
-            return None
-        complete = self.rollout
-        self._start_rollout(step)
-        return complete
+
+    def _step_error(self, problem: str) -> RunError:
+        return RunError(f"{', '.join(self.pool.tasks)}: {problem} (at step {self.steps} of the actor)")
 
     @contextmanager
     def _env_call(self) -> Iterator[None]:
@@ -174,7 +188,7 @@ class Actor:
             RunError: the environment did not return the final observations.
         """
         if problems := final_problems(step, self.pool, "recv"):
-            raise RunError(f"{', '.join(self.pool.tasks)}: {problems[0]} (at step {self.steps} of the actor)")
+            raise self._step_error(problems[0])
         rows = torch.from_numpy(np.flatnonzero(step.truncated))
         inputs = Inputs(
             {kind: torch.from_numpy(array)[None] for kind, array in step.final.items()},

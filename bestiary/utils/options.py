@@ -74,7 +74,7 @@ def options_class(component: Any) -> type:
     for error messages.
 
     Raises:
-        UserError: `component.Options` is not a dataclass, so its fields would be ignored.
+        UserError: `component.Options` is not a dataclass, so its fields would be ignored, or a field has no default.
     """
     if hasattr(component, "Options"):
         # A subclass of a dataclass is itself a dataclass only if it also has the decorator @dataclass.
@@ -82,6 +82,12 @@ def options_class(component: Any) -> type:
             raise UserError(
                 f"{component.__name__}.Options: not a dataclass; write @dataclass(frozen=True) above class Options"
             )
+        for field in dataclasses.fields(component.Options):
+            if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+                raise UserError(
+                    f"{component.__name__}.Options: the field {field.name} has no default; write "
+                    f'{field.name}: ... = option(DEFAULT, "help text")'
+                )
         return component.Options
     fields = []
     positional = []

@@ -142,6 +142,8 @@ class SavesNumber(Algorithm):
     def save(self):
         return {"count": 3}
 
+    def load(self, tensors): ...
+
 
 class TwoArguments(Algorithm):
     def loss(self, agent, batch):

@@ -169,6 +169,7 @@ def test_check_changes_neither_buffers_nor_the_random_generator(networks: str) -
 # --- options ---
 
 OPTIONS = """
+    from dataclasses import dataclass
     import torch.nn as nn
     from bestiary.algorithms.base import Algorithm
 
@@ -190,6 +191,11 @@ OPTIONS = """
             super().__init__()
 
         def loss(self, agent, batch, progress): ...
+
+    class NoDefault(Torso):
+        @dataclass(frozen=True)
+        class Options:
+            width: int
 """
 
 RULE = "options are keyword-only arguments with a default"
@@ -203,6 +209,7 @@ RULE = "options are keyword-only arguments with a default"
             {"torso": "mine.py:Required"},
             ("mine.py:Required", "missing a required argument: 'width'", RULE, "*, width="),
         ),
+        ({"torso": "mine.py:NoDefault"}, ("NoDefault.Options", "width", "no default", "option(")),
         ({"algo": "mine.py:Algo"}, ("mine.py:Algo", "has a class Options", "an argument options")),
     ],
 )
@@ -211,6 +218,23 @@ def test_arguments_that_are_not_options_are_explained(options: dict[str, Any], f
     problem = refusal(**options)
     for fact in facts:
         assert fact in problem
+
+
+def test_option_of_an_environment_with_the_flag_of_a_training_option_is_refused(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    Path("clash.py").write_text(
+        "import gymnasium\n"
+        "class Clash(gymnasium.Env):\n"
+        "    def __init__(self, *, seed: int = 3): ...\n"
+        "    def reset(self, *, seed=None, options=None): ...\n"
+        "    def step(self, action): ...\n"
+    )
+    assert run_command(["train", "clash.py:Clash", "--steps", "10"]) == 2
+    error = capsys.readouterr().err
+    assert "--seed" in error
+    assert "env_seed" in error
+    assert len(error.splitlines()) <= 2
 
 
 def test_positional_argument_of_an_environment_is_explained() -> None:
@@ -316,6 +340,40 @@ def test_old_return_values_in_a_later_step_stop_the_run_with_one_line() -> None:
     assert len(str(error.value).splitlines()) == 1
 
 
+def test_wrong_number_of_rows_in_a_later_step_stops_the_run_with_one_line() -> None:
+    Path("rows.py").write_text(
+        textwrap.dedent("""
+            import dataclasses
+            import numpy as np
+            from bestiary.envs.vector_env import VectorEnv, initial_step
+            from bestiary.rollout import ActionSpec, ArraySpec, Step
+
+            class Rows(VectorEnv):
+                def __init__(self, num_envs, seed):
+                    self.num_envs = num_envs
+                    self.observation_spec = {"vector": ArraySpec((1,), "float32")}
+                    self.action_spec = ActionSpec(("a", "b"))
+                    self.measures_spec = {}
+                    self.tasks = ("rows",)
+                    self.calls = 0
+
+                def reset(self):
+                    return initial_step({"vector": np.zeros((self.num_envs, 1), np.float32)}, {})
+
+                def send(self, actions): ...
+
+                def recv(self):
+                    self.calls += 1
+                    step = dataclasses.replace(self.reset(), done=np.zeros(self.num_envs, bool))
+                    step = dataclasses.replace(step, game_over=step.done)
+                    return step if self.calls < 10 else dataclasses.replace(step, done=step.done[:-1])
+        """)
+    )
+    with pytest.raises(RunError, match=r"rows: recv: done is bool\[3\].*bool\[4\].*step 40") as error:
+        bestiary.train(**{**SMALL, "env": "rows.py:Rows"}, run_dir="r")
+    assert len(str(error.value).splitlines()) == 1
+
+
 def test_command_line_reports_a_refused_component_with_status_2(
     networks: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -389,12 +447,24 @@ RETURNS = """
             (total,) = state
             return x, state
 
+    class PlainList(Torso):
+        def __init__(self, spec):
+            super().__init__(spec)
+            self.layers = [nn.Linear(6, 6)]
+
+        def forward(self, observation):
+            return self.layers[0](self.layer(observation["vector"]))
+
     class VectorMetric(NoState):
         def forward(self, x, done, state):
             return x, state
 
         def forward_with_metrics(self, x, done, state):
             return x, state, {"size": x.abs()}
+
+    class DoubledOutputs(VectorMetric):
+        def forward_with_metrics(self, x, done, state):
+            return 2 * x, state, {}
 
     class Critic(nn.Module):
         def __init__(self, input_size, tasks):
@@ -407,6 +477,16 @@ RETURNS = """
     class WideCritic(Critic):
         def forward(self, x, task):
             return ValueEstimate(self.layer(x))
+
+    class NoMethods(Critic):
+        keeps_statistics = True
+
+        def forward(self, x, task):
+            return ValueEstimate(self.layer(x).squeeze(-1))
+
+    class NoBuffers(NoMethods):
+        def target_moments(self, targets, task, rewards): ...
+        def update_statistics(self, moments): ...
 
     class Agent(nn.Module):
         components = ("torso", "head")
@@ -425,6 +505,12 @@ RETURNS = """
 
     class WrongSetup(OnlyLoss):
         def setup(self): ...
+
+    class NoLoad(OnlyLoss):
+        def save(self): ...
+
+    class NoSuperInit(OnlyLoss):
+        def __init__(self, options): ...
 
     class NoSize(OnlyLoss):
         def batch_size(self, num_envs, pools): ...
@@ -449,6 +535,12 @@ RETURNS = """
         ({"agent": "Agent"}, ("components is ('torso', 'head')", "torso, memory, critic")),
         ({"agent": "AgentDefaults"}, ("config_defaults has the key 'memori'", "'memory' or 'algo.lr'")),
         ({"algo": "WrongSetup"}, ("setup has the arguments (self)", "expected setup(self, agent)")),
+        ({"torso": "PlainList"}, ("mine.py:PlainList", "PlainList.layers", "list", "nn.ModuleList")),
+        ({"algo": "NoLoad"}, ("mine.py:NoLoad", "save", "load(self, tensors)")),
+        ({"algo": "NoSuperInit"}, ("mine.py:NoSuperInit", "super().__init__(options)")),
+        ({"memory": "DoubledOutputs"}, ("forward_with_metrics", "differ", "forward")),
+        ({"critic": "NoMethods"}, ("mine.py:NoMethods", "keeps_statistics", "target_moments")),
+        ({"critic": "NoBuffers"}, ("mine.py:NoBuffers", "keeps_statistics", "mu", "register_buffer")),
         ({"algo": "NoSize"}, ("NoSize: batch_size(num_envs, pools) is None", "integer of at least 1")),
         ({"callback": "Misspelled"}, ("on_updates is not a method of Callback", "did you mean on_update")),
     ],

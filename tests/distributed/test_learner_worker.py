@@ -13,7 +13,7 @@ import psutil
 import pytest
 import torch
 
-from bestiary.distributed.learner_worker import LearnerWorker
+from bestiary.distributed.learner_worker import LearnerWorker, critic_statistics
 from bestiary.distributed.serialisation import pack_state, shard
 from bestiary.distributed.shipped_config import ShippedConfig
 from bestiary.training.factory import make_actors_and_learner
@@ -122,3 +122,11 @@ def test_learners_on_several_nodes_use_the_node_address_and_not_that_of_the_host
         process.join(timeout=60)
     assert all(address in addresses for addresses in results)
     assert not any(listening.startswith("127.") for addresses in results for listening in addresses)
+
+
+def test_statistics_of_a_users_critic_need_not_have_the_names_of_popart() -> None:
+    critic = torch.nn.Module()
+    critic.register_buffer("mu", torch.tensor([1.0, 2.0]))
+    critic.register_buffer("sigma", torch.tensor([3.0, 4.0]))
+    statistics = critic_statistics(critic)
+    assert {name: array.tolist() for name, array in statistics.items()} == {"mu": [1.0, 2.0], "sigma": [3.0, 4.0]}
