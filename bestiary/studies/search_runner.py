@@ -24,6 +24,7 @@ from bestiary.envs.multitask import task_name
 from bestiary.evaluation.learning_curves import final_return
 from bestiary.runs.checkpoints import unused_path
 from bestiary.runs.csv_tables import read_rows
+from bestiary.runs.run import Run
 from bestiary.studies.executors import Executor, Process
 from bestiary.studies.results import episode_task
 from bestiary.studies.run_log import close_log, failure_reason
@@ -284,6 +285,9 @@ def run_search(study: Study, folder: Path, executor: Executor, if_changed: str) 
                     handle = unfinished.pop(0) if unfinished else _ask(study, journal)
                     if handle is None:
                         break
+                    if _is_locked(study, folder, handle):
+                        unfinished.append(handle)
+                        break
                     running += _start(study, folder, handle, executor)
                 for job in running:
                     if not job.is_pruned and not stopping:
@@ -343,6 +347,16 @@ def _ask(study: Study, journal: "optuna.Study") -> "optuna.trial.Trial | None":
         return None
     journal.sampler = make_sampler(search, number)
     return journal.ask({name: parameter.distribution() for name, parameter in search.space.items()})
+
+
+def _is_locked(study: Study, folder: Path, handle: "optuna.trial.Trial") -> bool:
+    """Return whether another process is writing the run of a trial.
+
+    This happens if a search was killed and started again while the old commands still save their runs.
+    """
+    assert study.search is not None
+    run = Run(search_folder(folder) / f"{trial_name(handle.number)}-s{study.search.seed}")
+    return run.is_locked
 
 
 def _start(study: Study, folder: Path, handle: "optuna.trial.Trial", executor: Executor) -> list[_Job]:
