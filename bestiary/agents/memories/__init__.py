@@ -8,6 +8,7 @@ from bestiary.agents.memories.delta_delta import DeltaDelta
 from bestiary.agents.memories.delta_net import DeltaNet
 from bestiary.agents.memories.delta_product import DeltaProduct
 from bestiary.agents.memories.gated_delta import GatedDelta
+from bestiary.agents.memories.gtrxl import GTrXL
 from bestiary.agents.memories.linear_transformer import LinearTransformer
 from bestiary.agents.memories.recurrent import GRU, LSTM
 from bestiary.agents.memories.recurrent_delta import DeltaRNN, RecurrentDelta
@@ -28,6 +29,7 @@ MEMORIES: dict[str, type[nn.Module]] = {
     "recurrent-delta": RecurrentDelta,
     "delta-rnn": DeltaRNN,
     "delta-delta": DeltaDelta,
+    "gtrxl": GTrXL,
     "deep-ff": DeepFeedForward,
 }
 
@@ -42,6 +44,7 @@ __all__ = [
     "DeltaProduct",
     "DeltaRNN",
     "FakeSR",
+    "GTrXL",
     "GatedDelta",
     "LinearTransformer",
     "Memory",
