@@ -71,6 +71,10 @@ def test_a_game_of_pong(server: Server, open_tab: Callable[..., Tab]) -> None:
     coloured = picture(page)
     assert coloured.shape == plain.shape
     assert not np.array_equal(coloured, plain)
+    page.keyboard.press("ArrowLeft")  # the keys belong to the player again after the choice of an overlay
+    wait_for_step(page, stopped - 1)
+    page.keyboard.press("ArrowRight")
+    wait_for_step(page, stopped)
 
     box = page.locator(".observation")
     box.scroll_into_view_if_needed()

@@ -25,7 +25,7 @@ from bestiary.view.curves import Curve
 from bestiary.view.game import GameSetup, WatchedGame
 from bestiary.view.layout import add_chart, heading, page_frame, page_url, section, set_chart
 from bestiary.view.overlays import NO_OVERLAY, Overlays
-from bestiary.view.pages.keyboard import KeyboardControl
+from bestiary.view.pages.keyboard import LEAVE_FOCUS, KeyboardControl
 from bestiary.view.pages.questions import Questions
 
 CHART_SECONDS = 0.3  # while playing, charts are updated at this interval
@@ -245,7 +245,8 @@ class PlayerPage:
         with ui.element("div").classes("controls"):
             self.speed = ui.select(list(SPEEDS), value="normal speed", label="Speed").props("dense")
             self.overlay = ui.select(self.overlays.kinds(), value=NO_OVERLAY, label="Overlay").props("dense")
-            self.overlay.on_value_change(lambda: self.show(self.shown))
+            self.overlay.on_value_change(self._on_overlay)
+            self.speed.on_value_change(lambda: ui.run_javascript(LEAVE_FOCUS))
             self.target = ui.number("Go to step", min=0, precision=0).props("dense").classes("seed")
             self.target.on("keydown.enter", self._go_to)
             ui.button("Go", on_click=self._go_to).props("flat dense no-caps")
@@ -472,6 +473,10 @@ class PlayerPage:
         if step != self.shown and not self.is_busy:
             self.is_playing = False
             await self.show(step)
+
+    async def _on_overlay(self) -> None:
+        ui.run_javascript(LEAVE_FOCUS)  # otherwise the arrow keys would belong to the list of overlays
+        await self.show(self.shown)
 
     async def _seek(self, event: events.GenericEventArguments) -> None:
         position = [event.args["offsetX"], event.args["offsetY"]]
