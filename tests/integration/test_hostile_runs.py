@@ -6,7 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -466,15 +466,26 @@ def test_curves_of_very_many_tasks_are_not_drawn(toy_run: Path, capsys: pytest.C
     assert "200 tasks" in text
 
 
-def test_deeply_nested_folders_do_not_end_commands(toy_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = copy_run(toy_run)
-    descriptor = os.open(run.path, os.O_RDONLY)
+@pytest.fixture
+def nested_run(toy_run: Path) -> Iterator[None]:
+    """Create the run `r` with 1,500 nested folders, and remove them after the test.
+
+    `rm` removes them, because shutil.rmtree, with which pytest removes old folders, exceeds the recursion limit.
+    """
+    folder = copy_run(toy_run).path.resolve()
+    descriptor = os.open(folder, os.O_RDONLY)
     for _ in range(1_500):
         os.mkdir("d", dir_fd=descriptor)
         inner = os.open("d", os.O_RDONLY, dir_fd=descriptor)
         os.close(descriptor)
         descriptor = inner
     os.close(descriptor)
+    yield
+    subprocess.run(["rm", "-rf", str(folder / "d")], check=True)
+
+
+@pytest.mark.usefixtures("nested_run")
+def test_deeply_nested_folders_do_not_end_commands(capsys: pytest.CaptureFixture[str]) -> None:
     status, text = run_and_read(capsys, "runs", ".")
     assert status == 0
     assert "320" in text

@@ -267,7 +267,7 @@ class NonFiniteVectorEnv(CountingVectorEnv):
 def test_non_finite_values_stop_the_run_and_name_the_environment(what: str, value: float) -> None:
     actor = start_actor(NonFiniteVectorEnv(what, value))
     actor.collect()
-    with pytest.raises(RunError, match=rf"environment 2 \(counting\) returned a {what}.* not finite.* step 24"):
+    with pytest.raises(RunError, match=rf"environment 2 \(counting\) returned an? {what}.* not finite.* step 24"):
         actor.collect()
 
 
