@@ -135,8 +135,8 @@ class ActorCriticOptions:
     )
     reward_scale: float | None = option(
         None,
-        "factor by which rewards are multiplied before clipping (default: 1; with --reward, a factor that scales "
-        "typical rewards to [-1,1]; not with --algo.reward-clipping return_std)",
+        "factor by which rewards are multiplied before clipping; cannot be combined with --algo.reward-clipping "
+        "return_std (default: 1; with --reward, a factor that scales typical rewards to [-1,1])",
         above=0,
     )
     eps: float = option(
@@ -376,8 +376,8 @@ class Algorithm:
     def stored_extras(self, num_actions: int) -> dict[str, tuple[int, ...]] | None:
         """Describe the trajectories in the result of `save`. Return None if it contains no trajectories.
 
-        Otherwise, return the name of each of their extras, with its shape without the axes for time and batch. These
-        tensors are checked before a checkpoint is loaded.
+        Otherwise, return {name: shape} of the extra tensors of a trajectory; the shapes do not contain the axes for
+        time and batch. Before a checkpoint is loaded, its tensors are checked against these shapes.
         """
         return None
 

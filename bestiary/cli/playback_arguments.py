@@ -48,8 +48,8 @@ def select_checkpoint(text: str | None, run: Any) -> int | None:
         return steps
     if text != "best":
         raise UserError(
-            f"--checkpoint {text}: {run.path} has no such checkpoint; it is saved if the run has one task and "
-            "--reward or --true-reward, and at least 20 games have ended"
+            f"--checkpoint {text}: {run.path} has no such checkpoint. It is saved only by a run that has one task, "
+            "uses --reward or --true-reward, and has finished at least 20 games"
         )
     training = run.config.training
     reason = "the run was not validated (--valid-every)"

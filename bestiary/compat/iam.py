@@ -115,7 +115,7 @@ def targets(values: Values) -> Words:
 
 
 def loss(values: Values) -> Words:
-    """Return the options of the loss and of the epochs, which differ between PPO and A2C."""
+    """Return the options for the loss and for the number of epochs. They differ between PPO and A2C."""
     if values["algo"] == "acktr":
         raise UserError("--algo acktr: ACKTR (K-FAC) is not available; use ppo or a2c")
     words = ["--algo", "ppo", "--algo.clip", format_value(values["clip-param"])]

@@ -82,8 +82,8 @@ def _env_flags(program: Program, names: Sequence[str]) -> dict[str, Any]:
         return {"env": ",".join(names)}
     if not all(name.startswith("procgen/") for name in names):
         raise UserError(
-            f"--env {' '.join(names)}: the network has images of {PROCGEN_CHANNELS} channels; expected ProcGen games, "
-            "for example procgen/maze:easy"
+            f"--env {' '.join(names)}: the network expects images with {PROCGEN_CHANNELS} channels; expected ProcGen "
+            "games, for example procgen/maze:easy"
         )
     game, _, mode = names[0].removeprefix("procgen/").partition(":")
     return {
@@ -119,7 +119,7 @@ def _check_sizes(path: Any, config: Config, network: Network) -> None:
     if interface.action_spec.n != network.num_actions:
         raise UserError(
             f"{path}: the network has {network.num_actions} actions, but {games} has {interface.action_spec.n}; "
-            "name the environments of the training with --env"
+            "use --env to give the environments on which the network was trained"
         )
     if network.critic == "popart" and len(interface.tasks) != network.num_values:
         raise UserError(
@@ -128,4 +128,7 @@ def _check_sizes(path: Any, config: Config, network: Network) -> None:
         )
     channels = interface.observation_spec["image"].shape[0]
     if channels != network.channels:
-        raise UserError(f"{path}: the network has images of {network.channels} channels, but {games} has {channels}")
+        raise UserError(
+            f"{path}: the network expects images with {network.channels} channels, but the images of {games} have "
+            f"{channels}"
+        )

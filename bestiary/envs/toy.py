@@ -188,7 +188,7 @@ class Parity:
         return (correct / self.length).astype(np.float32), ended
 
     def _draw_numbers(self, rows: np.ndarray, streams: RandomStreams) -> None:
-        """Draw the next number in the environments in which `rows`, bool [N], is True, and add it to the sum."""
+        """Draw the next number of each environment i with `rows[i]` True, and add it to the sum of environment i."""
         self.state["number"][rows] = streams.integers(rows, self.modulus)[rows]
         self.state["sum"][rows] = (self.state["sum"] + self.state["number"])[rows] % self.modulus
 

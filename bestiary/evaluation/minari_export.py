@@ -5,7 +5,8 @@ An episode of T steps has these arrays:
     observations               T+1 entries
     actions                    T entries, int64
     rewards                    T entries: the training reward
-    terminations, truncations  T entries; True in the last one: the episode ended, or a time limit ended it
+    terminations, truncations  T entries, all False before the last one. In the last one, `terminations` is True if the
+                               episode ended by itself, and `truncations` is True if a time limit ended it
     infos                      a dict of arrays with T entries, which belong to the actions: `training`, `true` and
                                `true_2` ... (training reward and true rewards), all measures and reward components of
                                the environment, `game_over`, and `value` and `log_prob` of the agent

@@ -170,8 +170,8 @@ class PlaybackOptions:
 def open_game(run: Run, options: PlaybackOptions, like: Run | None = None) -> tuple[Viewer, list[str] | None]:
     """Return a viewer of the game described by `options`, and the names of the actions of a recorded game.
 
-    If the game is new, the second value is None. If `like` is given, a new game starts exactly as a game of the run
-    `like` with the same seed.
+    If the game is new, the second value is None. If the run `like` is given, a new game has the same start as the game
+    that this run plays with the same seed.
     """
     if options.replay is not None:
         recording, game = options.replay
@@ -181,7 +181,7 @@ def open_game(run: Run, options: PlaybackOptions, like: Run | None = None) -> tu
 
 
 def open_playback(run: Run, options: PlaybackOptions) -> "Playback":
-    """Return a Playback of the game described by `options`. Its only viewer has the run's agent."""
+    """Return a Playback of the game described by `options`. It has one viewer, which uses the agent of the run."""
     viewer, actions = open_game(run, options)
     return Playback([viewer], start=options.start, length=options.length, greedy=options.greedy, actions=actions)
 

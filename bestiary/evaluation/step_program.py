@@ -157,7 +157,10 @@ def in_float64(exported: Any) -> Any:
 
 
 def _widen(x: Any) -> Any:
-    """Return float64 for the type float32 and for floating-point tensors. Return other arguments unchanged."""
+    """Convert floating-point tensors to float64, and replace the dtype float32 by float64. Return the result.
+
+    Other arguments are returned unchanged.
+    """
     if isinstance(x, Tensor):
         return x.double() if x.is_floating_point() else x
     return torch.float64 if x is torch.float32 else x

@@ -125,7 +125,7 @@ class GameBranch:
         self._observe(step)
 
     def play_to(self, step: int) -> None:
-        """Play with the agent to a step. Raise UserError if the game ends before this step."""
+        """Let the agent play until `step`. Raise UserError if the game ends before this step."""
         while self.t < step:
             self.advance()
             if self.game_over:

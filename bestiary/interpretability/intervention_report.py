@@ -194,7 +194,10 @@ def _step_cells(continuation: Continuation, k: int) -> tuple[Any, ...]:
 
 
 def _rows(report: InterventionReport) -> list[tuple[str, float | None, float | None]]:
-    """Return the rows of the CSV file: (quantity, before, after). Quantities of the change itself have no `before`."""
+    """Return the rows of the CSV file: (quantity, before, after).
+
+    Quantities that describe the change, for example its size, have no value before it: `before` is None.
+    """
     effect = report.effect
     rows: list[tuple[str, float | None, float | None]] = [
         (f"probability {name}", float(before), float(after))

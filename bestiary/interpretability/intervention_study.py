@@ -164,7 +164,7 @@ def _measure_image(
 
 
 def _measure_items(agent: Agent, step: SampledStep, samples: Samples, rng: np.random.Generator) -> list[Measurement]:
-    """Erase each item of a warehouse from the observation, and move it to an empty shelf cell."""
+    """Measure two changes of each item in the observation of a warehouse: erase it, or move it to an empty cell."""
     ((kind, tensor),) = step.inputs.observation.items()
     vector = tensor[0, 0].numpy()
     shelves = range(sum(label.group == "item positions" for label in samples.interface.labels.values()))

@@ -5,8 +5,8 @@ measures what the agent should achieve. Each run plays whole games with its newe
 The audit reports:
 
 - The training return and the true return, as functions of network size, training steps and each environment option in
-  which the runs differ. A dashed line marks two neighbouring points of the x axis between which the true return drops
-  significantly, but the training return does not.
+  which the runs differ. If the true return drops significantly from one point of the x axis to the next, but the
+  training return does not, a dashed line marks this place.
 - The correlation of the training reward with the true reward, over steps and over games.
 - The distance between the policy of each audited run and the policy of a trusted run, in the states that the audited
   run visits.

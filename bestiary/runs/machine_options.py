@@ -110,10 +110,10 @@ def choose_machine_options(run: Run, given: Mapping[str, Any]) -> "Config":
 
 
 def _note_ignored(run: Run, given: Mapping[str, Any]) -> None:
-    """Print which machine options in config.toml are not used, because another person may have chosen them.
+    """Print the machine options in config.toml that are ignored. Another person may have chosen them.
 
     Raises:
-        UserError: one of them is the address of the cluster, and `given` has no other address.
+        UserError: the address of the cluster is ignored, and `given` has no other address.
     """
     config = run.config
     ignored = [flag for flag in machine_flags(config) if _key(flag) not in given]
@@ -127,8 +127,8 @@ def _note_ignored(run: Run, given: Mapping[str, Any]) -> None:
         # The values may come from another person. Quote them, so that the shell executes none of them as a command if
         # the user copies the flags.
         note(
-            f"note: you have not trained {run.path} on this machine with the options in its config.toml, so some "
-            f"of them are not used; to use them, add {printable(shlex.join(ignored))}"
+            f"note: some options in the config.toml of {run.path} are not used, because you have not trained the run "
+            f"with them on this machine; to use these options, add {printable(shlex.join(ignored))}"
         )
 
 

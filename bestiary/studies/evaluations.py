@@ -92,7 +92,7 @@ class EvaluationPlan:
 
 @dataclass(frozen=True)
 class EvaluationRecord:
-    """The games of one task, range of levels and checkpoint of a run."""
+    """The games that one checkpoint of a run has played in one task and on one range of levels."""
 
     task: str
     levels: str  # empty if the task has no levels

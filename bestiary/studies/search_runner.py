@@ -83,8 +83,8 @@ def open_journal(study: Study, folder: Path, *, create: bool = False) -> "optuna
         journal.set_user_attr(SETTINGS, settings)
     elif saved != settings:
         raise UserError(
-            f"{search_folder(folder)}: this search was started with other settings: [base], [search.space], value, "
-            "interval, seed or the scale have changed",
+            f"{search_folder(folder)}: this search was started with other settings; at least one of these has "
+            "changed: [base], [search.space], `value`, `interval`, `seed`, the scale",
             f"{study.path}: rename the study, or add --if-changed new to rename this folder and start a new search",
         )
     journal.pruner = make_pruner(study.search, report_interval(study))

@@ -365,8 +365,8 @@ def _check_search(
         )
     if search.interval and search.value == "validation":
         raise UserError(
-            f"{file.location('search', 'interval')}: interval: the intermediate values are those of the validations, "
-            f"every {training.valid_every} steps (valid_every); remove interval"
+            f"{file.location('search', 'interval')}: interval: remove it; the intermediate values come from the "
+            f"validations, which take place every {training.valid_every} steps (valid_every)"
         )
 
 

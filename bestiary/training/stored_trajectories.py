@@ -35,7 +35,10 @@ def check_stored_trajectories(config: Config, tensors: Mapping[str, Tensor], sou
 
 
 def _check(config: Config, found: Mapping[str, Tensor], extras: Mapping[str, tuple[int, ...]], source: object) -> None:
-    """Raise UserError if the trajectories `found` do not fit the run. `extras` are the shapes of their extras."""
+    """Raise UserError if the trajectories `found` do not fit the run.
+
+    `extras` maps the name of each extra tensor of a trajectory to its shape, without the axes for time and batch.
+    """
     expected = _expected_tensors(config, extras)
     reward = found.get("reward", torch.zeros(0))
     count = reward.shape[1] if reward.dim() == 2 else 0  # number of trajectories

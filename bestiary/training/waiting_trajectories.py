@@ -63,7 +63,7 @@ class WaitingTrajectories:
             if any(tensor.shape[: len(shape)] != shape for tensor in found):
                 raise ValueError("the waiting trajectories have tensors of different lengths")
         if self.batch_size is None or count >= self.batch_size:
-            raise ValueError(f"{count} trajectories wait for a batch of {self.batch_size}")
+            raise ValueError(f"{count} trajectories are waiting, but a batch needs only {self.batch_size}")
         if not all(_is_finite(tensor) for found in expected.values() for tensor in found):
             raise ValueError("the waiting trajectories have values that are not finite")
         self.rollout = rollout.to(device)

@@ -42,7 +42,7 @@ class GTrXL(nn.Module, MemoryDefaults):
         hidden: int = option(128, "number of features between the layers", low=2)
         layers: int = option(2, "number of layers", low=1, high=100)
         heads: int = option(4, "number of attention heads per layer", low=1)
-        ff: int = option(256, "number of hidden units of the fully connected layers of each layer", low=1)
+        ff: int = option(256, "number of hidden units of the feed-forward block in each memory layer", low=1)
         cache: int = option(64, "number of earlier steps to which a step can attend", low=1, high=100_000)
         gate_bias: float = option(2.0, "initial bias b of the gates (larger: each layer starts nearer to the identity)")
 

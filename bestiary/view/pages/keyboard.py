@@ -42,7 +42,8 @@ def action_of_keys(pressed: set[str], names: tuple[str, ...]) -> str | None:
         words = split_action(name)
         if words == wanted:
             return name
-        # If no action fits exactly, take one of the pressed directions, for example only LEFT for LEFT and FIRE.
+        # If no action fits exactly, take one of the pressed directions: if LEFT and FIRE are pressed, take
+        # LEFT.
         if words and words < wanted and best is None:
             best = name
     return best or idle_action(names)
