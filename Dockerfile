@@ -2,7 +2,7 @@
 #
 #   docker build -t bestiary .                                                                        CPU
 #   docker build -t bestiary:cuda --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cu130 .    CUDA
-#   docker run --rm -v "$PWD/runs:/work/runs" bestiary train --preset hello --name hello
+#   docker run --rm -v "$PWD/runs:/data/runs" bestiary train --preset hello --name hello
 ARG PYTHON=3.11
 FROM python:${PYTHON}-slim
 # Index with the wheels of PyTorch: .../whl/cpu for CPUs, .../whl/cu130 for NVIDIA GPUs with CUDA 13.
@@ -20,10 +20,10 @@ COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY bestiary ./bestiary
 RUN pip install --no-cache-dir --constraint constraints.txt --extra-index-url "${TORCH_INDEX}" ".${EXTRAS}"
 
-# Runs are written to /work/runs by a user without root rights.
-RUN useradd --create-home user && mkdir -p /work/runs && chown -R user /work
+# Runs are written to /data/runs by a user without root rights.
+RUN useradd --create-home user && mkdir -p /data/runs && chown -R user /data
 USER user
-WORKDIR /work
+WORKDIR /data
 RUN bestiary doctor
 ENTRYPOINT ["bestiary"]
 CMD ["doctor"]
