@@ -38,15 +38,12 @@ class Output:
     distribution: Categorical  # [T,B], the policy
     value: Tensor  # [T,B], the values in units of the rewards
     extras: dict[str, Tensor] = field(default_factory=dict)  # outputs for interpretability tools, for example attention
-    estimate: ValueEstimate | None = None  # the output of the critic; None: the values are not normalised
+    estimate: ValueEstimate | None = None  # the output of the critic; None if the values are not normalised
     metrics: dict[str, Tensor] = field(default_factory=dict)  # scalars for metrics.csv; each is a mean over the batch
 
     @property
     def value_estimate(self) -> ValueEstimate:
-        """The value estimate for the losses.
-
-        If `estimate` is None, the estimate is made of `value`, without normalisation.
-        """
+        """The value estimate for the losses: `estimate` or, if it is None, `value` without normalisation."""
         return ValueEstimate(self.value) if self.estimate is None else self.estimate
 
 
@@ -216,8 +213,8 @@ def make_head_layers(
 ) -> tuple[nn.Sequential | None, int]:
     """Return the fully connected layers before a head, and the number of their outputs.
 
-    `inputs` is the number of inputs, `sizes` the number of units of each layer. If `sizes` is empty, there are no
-    layers: return (None, `inputs`).
+    `inputs` is the number of inputs, `sizes` the number of units of each layer. If `sizes` is empty or None, there are
+    no layers: return (None, `inputs`).
     """
     if not sizes:
         return None, inputs
@@ -251,10 +248,8 @@ def apply_heads(
 def init_orthogonal(module: nn.Module | None, gain: float) -> None:
     """Initialise all linear and convolutional layers of a module with orthogonal weights and zero biases.
 
-    If `module` is None, do nothing.
-
     The orthogonal weights are multiplied by `gain`. Gain 1 preserves the scale of activations. If a ReLU follows the
-    layer, gain sqrt(2) compensates for the activations that the ReLU sets to zero.
+    layer, gain sqrt(2) compensates for the activations that the ReLU sets to zero. If `module` is None, do nothing.
     """
     for layer in () if module is None else module.modules():
         if isinstance(layer, nn.Linear | nn.Conv2d):

@@ -11,18 +11,18 @@ Each query has one attention weight per cell. The weights are the softmax, over 
 query and the keys. The spatial basis consists of fixed functions of the location, so that a query can select a location
 and not only an object. Each function is a product f(y) g(x), where the row y and the column x go from 0 to pi across
 the map. With the option `basis` = "fourier", f(y) is cos(u y) or sin(u y) for one of the frequencies u = 1, ..., U.
-g(x) is one of the same 2U functions, but of x. Therefore S = (2U)^2. With `basis` = "cosine", there are no sines, so S
-= U^2.
+g is one of the same 2U functions, applied to x. Therefore S = (2U)^2. With `basis` = "cosine", there are no sines, so
+S = U^2.
 
 According to the paper, the basis has 64 channels, is an outer product over the two axes, and has 4 frequencies per
 axis. This is only possible with sines and cosines: (2 * 4)^2 = 64. A public re-implementation of this agent uses 8
 frequencies and only cosines, which also gives 64 channels (docs/interpretability.md).
 
-The port of this agent in a fork of TorchBeast did not learn. This implementation differs from the port as follows. A
-ReLU follows each convolution. The peephole weights are parameters. The forget gate has a positive initial bias. Rewards
-are clamped, and actions are one-hot. The attention logits of each query are multiplied by a learned scale. Layer norm
-is applied to the cells of the map, because the outputs of an LSTM are small compared with the spatial basis and the
-queries.
+The multi-task fork of TorchBeast contains this agent, too, but its version does not learn. This implementation differs
+from that version as follows. A ReLU follows each convolution. The peephole weights are parameters. The forget gate has
+a positive initial bias. Rewards are clamped, and actions are one-hot. The attention logits of each query are multiplied
+by a learned scale. Layer norm is applied to the cells of the map, because the outputs of an LSTM are small compared
+with the spatial basis and the queries.
 """
 
 import math
@@ -120,7 +120,7 @@ class AttentionAgent(nn.Module, AgentDefaults):
             nn.ReLU(),
             nn.Linear(o.queries * key_size, o.queries * key_size),
         )
-        self.sharpness = nn.Parameter(torch.zeros(o.queries))  # per query: log of the factor of its attention logits
+        self.sharpness = nn.Parameter(torch.zeros(o.queries))  # [Q], log of the learned scale of the attention logits
         num_features = o.queries * (value_size + key_size) + int(self.uses_last_reward)
         num_features += action.n if self.uses_last_action else 0
         self.answer = nn.Sequential(nn.Linear(num_features, 512), nn.ReLU(), nn.Linear(512, o.hidden))
@@ -181,7 +181,7 @@ class AttentionAgent(nn.Module, AgentDefaults):
         LSTM at the previous step.
         """
         cells = self.norm(vision.flatten(2).transpose(1, 2))  # [B,h*w,K+V]
-        basis = self.basis.expand(cells.shape[0], -1, -1)  # not len(): torch.export would fix the batch size
+        basis = self.basis.expand(cells.shape[0], -1, -1)  # not len(cells): torch.export would make it a constant
         keys = torch.cat([cells[..., : self.options.key_channels], basis], dim=-1)
         values = torch.cat([cells[..., self.options.key_channels :], basis], dim=-1)
         queries = self.query(policy_h).unflatten(-1, (self.options.queries, -1))
@@ -230,9 +230,9 @@ class ConvLSTM(nn.Module):
             self.input.bias[channels : 2 * channels] = 1  # the forget gate is open initially
 
     def input_gates(self, x: Tensor) -> Tensor:
-        """Return the contribution of the inputs x [B,C,h,w] to the four gates, [B,4*channels,h,w].
+        """Return W * x + b for the four gates, [B,4*channels,h,w], given the inputs x [B,C,h,w].
 
-        It is W * x + b, where * is a convolution. It does not depend on the recurrent state.
+        This part of the gates does not depend on the recurrent state.
         """
         return self.input(x)
 
@@ -252,8 +252,8 @@ def spatial_basis(height: int, width: int, frequencies: int, kind: str) -> Tenso
     """Return the S channels of the spatial basis at each cell of a map with h rows and w columns, [h*w,S].
 
     Each channel is a product f(y) g(x). For the kind "cosine", f(y) is cos(u y) with an integer u from 1 to
-    `frequencies`. For the kind "fourier", f(y) is cos(u y) or sin(u y). g(x) is one of the same functions with x in
-    place of y. Across the map, y and x go from 0 (exclusive) to pi.
+    `frequencies`. For the kind "fourier", f(y) is cos(u y) or sin(u y). g is one of the same functions, applied to x.
+    Across the map, y and x go from 0 (exclusive) to pi.
     """
     waves = []
     for size in (height, width):

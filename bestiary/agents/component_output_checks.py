@@ -136,10 +136,10 @@ CHECKS: dict[str, Callable[[Any, Any, Any], str | None]] = {
 
 
 def registration_problem(agent: nn.Module) -> str | None:
-    """Return a message if a list, tuple or dict of a module contains modules that are not registered, otherwise None.
+    """Return a message if an agent stores modules in a plain list, tuple or dict, otherwise None.
 
-    PyTorch does not register modules in plain lists: they are neither trained nor saved in checkpoints. Modules without
-    trainable parameters are not reported.
+    PyTorch does not register such modules, so they are neither trained nor saved in checkpoints. Modules that have no
+    trainable parameters, or that are also registered elsewhere, are not reported.
     """
     registered = {id(parameter) for parameter in agent.parameters()}
     for module in agent.modules():

@@ -28,7 +28,7 @@ class AgentDefaults(ComponentDefaults):
     """Default values of the optional attributes and methods of agents."""
 
     components: ClassVar[tuple[str, ...]] = ()  # parts that the constructor takes: "torso", "memory", "critic"
-    # Defaults of other options if this agent is used: config key -> value, for example {"algo.lr": 3e-4}.
+    # Default values of options of the run, used with this agent: config key -> value, for example {"algo.lr": 3e-4}.
     config_defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({})
     has_attention: Any = False  # True if `Output.extras` has the key "attention"
     uses_last_reward: Any = None  # True if the last reward is an input of the agent; None: unknown
@@ -60,14 +60,14 @@ class MemoryDefaults(ComponentDefaults):
 class CriticDefaults(ComponentDefaults):
     """Default values of the optional attributes and methods of critics."""
 
-    classifies: bool = False  # True if the value loss compares histograms, like HL-Gauss, and not single values
-    keeps_statistics: bool = False  # True if the critic normalises value targets with running statistics, like PopArt
+    classifies: bool = False  # True if the value loss is the cross-entropy of two histograms, as in HL-Gauss
+    keeps_statistics: bool = False  # True if the critic normalises value targets with running statistics, as in PopArt
 
     def accepts(self, moments: Tensor) -> bool:
-        """Return whether the gradient of a batch can be used with the current running statistics. Default: True.
+        """Return False if the learner must update the running statistics before it computes the gradient of a batch.
 
-        If the result is False, the learner first updates the statistics and then computes the gradient again. `moments`
-        is the result of the critic's method `target_moments` for the batch.
+        `moments` is the result of the critic's method `target_moments` for the batch. By default, the result is True:
+        the current statistics can be used.
         """
         return True
 
@@ -82,8 +82,7 @@ DEFAULTS: dict[str, type] = {
 
 # Kinds of components. Each key of `config_defaults` is a kind or starts with a kind, for example "algo.lr".
 CONFIG_KINDS = ("algo", "agent", "torso", "memory", "critic", "env")
-# Kind of component -> (name of a class attribute, allowed entries). The value of the attribute is a tuple of these
-# entries.
+# Class attributes that must be tuples of given names: kind of component -> (attribute, allowed names).
 NAME_ATTRIBUTES = {
     "agent": ("components", ("torso", "memory", "critic")),
     "torso": ("extra_inputs", ("reward", "action")),
@@ -91,10 +90,10 @@ NAME_ATTRIBUTES = {
 
 
 def attribute_problem(component: Any, kind: str) -> str | None:
-    """Return a message if a class attribute that declares capabilities is invalid, else None.
+    """Return a message if an optional class attribute of a component has an invalid value, else None.
 
-    Examples: `extra_inputs` of a torso must be a tuple of "reward" and "action"; the keys of `config_defaults` must be
-    names of options.
+    Examples: the attribute `extra_inputs` of a torso must be a tuple that contains only "reward" and "action"; the keys
+    of `config_defaults` must be names of options.
     """
     if kind not in NAME_ATTRIBUTES:
         return None

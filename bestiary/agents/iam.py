@@ -242,8 +242,8 @@ class Attention(nn.Module):
     def make_query_layer(self, memory_size: int) -> None:
         """Create the linear layer from the memory's output to the queries.
 
-        Call this method after the memory has been created. The constructor cannot create the layer, because it needs
-        the output size of the memory, and the memory does not exist yet.
+        The constructor cannot create this layer, because the memory is created later, and its output size is the input
+        size of the layer. Call this method after the memory has been created.
         """
         self.query = nn.Linear(memory_size, self.heads * self.units, bias=self.bias)
 
@@ -302,7 +302,7 @@ def make_dset(observation: ObservationSpec, torso: Any, options: IAMAgent.Option
 
 
 def _default_dset(observation: ObservationSpec, has_map: bool) -> str:
-    """Return the value that replaces `--agent.dset auto`. `has_map` is True if the torso is convolutional."""
+    """Return the value that replaces `--agent.dset auto`. `has_map` is True if the torso returns a feature map."""
     if has_map:
         return "attention"
     names = [name for spec in observation.values() for name, _ in spec.sets]
@@ -313,8 +313,8 @@ def _parse_indices(text: str, observation: ObservationSpec, size: int) -> tuple[
     """Return the indices selected by the value of `--agent.dset`.
 
     `text` is an index list such as `49:73` or `0,49:73`, or the name of an index list defined by the environment. The
-    end of a range is not included. `size` is the number of inputs. Raise UserError if the list is invalid or an index
-    is not below `size`.
+    end of a range is not included. `size` is the number of inputs. Raise UserError if the text is not such a list or
+    name, or if an index is not below `size`.
     """
     named: dict[str, tuple[int, ...]] = {}
     offset = 0

@@ -1,6 +1,7 @@
 """Use a trained agent in your own loop: NumPy arrays in, NumPy arrays out.
 
-policy = bestiary.load("zoo/pong").policy(greedy=True)
+run = bestiary.load("zoo/pong")
+policy = run.policy(greedy=True)
 env = run.make_vec(num_envs=8)                        # or any other environment with the same observations
 observation, _ = env.reset()
 reward = done = None
@@ -27,7 +28,7 @@ from bestiary.utils.errors import UserError
 class Policy:
     """A trained agent with its recurrent state, its last actions, and a random generator for sampling.
 
-    The first call of `act` determines the number of environments. `reset()` makes another number possible.
+    The first call of `act` determines the number of environments. After `reset()`, the number may change.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class Policy:
         self.action_names = interface.action_spec.names  # action i has the name action_names[i]
         self.reader = ObservationReader(interface)
         self.runner: PolicyRunner | None = None  # created by the first call of `act`
-        self.starts_episode = np.zeros(0, bool)  # [N] rows whose next observation is the first of an episode
+        self.starts_episode = np.zeros(0, bool)  # [N] True if an episode starts at the next observation
         self.missing_reward_warned = False
 
     def __repr__(self) -> str:
@@ -69,12 +70,12 @@ class Policy:
             observation: observations of N environments, in the format of `bestiary.make_vec`: an array [N,...], or a
                 dict of arrays if there are several observations. The format of the Gymnasium environment on which the
                 agent was trained is accepted, too.
-            reward: rewards of the previous actions [N]. Most agents have this input. A warning is printed if the agent
-                needs the rewards and they are missing. The first call does not need them.
+            reward: rewards of the previous actions [N], an input of most agents. If the agent has this input and
+                `reward` is None, 0 is used and a warning is printed. The first call does not need rewards.
             done: bool [N], whether the observation is the first observation of a new episode. The default is False,
-                except in the first call and after `reset`. With Gymnasium's NEXT_STEP autoreset, the first observation
-                of an episode is returned one step after the end of the previous episode. Then pass `terminated |
-                truncated` of the previous step.
+                except in the first call and after `reset`. With Gymnasium's NEXT_STEP autoreset, an environment returns
+                the first observation of an episode one step after `terminated | truncated` was True. With such
+                environments, pass `terminated | truncated` of the previous step.
 
         Raises:
             UserError: an array has the wrong shape or type.
@@ -86,15 +87,15 @@ class Policy:
             self.starts_episode = np.ones(num_envs, bool)
         if num_envs != self.runner.num_envs:
             raise UserError(
-                f"act: {num_envs} observations, but the recurrent state is that of {self.runner.num_envs} environments;"
-                " call reset() before the number of environments changes"
+                f"act: {num_envs} observations, but earlier calls had {self.runner.num_envs}; call reset() before the "
+                "number of environments changes"
             )
         starts = self.starts_episode | _read_rows("done", done, num_envs, bool, default=False)
         if reward is None and self.agent.uses_last_reward and not starts.all() and not self.missing_reward_warned:
             self.missing_reward_warned = True
             warn(
-                f"the agent of {self.name} has the last reward as an input, which act() did not get: 0 is used; "
-                "for the actions of `bestiary eval`, pass reward="
+                f"{self.name}: the last reward is an input of the agent, but act() was called without reward=; 0 is "
+                "used, so the actions can differ from those of `bestiary eval`"
             )
         step = Step(
             observation=arrays,
@@ -127,8 +128,7 @@ class Policy:
 def _read_rows(name: str, values: Any, num_envs: int, dtype: Any, default: Any) -> np.ndarray:
     """Return one value per environment, [N]. A single number is accepted if there is one environment.
 
-    Raises:
-        UserError: the values are not N numbers.
+    If `values` is None, return N times `default`. Raise UserError if `values` is anything other than N numbers.
     """
     if values is None:
         return np.full(num_envs, default, dtype)

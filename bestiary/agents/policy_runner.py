@@ -23,7 +23,7 @@ class StepRecord:
 
 
 class PolicyRunner:
-    """An agent with its recurrent state, its last actions and a random generator for sampling.
+    """Runs an agent in a vector environment. Owns the recurrent state, the last actions and a random generator.
 
     The caller may pass any actions to `act`: the result of `select_actions` or, for example, recorded actions.
     """

@@ -24,7 +24,7 @@ from bestiary.rollout import ArraySpec, Inputs, ObservationSpec, Tensors
 RELATIVE_TOLERANCE = 1e-4
 ABSOLUTE_TOLERANCE = 1e-6
 
-# A function that calls a memory or an agent: (inputs [T,B], state) -> (outputs [T,B,...] by name, new state)
+# Type of a function that calls a memory or an agent: (inputs [T,B], state) -> (outputs [T,B,...] by name, new state).
 Call = Callable[[Inputs, State], tuple[Tensors, State]]
 
 
@@ -41,9 +41,9 @@ def call_agent(agent: Any) -> Call:
 
 
 def call_memory(memory: Any) -> Call:
-    """Return a function that calls a memory with the observation `vector`.
+    """Return a function that calls a memory and returns ({"output": its outputs}, its new state).
 
-    The function returns the outputs under the name `output`, and the new state.
+    The input of the memory is the observation `vector`.
     """
 
     def call(inputs: Inputs, state: State) -> tuple[Tensors, State]:
@@ -63,7 +63,7 @@ def _pair(result: Any, expected: str) -> Any:
 def random_inputs(
     observation: ObservationSpec, num_actions: int, num_tasks: int, length: int, batch: int, seed: int = 0
 ) -> Inputs:
-    """Return random inputs [T,B] without starts of episodes: `done` is False everywhere."""
+    """Return random inputs [T,B] in which no episode starts: `done` is False everywhere."""
     generator = torch.Generator().manual_seed(seed)
 
     def draw(spec: ArraySpec) -> Tensor:

@@ -1,4 +1,4 @@
-"""The output of critics, and the selection of a task's values."""
+"""The output of critics, `ValueEstimate`, and the selection of the values of a task."""
 
 import math
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class ValueEstimate:
     def normalise(self, values: Tensor) -> Tensor:
         """Convert values [T,B] in units of the rewards to normalised values.
 
-        The result is clamped so that it differs from `normalised`, the critic's own output, by at most `max_error`.
+        Each result is clamped so that it differs from the critic's own output, `normalised`, by at most `max_error`.
         """
         if isinstance(self.mu, float):
             return values

@@ -38,7 +38,7 @@ class HistogramEstimate(ValueEstimate):
     logits: Tensor  # [T,B,m], with gradient
     low: Tensor  # [T,B], lower end of the range of values
     high: Tensor  # [T,B], upper end of the range of values
-    sigma_ratio: float  # standard deviation of the histograms of targets, in bins
+    sigma_ratio: float  # standard deviation of the target histograms, in bins
 
     def loss(self, targets: Tensor) -> Tensor:
         histograms = target_histograms(targets, self.low, self.high, self.logits.shape[-1], self.sigma_ratio)
@@ -128,7 +128,7 @@ class HLGauss(nn.Module, CriticDefaults):
         logits = logits.unflatten(-1, (-1, bins))
         logits = logits.gather(-2, task[..., None, None].expand(*task.shape, 1, bins)).squeeze(-2)  # [T,B,m]
         low, high = self.low[task], self.high[task]
-        centres = (torch.arange(bins, dtype=low.dtype, device=low.device) + 0.5) / bins  # in the unit range
+        centres = (torch.arange(bins, dtype=low.dtype, device=low.device) + 0.5) / bins  # [m], scaled to [0,1]
         values = low + (high - low) * (logits.softmax(-1) * centres).sum(-1)
         return HistogramEstimate(values, logits=logits, low=low, high=high, sigma_ratio=self.options.sigma_ratio)
 

@@ -20,15 +20,15 @@ debiasing:
    task are only values of the untrained network, and sigma would shrink towards 0.
 2. A "rewarded update" of a task is an update whose batch contains a nonzero reward of the task. In the t-th rewarded
    update, the step size is max(beta, 1 / (t + 1)). At first, the statistics are thus arithmetic means over the rewarded
-   updates; the initial values count as one more update. In other updates, the step size is beta, as in the papers. If
-   rewards are rare, sigma therefore stays near the scale of the rewards.
+   updates; the initial values count as one more update. In updates without rewards, the step size is beta, as in the
+   papers. This step size is small, so sigma stays near the scale of the rewards even if rewards are rare.
 3. Before a task has had 100 rewarded updates, an update is not accepted (`accepts` returns False) if sigma would grow
    by more than 25 % or mu would move by more than sigma. The normalised errors of such an update have the wrong scale.
    The learner therefore updates the statistics first, and then computes the gradient again with the new statistics. In
    this case, the task's row of the last layer is not rescaled, so that the untrained values of the task move to the new
    mean.
-4. Errors of normalised values and normalised advantages are always clipped to [-MAX_ERROR, MAX_ERROR]. Otherwise they
-   could be arbitrarily large after a period without rewards, or if the rewards suddenly increase.
+4. Normalised value errors and normalised advantages are always clipped to [-MAX_ERROR, MAX_ERROR]. Without clipping,
+   they could be arbitrarily large after a period without rewards, or if the rewards suddenly increase.
 """
 
 import math

@@ -6,9 +6,9 @@ A step computes one query q, and n keys k_j, values v_j and learning rates b_j. 
     out = q W
 
 The n writes multiply the old matrix by a product of n factors I - b_j k_j^T k_j. Keys have unit length. A learning rate
-of 2 makes such a factor a reflection, and the product of two reflections is a rotation. In `delta`, learning rates are
-at most 1, so no factor has a negative eigenvalue; then no step can negate a stored value. By default, the learning
-rates of `delta-product` are between 0 and 2 (Grazzi et al. 2024).
+of 2 makes such a factor a reflection, and the product of two reflections is a rotation. In the memory `delta`, learning
+rates are at most 1, so no factor has a negative eigenvalue, and no step can change the sign of a stored value. By
+default, the learning rates of `delta-product` are between 0 and 2 (Grazzi et al. 2024).
 
 Letters of shapes: H heads, E features per head, n writes per step.
 """
@@ -70,7 +70,8 @@ class DeltaProductMixer(nn.Module):
         k, v, beta_logit = writes.unflatten(-1, (o.writes, -1)).split((o.size, o.size, 1), dim=-1)  # [B,H,T,n,...]
         beta = o.max_beta * beta_logit.sigmoid()
         arguments = o.kernel_arguments(v)
-        arguments["truncate"] = o.writes if arguments["truncate"] else 0  # only between steps, not between writes
+        # Cut gradients between steps, that is after every `writes` writes, and not between the writes of one step.
+        arguments["truncate"] = o.writes if arguments["truncate"] else 0
         y, weights = delta_seq(
             feature_map(q).repeat_interleave(o.writes, dim=2),
             feature_map(k).flatten(2, 3),

@@ -1,7 +1,7 @@
 """GTrXL (Parisotto et al. 2020): a gated Transformer-XL with a bounded cache of the last steps of the episode.
 
-Each step attends to itself and to the last M steps of the same episode (M = `cache`). A layer computes, for its input x
-at the current step and at the M steps before:
+Each step attends to itself and to the last M steps of the same episode (M = `cache`). A layer computes its output from
+its inputs x at the current step and at the M steps before:
 
     y = relu(attention(layer_norm(x)))        x = gate_1(x, y)
     y = relu(mlp(layer_norm(x)))              x = gate_2(x, y)
@@ -11,13 +11,14 @@ The gates are those of a GRU. The bias b is positive at first, so that each laye
     r = sigmoid(W_r y + U_r x)      z = sigmoid(W_z y + U_z x - b)      h = tanh(W_h y + U_h (r x))
     gate(x, y) = (1 - z) x + z h
 
-The weight of the step that is d steps ago depends on its key k and on the distance d, through a sinusoidal encoding p_d
-(Dai et al. 2019). q is the query, E the number of features of a head, and u, v are trained vectors of the head:
+The attention weight of the step that is d steps ago depends on the key k_d of that step and on a sinusoidal encoding
+p_d of the distance d (Dai et al. 2019). q is the query of the current step, E the number of features of a head, and u,
+v are trained vectors of the head:
 
     softmax over d = 0, ..., M of  ((q + u) . k_d + (q + v) . W_p p_d) / sqrt(E)
 
 The recurrent state is the cache: the inputs of each layer at the last M steps, and the number of these steps that
-belong to the current episode. No gradient flows into the state, but gradients flow between the steps of a sequence.
+belong to the current episode. Gradients flow between the steps of a sequence, but not into the state before it.
 
 Letters of shapes: M steps of the cache, H heads, E features per head, F = H * E features.
 """
@@ -75,7 +76,7 @@ class GTrXL(nn.Module, MemoryDefaults):
         h = self.input(x).transpose(0, 1)  # [B,T,F]
         new_caches = []
         for layer, cache in zip(self.layers, caches, strict=True):
-            # Entries of earlier episodes have the attention weight 0, but 0 * NaN would be NaN.
+            # Set entries of earlier episodes to 0. Their attention weight is 0, but 0 * NaN would be NaN.
             kept = torch.where(done[0][:, None, None], 0.0, cache)
             entries = torch.cat([kept.to(h.dtype), h], dim=1)  # [B,M+T,F]
             new_caches.append(torch.where(in_cache.unsqueeze(-1), entries[:, -self.options.cache :], 0.0))
@@ -84,7 +85,7 @@ class GTrXL(nn.Module, MemoryDefaults):
 
 
 class Layer(nn.Module):
-    """One layer of GTrXL: attention over the cache and the earlier steps, then fully connected layers, with gates."""
+    """One layer of GTrXL: attention and a gate, then fully connected layers and a gate (see the module docstring)."""
 
     def __init__(self, options: GTrXL.Options):
         super().__init__()
@@ -108,7 +109,7 @@ class Layer(nn.Module):
     def forward(self, entries: Tensor, visible: Tensor) -> Tensor:
         """Return the outputs [B,T,F], given the inputs of the layer at M cached steps and T new steps, [B,M+T,F].
 
-        `visible` [B,T,M+T] is True for each pair of a new step and a step to which it may attend.
+        `visible` [B,T,M+T] is True if a new step (second axis) may attend to an entry (third axis).
         """
         x = entries[:, self.cache :]
         x = self.attention_gate(x, torch.relu(self._attend(entries, visible)))
@@ -131,7 +132,7 @@ class Layer(nn.Module):
 
 
 class Gate(nn.Module):
-    """The gate of a GRU: gate(x, y) in the docstring of this module."""
+    """Gate like that of a GRU: computes gate(x, y) of the module docstring."""
 
     def __init__(self, hidden: int, bias: float):
         super().__init__()
@@ -149,10 +150,11 @@ class Gate(nn.Module):
 
 
 def visible_entries(done: Tensor, count: Tensor, cache: int) -> Tensor:
-    """Return bool [B,T,M+T]: whether step t may attend to an entry, one of M cached entries followed by the T steps.
+    """Return bool [B,T,M+T]: whether a step of the sequence may attend to an entry.
 
-    Step t sees itself and the M entries before it, if they belong to its episode. `count` [B] is the number of valid
-    entries of the cache, which are its last ones.
+    The entries are the M steps in the cache, followed by the T steps of the sequence. A step may attend to itself and
+    to those of the M entries before it that belong to the same episode. `count` [B] is the number of valid entries of
+    the cache; the valid entries are the last ones.
     """
     length = len(done)
     episode = done.cumsum(0).T  # [B,T]: number of episodes that have started in the sequence up to step t
@@ -164,14 +166,14 @@ def visible_entries(done: Tensor, count: Tensor, cache: int) -> Tensor:
 
 
 def next_count(done: Tensor, count: Tensor, cache: int) -> Tensor:
-    """Return the number [B] of valid entries of the cache after T steps: steps of the current episode, at most M."""
+    """Return the number [B] of valid cache entries after T steps: the steps of the current episode, at most M."""
     episode = done.cumsum(0)  # [T,B]
     steps = (episode == episode[-1]).sum(0).to(count.dtype)
     return (torch.where(episode[-1] == 0, count, 0.0) + steps).clamp(max=cache)
 
 
 def index_in_cache(cache: int, count: Tensor) -> Tensor:
-    """Return bool [B,M]: whether an entry of the cache is one of the last `count` entries."""
+    """Return bool [B,M]: True for the last `count` [B] entries of the cache, which are the valid ones."""
     return torch.arange(cache, device=count.device) >= cache - count[:, None]
 
 

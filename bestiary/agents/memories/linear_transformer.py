@@ -35,7 +35,7 @@ class LinearTransformer(FastWeightMemory):
 
 
 class SumMixer(nn.Module):
-    """The recurrent part of one layer. Its state is one tensor [B,H,E,E]: an E x E matrix per head."""
+    """The recurrent part of one layer of LinearTransformer. Its state is [B,H,E,E]: an E x E matrix per head."""
 
     def __init__(self, options: LinearTransformer.Options):
         super().__init__()

@@ -146,9 +146,9 @@ class SRDeltaMixer(nn.Module):
 
 
 class FakeSR(FastWeightMemory):
-    """Control experiment for SRWM: the matrix of each head does not change during an episode, so nothing is stored.
+    """Control experiment for SRWM: the matrix of each head does not change during an episode, so there is no memory.
 
-    By default no softmax is applied to the inputs of the heads, as in the code of Irie et al. (2022).
+    By default, no softmax is applied to the inputs of the heads, as in the code of Irie et al. (2022).
     """
 
     @dataclass(frozen=True)
@@ -225,7 +225,7 @@ class SRWMNoCarry(nn.Module, MemoryDefaults):
     def _resets(self, x: Tensor, age: Tensor) -> Tensor:
         """Return a bool [T,B]: entry [t,b] is True if the state of batch row b must be reset before step t.
 
-        `age` [B] is the number of steps since the last reset by this method, modulo `reset_interval`. `age` is part of
-        the recurrent state, so actor and learner compute the same resets.
+        `age` [B] is a step counter, modulo `reset_interval`. It is part of the recurrent state, so actor and learner
+        compute the same resets.
         """
         return (age + torch.arange(len(x), device=age.device).unsqueeze(1)) % self.reset_interval == 0

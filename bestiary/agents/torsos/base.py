@@ -36,7 +36,7 @@ class ImageEncoder(nn.Module, TorsoDefaults):
     """Convolutions over the observation `image`. If `subtract_mean` is True, a mean image is subtracted first.
 
     The mean image is zero until `calibrate` is called. The attribute `map_shape` is the shape (C, h, w) of the feature
-    map: channels, rows and columns.
+    map that the convolutions return: channels, rows and columns.
     """
 
     mean: Tensor | None
