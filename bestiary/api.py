@@ -3,7 +3,7 @@
 from typing import Any
 
 from bestiary.agents.policy import Policy
-from bestiary.algorithms.base import ActorCriticOptions
+from bestiary.algorithms.actor_critic_options import ActorCriticOptions
 from bestiary.config.config import Config
 from bestiary.config.resolve import resolve
 from bestiary.config.toml import flatten

@@ -1,4 +1,4 @@
-"""The base class of algorithms, and code that actor-critic algorithms share.
+"""The base class of algorithms.
 
 Actors collect rollouts of `sequence_length` steps. The learner passes `rollouts_per_learn(...)` rollouts to the
 generator `batches`, which yields batches. The learner splits each batch into micro-batches, sums the gradients of their
@@ -9,8 +9,7 @@ losses, and makes one optimizer step. It sends the metrics of this update back t
                                       +------------------- metrics --------------------+
 """
 
-import inspect
-from collections.abc import Callable, Collection, Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -20,12 +19,10 @@ from torch import Tensor
 
 from bestiary.agents.agent import Agent, Output, State
 from bestiary.agents.run_context import RunContext
-from bestiary.algorithms.lr_schedules import SCHEDULES
+from bestiary.algorithms.actor_critic_options import ActorCriticOptions
 from bestiary.algorithms.optimizers import RMSprop, RMSpropTF, make_adam
 from bestiary.algorithms.return_statistics import NORMALISED_REWARD
-from bestiary.algorithms.reward_transform import REWARD_CLIPPING, transform_reward
 from bestiary.rollout import Inputs, Rollout, Tensors, concatenate
-from bestiary.utils.errors import UserError
 from bestiary.utils.options import option
 
 Metrics = dict[str, float]
@@ -39,29 +36,6 @@ class Loss:
     total: Tensor  # the loss, summed over all steps of the batch
     sums: dict[str, Tensor]  # metrics for metrics.csv by name; each is a sum over all steps of the batch
     targets: Tensor | None = None  # value targets [T,B], for critics that normalise (PopArt)
-
-
-def loss_problem(loss: Any) -> str | None:
-    """Return a message if `loss`, the result of a loss function, is not a valid Loss, otherwise None.
-
-    Check types and shapes, and that `total` has a gradient. Do not check the values.
-    """
-    if not isinstance(loss, Loss):
-        found = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
-        return f"returned {found}; it must return bestiary.algorithms.base.Loss(total, sums)"
-    if not isinstance(loss.total, Tensor) or loss.total.shape != ():
-        found = f"shape {list(loss.total.shape)}" if isinstance(loss.total, Tensor) else type(loss.total).__name__
-        return f"returned a Loss whose total has {found}; it must be a scalar tensor: add .sum()"
-    if not loss.total.requires_grad:
-        return "returned a Loss whose total has no gradient; compute it from the output of the agent, without detach"
-    if not isinstance(loss.sums, dict):
-        return f"returned a Loss whose sums are a {type(loss.sums).__name__}; expected a dict of scalar tensors"
-    for name, value in loss.sums.items():
-        if not isinstance(value, Tensor) or value.shape != ():
-            found = f"shape {list(value.shape)}" if isinstance(value, Tensor) else f"type {type(value).__name__}"
-            hint = "add .sum()" if isinstance(value, Tensor) else "use .sum().detach(), without .item()"
-            return f"returned a Loss whose sums[{name!r}] has {found}; expected a scalar tensor: {hint}"
-    return None
 
 
 LossFunction = Callable[[Agent, Rollout, float], Loss]  # (agent, micro-batch, progress of the run from 0 to 1) -> Loss
@@ -80,18 +54,6 @@ class Batch:
 Batches = Generator[Batch, Metrics, None]
 
 
-def batch_problem(batch: Any, optimizers: Collection[str]) -> str | None:
-    """Return a message if `batch`, an object that `Algorithm.batches` yielded, is not a valid Batch, otherwise None.
-
-    `optimizers` are the names of the optimizers that `Algorithm.make_optimizers` returned.
-    """
-    if not isinstance(batch, Batch):
-        return f"yielded a {type(batch).__name__}; it must yield bestiary.algorithms.base.Batch(rollout, loss)"
-    if batch.optimizer not in optimizers:
-        return f"yielded a Batch with optimizer={batch.optimizer!r}; make_optimizers returned {', '.join(optimizers)}"
-    return None
-
-
 @dataclass(frozen=True)
 class LearnContext:
     """Functions and objects of the learner that `Algorithm.batches` can use."""
@@ -99,78 +61,6 @@ class LearnContext:
     infer: Callable[[Inputs, State], tuple[Output, State]]  # calls the agent without gradients
     generator: torch.Generator  # random generator, seeded with the seed and the current step of the run
     all_reduce: Callable[[Tensor], Tensor]  # returns the sum of a tensor over all learners
-
-
-@dataclass(frozen=True)
-class ActorCriticOptions:
-    """Options that actor-critic algorithms share. Subclasses may change the defaults."""
-
-    lr: float = option(
-        5e-4, "initial learning rate (with --algo.lr-schedule warmup: the highest rate)", above=0, unprefixed=True
-    )
-    lr_schedule: str = option(
-        "linear",
-        "how the learning rate changes during the run (linear: falls to 0; warmup: rises for 10 % of the run, then "
-        "falls to 0; halving: halved after each fifth of the run; staggered: falls in stages from half of the initial "
-        "rate to 0)",
-        choices=tuple(SCHEDULES),
-    )
-    lr_schedule_steps: int | None = option(
-        None,
-        "number of steps at which the schedule of the learning rate ends; it may be larger than --steps (default: the "
-        "steps of the run)",
-        low=1,
-    )
-    discount: float = option(0.99, "discount factor gamma", low=0, high=1)
-    lam: float = option(
-        0.95, "lambda of the method that computes value targets and advantages (V-trace or GAE)", low=0, high=1
-    )
-    entropy_coef: float = option(0.01, "coefficient of the entropy bonus", low=0)
-    value_coef: float = option(0.5, "coefficient of the value loss", low=0)
-    reward_clipping: str = option(
-        "auto",
-        "how rewards are clipped before learning (abs_one: to [-1,1]; return_std: divided by the running standard "
-        "deviation of the discounted returns, then clipped to [-10,10]; auto: abs_one; with --critic popart: none)",
-        choices=REWARD_CLIPPING,
-    )
-    reward_scale: float | None = option(
-        None,
-        "factor by which rewards are multiplied before clipping; cannot be combined with --algo.reward-clipping "
-        "return_std (default: 1; with --reward, a factor that scales typical rewards to [-1,1])",
-        above=0,
-    )
-    eps: float = option(
-        1e-5,
-        "epsilon of the optimizer, added to the square root of the mean squared gradient (rmsprop_tf: added to the "
-        "mean squared gradient)",
-        above=0,
-    )
-    max_grad_norm: float = option(40.0, "maximum norm of the gradient; larger gradients are scaled down", above=0)
-
-    def derive_rewards(self, context: RunContext) -> Self:
-        """Return the options. Set reward clipping and reward scale if the user did not set them.
-
-        By default, rewards are clipped to [-1, 1]. With PopArt they are not clipped, because PopArt normalises the
-        value targets. If rewards are clipped and the user chose a training reward (`--reward`), the reward scale maps
-        typical rewards to [-1, 1], so that clipping does not change them. Rewards that are normalised (return_std) have
-        no reward scale, because the division by the standard deviation would cancel it.
-
-        Raises:
-            UserError: the user set a reward scale for rewards that are normalised.
-        """
-        clipping, scale = self.reward_clipping, self.reward_scale
-        if clipping == "auto":
-            clipping = "none" if context.critic == "popart" else "abs_one"
-        if clipping == "return_std":
-            if "reward_scale" in context.given and scale is not None:
-                raise UserError(
-                    f"--algo.reward-scale {scale:g}: has no effect with --algo.reward-clipping return_std, which "
-                    "divides by the scale again; remove it"
-                )
-            scale = None
-        elif scale is None and clipping != "none":
-            scale = context.reward_scale
-        return replace(self, reward_clipping=clipping, reward_scale=scale)
 
 
 class Algorithm:
@@ -400,58 +290,6 @@ class Algorithm:
         return ""
 
 
-# The methods that a subclass of Algorithm may define, and their arguments.
-METHODS: dict[str, tuple[str, ...]] = {
-    "loss": ("agent", "batch", "progress"),
-    "batches": ("rollouts", "context"),
-    "rollouts_per_learn": ("num_envs", "pools"),
-    "batch_size": ("num_envs", "pools"),
-    "validate": ("num_envs", "pools"),
-    "fits_exactly": ("num_envs", "pools"),
-    "dummy_batch": ("rollout",),
-    "shard": ("learners",),
-    "setup": ("agent",),
-    "parameters": (),
-    "make_optimizers": ("parameters",),
-    "save": (),
-    "load": ("tensors",),
-    "stored_extras": ("num_actions",),
-}
-
-
-def algorithm_problem(component: Any) -> str | None:
-    """Return a message if a user's class is not a valid algorithm, otherwise None.
-
-    The class must be a subclass of Algorithm, its methods must accept the arguments with which they are called, and a
-    class that saves state must also load it.
-    """
-    if not (isinstance(component, type) and issubclass(component, Algorithm)):
-        return "must be a subclass of bestiary.algorithms.base.Algorithm"
-    for name, arguments in METHODS.items():
-        signature = inspect.signature(getattr(component, name))
-        try:
-            signature.bind(None, *arguments)
-        except TypeError:
-            expected = ", ".join(("self", *arguments))
-            return f"{name} has the arguments {signature}; expected {name}({expected})"
-    if component.save is not Algorithm.save and component.load is Algorithm.load:
-        return (
-            "defines save but not load, so its state would be lost if a run is resumed; also define load(self, tensors)"
-        )
-    return None
-
-
-def parameters_problem(parameters: Any) -> str | None:
-    """Return a message if `Algorithm.parameters` did not return trainable parameters by name, otherwise None."""
-    rule = "it must return a dict of nn.Parameter by name, for example dict(self.head.named_parameters())"
-    if not isinstance(parameters, dict):
-        return f"returned a {type(parameters).__name__}; {rule}"
-    for name, parameter in parameters.items():
-        if not isinstance(parameter, nn.Parameter):
-            return f"returned a {type(parameter).__name__} as {name!r}; {rule}"
-    return None
-
-
 def size_problems(algorithm: Algorithm, num_envs: int, pools: int) -> list[str]:
     """Return a message for each size of an algorithm, for example `epochs`, that is not an integer of at least 1."""
     sizes = {
@@ -465,48 +303,3 @@ def size_problems(algorithm: Algorithm, num_envs: int, pools: int) -> list[str]:
         for name, size in sizes.items()
         if not isinstance(size, int) or size < 1
     ]
-
-
-def learner_rewards(rollout: Rollout, options: ActorCriticOptions) -> Tensor:
-    """Return the rewards [T,N] that the learner uses: scaled and clipped, or normalised (return_std)."""
-    if options.reward_clipping == "return_std":
-        # Auto-tuning uses rollouts without normalised rewards. It measures only the time of an update, so the rewards
-        # do not matter.
-        return rollout.extras.get(NORMALISED_REWARD, rollout.reward[1:])
-    return transform_reward(rollout.reward[1:], options.reward_clipping, options.reward_scale)
-
-
-def rewards_and_discounts(rollout: Rollout, options: ActorCriticOptions) -> tuple[Tensor, Tensor, Tensor]:
-    """Return three tensors [T,N] with one entry per action: rewards, bootstrapped rewards and discounts.
-
-    N is the number of environments. The rewards are those of `learner_rewards`. The bootstrapped rewards are equal to
-    the rewards, with one exception: if a time limit ended an episode, the reward of the last action is increased by the
-    discounted value of the final observation (`rollout.bootstrap`). The reason is that a time limit is not a terminal
-    state.
-    The discount is zero if the action ended the episode.
-    """
-    transformed = learner_rewards(rollout, options)
-    discounts = options.discount * (~rollout.done[1:]).float()
-    return transformed, transformed + options.discount * rollout.bootstrap, discounts
-
-
-def actor_critic_loss(
-    output: Output,
-    policy_loss: Tensor,
-    value_loss: Tensor,
-    entropy: Tensor,
-    targets: Tensor,
-    options: ActorCriticOptions,
-    **sums: Tensor,
-) -> Loss:
-    """Combine policy loss, value loss and entropy, all summed over the batch, into the Loss of the batch.
-
-    `output` is the output of the agent. Its metrics are added to the metrics of the loss. `targets` are the value
-    targets [T,B]. `sums` are further metrics, also summed over the batch.
-    """
-    total = policy_loss + options.value_coef * value_loss - options.entropy_coef * entropy
-    sums = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy, **sums}
-    # The agent's metrics are means over the batch, but the learner expects sums.
-    sums |= {name: mean * targets.numel() for name, mean in output.metrics.items()}
-    sums |= output.value_estimate[: len(targets)].metrics(targets)
-    return Loss(total, {name: value.detach() for name, value in sums.items()}, targets)

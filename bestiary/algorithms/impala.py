@@ -7,7 +7,8 @@ the gradient of the batch. The paper also uses sums, so its learning rates can b
 from dataclasses import dataclass
 
 from bestiary.agents.agent import Agent, Output
-from bestiary.algorithms.base import Algorithm, Loss, actor_critic_loss, rewards_and_discounts
+from bestiary.algorithms.actor_critic_loss import actor_critic_loss, rewards_and_discounts
+from bestiary.algorithms.base import Algorithm, Loss
 from bestiary.algorithms.vtrace import vtrace
 from bestiary.rollout import Rollout
 from bestiary.utils.options import option

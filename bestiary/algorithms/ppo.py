@@ -25,18 +25,9 @@ from torch import Tensor
 from bestiary.agents.agent import Agent, Output, find_child
 from bestiary.agents.critics import ValueEstimate
 from bestiary.agents.defaults import CriticDefaults
-from bestiary.algorithms.base import (
-    MAIN_OPTIMIZER,
-    ActorCriticOptions,
-    Algorithm,
-    Batch,
-    Batches,
-    LearnContext,
-    Loss,
-    actor_critic_loss,
-    learner_rewards,
-    rewards_and_discounts,
-)
+from bestiary.algorithms.actor_critic_loss import actor_critic_loss, learner_rewards, rewards_and_discounts
+from bestiary.algorithms.actor_critic_options import ActorCriticOptions
+from bestiary.algorithms.base import MAIN_OPTIMIZER, Algorithm, Batch, Batches, LearnContext, Loss
 from bestiary.algorithms.gae import gae
 from bestiary.algorithms.optimizers import make_adam
 from bestiary.rollout import Rollout, concatenate

@@ -15,7 +15,7 @@ from bestiary.agents.defaults import attribute_problem, with_defaults
 from bestiary.agents.memories import MEMORIES
 from bestiary.agents.torsos import TORSOS
 from bestiary.algorithms import ALGORITHMS
-from bestiary.algorithms.base import algorithm_problem
+from bestiary.algorithms.contract_checks import algorithm_problem
 from bestiary.config.foreign_names import foreign_name_hint
 from bestiary.utils import plugins
 from bestiary.utils.errors import UserError

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bestiary import api
-from bestiary.algorithms.base import algorithm_problem
+from bestiary.algorithms.contract_checks import algorithm_problem
 from bestiary.config.components import REGISTRIES
 from bestiary.config.config import Config
 from bestiary.config.resolve import resolve

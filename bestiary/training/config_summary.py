@@ -5,7 +5,7 @@ from typing import Any
 
 from bestiary.agents.agent import Agent, count_fc_parameters, count_parameters
 from bestiary.agents.defaults import AgentDefaults
-from bestiary.algorithms.base import ActorCriticOptions
+from bestiary.algorithms.actor_critic_options import ActorCriticOptions
 from bestiary.config.config import Config, env_slug, make_vector_env, task_interfaces
 from bestiary.config.derived_options import learn_sizes
 from bestiary.config.reward_clipping_check import clipping_warnings, unclipped_scale

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import bestiary
-from bestiary.algorithms.base import learner_rewards
+from bestiary.algorithms.actor_critic_loss import learner_rewards
 from bestiary.algorithms.return_statistics import DISCOUNTED_RETURN, ReturnStatistics
 from bestiary.config.resolve import resolve
 from bestiary.rollout import Rollout
