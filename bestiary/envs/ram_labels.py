@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bestiary.envs.labels import Label
+from bestiary.envs.labelled_quantities import Label
 from bestiary.step import Arrays
 
 SCREEN = (210, 160)  # height and width of the screen, in pixels

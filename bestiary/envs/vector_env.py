@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from bestiary.envs.labels import Label
+from bestiary.envs.labelled_quantities import Label
 from bestiary.envs.rewards.components import SCALAR, RewardComponent
 from bestiary.step import ActionSpec, Arrays, ArraySpec, ObservationSpec, Step
 from bestiary.utils.errors import UserError

@@ -29,7 +29,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from bestiary.envs.labels import Label
+from bestiary.envs.labelled_quantities import Label
 from bestiary.envs.preprocessing import FrameStack, VectorStack
 from bestiary.envs.rewards.components import SCALAR, RewardComponent
 from bestiary.envs.vector_env import EnvInterface, VectorEnv, check_actions, check_saved_arrays, initial_step
