@@ -164,7 +164,7 @@ class Algorithm:
         at least `num_envs`. Rollout i comes from the vector environment i % pools.
 
         The learner passes a multiple of `batch_size(...)` trajectories to `batches`. The remaining trajectories wait
-        for the next call (see `learn_sizes.py`). An on-policy algorithm receives all trajectories of the rollouts.
+        for the next call (see `learn_call_sizes.py`). An on-policy algorithm receives all trajectories of the rollouts.
         """
         return -(-self.options.batch_size // num_envs)  # rounded up
 

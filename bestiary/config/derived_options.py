@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bestiary.algorithms.base import Algorithm, size_problems
-from bestiary.algorithms.learn_sizes import LearnSizes
+from bestiary.algorithms.learn_call_sizes import LearnSizes
 from bestiary.config.origins import GIVEN
 from bestiary.config.training_options import Training, unused_options
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bestiary.algorithms.base import Algorithm, Batch, Loss, size_problems
 from bestiary.algorithms.contract_checks import batch_problem, loss_problem
-from bestiary.algorithms.learn_sizes import LearnSizes
+from bestiary.algorithms.learn_call_sizes import LearnSizes
 from bestiary.algorithms.replay_buffer import pack_trajectories
 from bestiary.config.config import Config
 from bestiary.distributed.serialisation import shard

@@ -11,7 +11,7 @@ import bestiary
 from bestiary.agents import AGENTS
 from bestiary.agents.memories import MEMORIES
 from bestiary.algorithms.gae import gae
-from bestiary.algorithms.learn_sizes import LearnSizes
+from bestiary.algorithms.learn_call_sizes import LearnSizes
 from bestiary.algorithms.ppo import PPO
 from bestiary.config.resolve import resolve
 from bestiary.training.factory import make_actors_and_learner

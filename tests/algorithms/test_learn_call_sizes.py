@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from bestiary.algorithms.learn_sizes import LearnSizes
+from bestiary.algorithms.learn_call_sizes import LearnSizes
 
 
 def simulate(sizes: LearnSizes, in_flight_calls: int) -> tuple[int, int, int]:
