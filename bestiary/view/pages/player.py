@@ -23,8 +23,8 @@ from bestiary.view.catalogue import Catalogue
 from bestiary.view.charts import PALETTE, bar_chart, line_chart
 from bestiary.view.curves import Curve
 from bestiary.view.game import GameSetup, WatchedGame
-from bestiary.view.layout import add_chart, heading, page_frame, page_url, section, set_chart
 from bestiary.view.overlays import NO_OVERLAY, Overlays
+from bestiary.view.page_elements import add_chart, heading, page_frame, page_url, section, set_chart
 from bestiary.view.pages.keyboard import LEAVE_FOCUS, KeyboardControl
 from bestiary.view.pages.questions import Questions
 

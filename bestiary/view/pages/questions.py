@@ -25,7 +25,7 @@ from bestiary.utils.errors import RunError, UserError
 from bestiary.view.charts import bar_chart, line_chart
 from bestiary.view.curves import Curve
 from bestiary.view.game import WatchedGame, encode_png
-from bestiary.view.layout import add_chart, heading, section, set_chart
+from bestiary.view.page_elements import add_chart, heading, section, set_chart
 
 if TYPE_CHECKING:
     from bestiary.view.pages.player import PlayerPage

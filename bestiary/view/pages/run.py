@@ -16,7 +16,7 @@ from bestiary.view import run_data
 from bestiary.view.catalogue import Catalogue
 from bestiary.view.charts import line_chart
 from bestiary.view.curves import X_AXES, option_text, read_curve
-from bestiary.view.layout import add_chart, page_frame, page_url, section, set_chart, table_rows, text_table
+from bestiary.view.page_elements import add_chart, page_frame, page_url, section, set_chart, table_rows, text_table
 
 REFRESH_SECONDS = 1.5
 SLOW_REFRESH_SECONDS = 10.0  # for checkpoints, evaluations and videos

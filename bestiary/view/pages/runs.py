@@ -10,7 +10,16 @@ from bestiary.utils.console import format_count, format_number
 from bestiary.view.catalogue import Catalogue, RunSummary
 from bestiary.view.charts import line_chart
 from bestiary.view.curves import X_AXES, Curve, band, differing_options, group_by_config, read_curve
-from bestiary.view.layout import add_chart, heading, page_frame, page_url, section, set_chart, table_rows, text_table
+from bestiary.view.page_elements import (
+    add_chart,
+    heading,
+    page_frame,
+    page_url,
+    section,
+    set_chart,
+    table_rows,
+    text_table,
+)
 
 REFRESH_SECONDS = 1.5
 MAX_SELECTED = 24  # maximum number of runs that are selected and drawn at once

@@ -8,7 +8,7 @@ from bestiary.utils.console import format_count
 from bestiary.view.catalogue import Catalogue
 from bestiary.view.charts import line_chart
 from bestiary.view.curves import X_AXES, Curve, band, read_curve
-from bestiary.view.layout import add_chart, page_frame, page_url, section, set_chart, table_rows, text_table
+from bestiary.view.page_elements import add_chart, page_frame, page_url, section, set_chart, table_rows, text_table
 from bestiary.view.study_data import TrialRow, read_trials, result_tables, variant_rows
 
 REFRESH_SECONDS = 2.0
