@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from bestiary.agents.policy import Policy
+from bestiary.agents.trained_policy import Policy
 from bestiary.algorithms.actor_critic_options import ActorCriticOptions
 from bestiary.config.config import Config
 from bestiary.config.resolve import resolve

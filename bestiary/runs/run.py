@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from bestiary.agents.agent import Agent
-    from bestiary.agents.policy import Policy
+    from bestiary.agents.trained_policy import Policy
     from bestiary.config.config import Config
 
 CONFIG_HEADER = "# Complete configuration of this run. `bestiary train --config` on this file repeats the training.\n"
@@ -218,7 +218,7 @@ class Run:
             env: the task to play if the agent was trained on several tasks. The default is the first task.
             checkpoint: see `agent`.
         """
-        from bestiary.agents.policy import Policy
+        from bestiary.agents.trained_policy import Policy
 
         return Policy(
             self.agent(checkpoint),
