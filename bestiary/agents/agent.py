@@ -22,8 +22,8 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
 
+from bestiary.agents.component_defaults import AgentDefaults
 from bestiary.agents.critics import SharedCritic, ValueEstimate
-from bestiary.agents.defaults import AgentDefaults
 from bestiary.agents.distributions import Categorical
 from bestiary.agents.memories.base import NoMemory, State
 from bestiary.agents.torsos import Shallow

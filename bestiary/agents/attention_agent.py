@@ -42,8 +42,8 @@ from bestiary.agents.agent import (
     last_step_features,
     to_float32,
 )
+from bestiary.agents.component_defaults import AgentDefaults
 from bestiary.agents.critics import SharedCritic
-from bestiary.agents.defaults import AgentDefaults
 from bestiary.agents.memories import State
 from bestiary.agents.torsos import SUBTRACT_MEAN_HELP, ImageEncoder, require_image
 from bestiary.rollout import ActionSpec, Inputs, ObservationSpec

@@ -41,8 +41,8 @@ from bestiary.agents.agent import (
     run_memory,
     to_float32,
 )
+from bestiary.agents.component_defaults import AgentDefaults
 from bestiary.agents.critics import SharedCritic
-from bestiary.agents.defaults import AgentDefaults
 from bestiary.agents.memories import GRU, State
 from bestiary.agents.torsos import MLP, flatten_observation
 from bestiary.rollout import ActionSpec, Inputs, ObservationSpec

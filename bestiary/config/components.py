@@ -10,8 +10,8 @@ from typing import Any
 import torch.nn as nn
 
 from bestiary.agents import AGENTS
+from bestiary.agents.component_defaults import attribute_problem, with_defaults
 from bestiary.agents.critics import CRITICS
-from bestiary.agents.defaults import attribute_problem, with_defaults
 from bestiary.agents.memories import MEMORIES
 from bestiary.agents.torsos import TORSOS
 from bestiary.algorithms import ALGORITHMS

@@ -11,7 +11,7 @@ import numpy as np
 import torch.nn as nn
 
 from bestiary.agents.agent import Output
-from bestiary.agents.defaults import TorsoDefaults
+from bestiary.agents.component_defaults import TorsoDefaults
 from bestiary.envs.vector_env import VectorEnv
 from bestiary.evaluation.media import check_frames_output, save_step_data, write_images
 from bestiary.evaluation.playback import Frame, PlaybackOptions, Viewer, note_screen_differs, open_playback

@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bestiary.agents.component_defaults import with_defaults
 from bestiary.agents.component_output_checks import statistics_problems
 from bestiary.agents.critics import ValueEstimate
-from bestiary.agents.defaults import with_defaults
 from bestiary.agents.memories.base import State
 from bestiary.agents.sequence_checks import unchanged
 from bestiary.envs.vector_env import EnvInterface

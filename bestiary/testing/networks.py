@@ -8,7 +8,7 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
-from bestiary.agents.defaults import with_defaults
+from bestiary.agents.component_defaults import with_defaults
 from bestiary.agents.memories.base import State
 from bestiary.agents.run_context import RunContext
 from bestiary.agents.sequence_checks import call_agent, call_memory, unchanged

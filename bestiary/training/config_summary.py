@@ -4,7 +4,7 @@ from functools import partial
 from typing import Any
 
 from bestiary.agents.agent import Agent, count_fc_parameters, count_parameters
-from bestiary.agents.defaults import AgentDefaults
+from bestiary.agents.component_defaults import AgentDefaults
 from bestiary.algorithms.actor_critic_options import ActorCriticOptions
 from bestiary.config.config import Config, env_slug, make_vector_env, task_interfaces
 from bestiary.config.derived_options import learn_sizes

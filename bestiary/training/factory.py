@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from bestiary.agents.agent import Agent
-from bestiary.agents.defaults import TorsoDefaults
+from bestiary.agents.component_defaults import TorsoDefaults
 from bestiary.algorithms.base import Algorithm
 from bestiary.config.config import Config
 from bestiary.config.derived_options import learn_sizes

@@ -13,7 +13,7 @@ import torch.nn as nn
 from torch import Tensor
 
 from bestiary.agents.agent import Agent, Output, State, find_child
-from bestiary.agents.defaults import CriticDefaults
+from bestiary.agents.component_defaults import CriticDefaults
 from bestiary.algorithms.actor_critic_options import ActorCriticOptions
 from bestiary.algorithms.base import MAIN_OPTIMIZER, Algorithm, Batch, LearnContext, LossFunction
 from bestiary.algorithms.contract_checks import batch_problem, loss_problem, parameters_problem

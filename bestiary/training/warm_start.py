@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from bestiary.agents.agent import Agent, find_child
+from bestiary.agents.component_defaults import AgentDefaults
 from bestiary.agents.critics import HLGauss, PopArt, SharedCritic
-from bestiary.agents.defaults import AgentDefaults
 from bestiary.algorithms.base import Algorithm
 from bestiary.config.config import Config
 from bestiary.envs.vector_env import EnvInterface

@@ -25,8 +25,8 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
 
+from bestiary.agents.component_defaults import CriticDefaults
 from bestiary.agents.critics.estimate import ValueEstimate
-from bestiary.agents.defaults import CriticDefaults
 from bestiary.utils.errors import UserError
 from bestiary.utils.options import option
 

@@ -3,8 +3,8 @@
 import torch.nn as nn
 from torch import Tensor
 
+from bestiary.agents.component_defaults import CriticDefaults
 from bestiary.agents.critics.estimate import ValueEstimate, select_task
-from bestiary.agents.defaults import CriticDefaults
 
 
 class SharedCritic(nn.Linear, CriticDefaults):

@@ -38,8 +38,8 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
+from bestiary.agents.component_defaults import CriticDefaults
 from bestiary.agents.critics.estimate import ValueEstimate, select_task
-from bestiary.agents.defaults import CriticDefaults
 from bestiary.utils.options import option
 
 # Before a task has had WARMUP_UPDATES rewarded updates, an update is not accepted if it multiplies the task's sigma by

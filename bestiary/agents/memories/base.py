@@ -5,7 +5,7 @@ from typing import Protocol
 import torch.nn as nn
 from torch import Tensor
 
-from bestiary.agents.defaults import MemoryDefaults
+from bestiary.agents.component_defaults import MemoryDefaults
 
 State = tuple[Tensor, ...]  # recurrent state: a flat tuple of tensors, batch axis first
 

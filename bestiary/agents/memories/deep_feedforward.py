@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch.nn as nn
 from torch import Tensor
 
-from bestiary.agents.defaults import MemoryDefaults
+from bestiary.agents.component_defaults import MemoryDefaults
 from bestiary.agents.memories.base import State
 from bestiary.agents.memories.fast_weights import FeedForward
 from bestiary.utils.options import option

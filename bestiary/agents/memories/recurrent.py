@@ -13,7 +13,7 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
-from bestiary.agents.defaults import MemoryDefaults
+from bestiary.agents.component_defaults import MemoryDefaults
 from bestiary.agents.memories.base import State
 from bestiary.utils.options import option
 

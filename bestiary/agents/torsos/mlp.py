@@ -6,7 +6,7 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
-from bestiary.agents.defaults import TorsoDefaults
+from bestiary.agents.component_defaults import TorsoDefaults
 from bestiary.agents.torsos.base import mlp_layers
 from bestiary.rollout import ObservationSpec, Tensors
 from bestiary.utils.options import option
