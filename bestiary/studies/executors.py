@@ -1,7 +1,7 @@
 """Executors: start the commands of a study as processes on this machine or on the machines of a Ray cluster.
 
 The `bestiary study` process holds the standard input of each command open. If `bestiary study` closes this input, or
-ends for any reason, the command saves its run and ends (`worker.py`).
+ends for any reason, the command saves its run and ends (`command_process.py`).
 """
 
 import math
@@ -56,7 +56,7 @@ def start_command(log: Path, command: list[str], **options: Any) -> "subprocess.
     The process has its own session, so that it receives no signals from the terminal.
     """
     # -P: do not import modules from the working directory. Its files may come from another person.
-    arguments = [sys.executable, "-P", "-m", "bestiary.studies.worker", *command]
+    arguments = [sys.executable, "-P", "-m", "bestiary.studies.command_process", *command]
     with open_log(log, command) as output:
         return subprocess.Popen(
             arguments,
