@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bestiary.envs.preprocessing import FrameStack
+from bestiary.envs.observation_transforms import FrameStack
 from bestiary.rollout import Rollout, Tensors
 
 # A rollout as arrays: a dict that maps the name of each field of `Rollout`, except `episodes`, to its arrays.

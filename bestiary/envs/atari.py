@@ -25,7 +25,7 @@ from bestiary.envs import ram_labels
 from bestiary.envs.ale_backend import AleBackend
 from bestiary.envs.atari_games import action_names
 from bestiary.envs.envpool_backend import EnvPoolBackend
-from bestiary.envs.preprocessing import Flicker, FrameStack, Noise
+from bestiary.envs.observation_transforms import Flicker, FrameStack, Noise
 from bestiary.envs.rewards.components import SCALAR, RewardComponent
 from bestiary.envs.riverraid_rewards import COMPONENTS as RIVERRAID_COMPONENTS
 from bestiary.envs.riverraid_rewards import HALTED, WAITING

@@ -30,7 +30,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from bestiary.envs.labelled_quantities import Label
-from bestiary.envs.preprocessing import FrameStack, VectorStack
+from bestiary.envs.observation_transforms import FrameStack, VectorStack
 from bestiary.envs.rewards.components import SCALAR, RewardComponent
 from bestiary.envs.vector_env import EnvInterface, VectorEnv, check_actions, check_saved_arrays, initial_step
 from bestiary.envs.warehouse.rendering import WarehouseView, draw_image, draw_text

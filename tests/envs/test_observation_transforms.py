@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bestiary.envs.preprocessing import FrameStack, Noise, VectorStack
+from bestiary.envs.observation_transforms import FrameStack, Noise, VectorStack
 
 
 class SlowStack:
