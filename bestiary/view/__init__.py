@@ -7,7 +7,7 @@
     charts.py         options of the charts
     game.py           games that are watched and continued in other ways
     overlays.py       saliency and attention maps of these games
-    page_elements.py  colours, style sheet, the frame of all pages, and their boxes, tables and charts
+    page_elements.py  frame of all pages (header, theme), boxes, tables and charts
     pages/            one module per page
     server.py         the web server
 

@@ -1,4 +1,4 @@
-"""The frame that all pages share: header with navigation, theme and style sheet."""
+"""The elements that the pages consist of: the frame (header with navigation and theme), boxes, tables and charts."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
