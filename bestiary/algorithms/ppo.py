@@ -25,7 +25,6 @@ from torch import Tensor
 from bestiary.agents.agent import Agent, Output, find_child
 from bestiary.agents.component_defaults import CriticDefaults
 from bestiary.agents.critics import ValueEstimate
-from bestiary.agents.component_defaults import CriticDefaults
 from bestiary.algorithms.actor_critic_loss import actor_critic_loss, learner_rewards, rewards_and_discounts
 from bestiary.algorithms.actor_critic_options import ActorCriticOptions
 from bestiary.algorithms.base import MAIN_OPTIMIZER, Algorithm, Batch, Batches, LearnContext, Loss
