@@ -7,7 +7,7 @@ import argparse
 
 from bestiary.cli.arguments import Parser
 from bestiary.cli.main import call_command
-from bestiary.compat.flag_types import EXPLAINED, REFUSED, Flag, Program
+from bestiary.compat.flag_types import IGNORED, REFUSED, Flag, Program
 from bestiary.compat.programs import PROGRAMS
 from bestiary.compat.translate import find_program, format_command, translate
 from bestiary.utils.console import note
@@ -79,6 +79,6 @@ def describe_flags(program: Program) -> str:
 
 
 def _describe(flag: Flag) -> str:
-    text = {EXPLAINED: "accepted", REFUSED: "refused"}.get(flag.status, flag.option.replace("`", ""))
+    text = {IGNORED: "accepted", REFUSED: "refused"}.get(flag.status, flag.option.replace("`", ""))
     default = "" if flag.kind is bool or flag.default is None else f" (default: {flag.default})"
     return "; ".join(part for part in (text, flag.difference) if part) + default

@@ -11,7 +11,7 @@ from typing import Any
 # How a flag is translated.
 OPTION = "option"  # it becomes `Flag.option` with the converted value
 JOINT = "joint"  # translated together with other flags, by a rule of the `Mode` (train, test, ...)
-EXPLAINED = "explained"  # it is ignored, because it has no meaning in Bestiary
+IGNORED = "ignored"  # accepted without effect; if the flag is given, `Flag.difference` is printed, which says why
 REFUSED = "refused"  # the translation fails, unless the flag has its default value
 
 

@@ -4,7 +4,7 @@ Each public function with the argument `values` is a rule (`Mode.rules`). A rule
 and returns words of the Bestiary command.
 """
 
-from bestiary.compat.flag_types import EXPLAINED, JOINT, REFUSED, Flag, Mode, Program, Values, Words, format_value
+from bestiary.compat.flag_types import IGNORED, JOINT, REFUSED, Flag, Mode, Program, Values, Words, format_value
 from bestiary.compat.torchbeast_flags import expand_path
 from bestiary.envs.original_names import bestiary_names
 from bestiary.utils.errors import UserError
@@ -177,7 +177,7 @@ FLAGS = (
     Flag("num-env-steps", 4_000_000, "--steps", kind=int),
     Flag("lr", 2.5e-4, "--lr", kind=float),
     Flag("eps", 1e-5, "--algo.eps", kind=float),
-    Flag("alpha", 0.99, "", "not available: the optimizer is Adam, also for a2c", EXPLAINED, float),
+    Flag("alpha", 0.99, "", "not available: the optimizer is Adam, also for a2c", IGNORED, float),
     Flag("gamma", 0.99, "--algo.discount", kind=float),
     Flag("use-gae", False, "`--algo.lam` gae-lambda; not given: `--algo.lam 1`", status=JOINT, kind=bool),
     Flag("gae-lambda", 0.95, "`--algo.lam`", "has an effect only with --use-gae, as in the original", JOINT, float),
@@ -199,14 +199,14 @@ FLAGS = (
         bool,
     ),
     Flag("log-dir", None, "--run-dir", status=JOINT),
-    Flag("save-dir", None, "", "not needed: checkpoints are written to the run folder (--log-dir)", EXPLAINED),
+    Flag("save-dir", None, "", "not needed: checkpoints are written to the run folder (--log-dir)", IGNORED),
     Flag("log-interval", 10, "`--log-every` N x processes x steps", status=JOINT, kind=int),
     Flag(
         "save-interval",
         100,
         "",
         "not needed: a checkpoint is saved every 5 minutes and replaces older ones (--save-minutes, --save-every)",
-        EXPLAINED,
+        IGNORED,
         int,
     ),
     Flag("eval-interval", None, "`--valid-every` N x processes x steps", status=JOINT, kind=int),
@@ -216,7 +216,7 @@ FLAGS = (
         False,
         "",
         "only with one thread: add --runtime serial to the printed command",
-        EXPLAINED,
+        IGNORED,
         bool,
     ),
     Flag(
@@ -224,7 +224,7 @@ FLAGS = (
         False,
         "",
         "always on: the value of the final observation is bootstrapped at time limits",
-        EXPLAINED,
+        IGNORED,
         bool,
     ),
     Flag("gail", False, "", "imitation learning (GAIL) is not available", REFUSED, bool),

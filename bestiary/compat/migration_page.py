@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from bestiary.compat.flag_types import EXPLAINED, REFUSED, Flag, Mode
+from bestiary.compat.flag_types import IGNORED, REFUSED, Flag, Mode
 from bestiary.compat.programs import PROGRAMS
 from bestiary.compat.translate import format_command, translate
 
@@ -208,8 +208,8 @@ def _defaults(flag: Flag) -> str:
 
 
 def _option(flag: Flag) -> str:
-    if flag.status in (EXPLAINED, REFUSED):
-        return "accepted, no effect" if flag.status == EXPLAINED else "refused"
+    if flag.status in (IGNORED, REFUSED):
+        return "accepted, no effect" if flag.status == IGNORED else "refused"
     return _cell(flag.option if "`" in flag.option or not flag.option.startswith("--") else f"`{flag.option}`")
 
 

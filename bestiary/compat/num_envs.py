@@ -16,10 +16,12 @@ def count_envs(wanted: int, num_tasks: int) -> int:
 
 
 def count_cluster_envs(wanted: int, num_tasks: int, max_actors: int) -> EnvCounts:
-    """Return the numbers of actors and environments on a cluster, if the original has `wanted` environment servers.
+    """Return the number of actors on a cluster, and the number of environments of each actor.
 
-    There is one actor per server, but at most `max_actors` actors. All actors have the same number of environments: the
-    smallest number that gives each actor all tasks and at least `wanted` environments in total.
+    `wanted` is the number of environment servers of the original program. Each actor plays all tasks, so it has at
+    least `num_tasks` environments. There are `wanted // num_tasks` actors, but at least one and at most `max_actors`.
+    All actors have the same number of environments: the smallest number with which each actor has at least `num_tasks`
+    environments and all actors together have at least `wanted` environments.
     """
     actors = max(1, min(wanted // num_tasks, max_actors))
     return EnvCounts(actors, max(-(-wanted // actors), num_tasks))

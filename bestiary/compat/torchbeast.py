@@ -82,7 +82,8 @@ def actors(tasks: Sequence[str], wanted: int, name: str, cluster: str | None) ->
         tasks: names of the environments.
         wanted: number of actors or environment servers of the original.
         name: flag of the original that gives this number, for messages.
-        cluster: value of --cluster. With a cluster, there is one actor process per environment if possible.
+        cluster: value of --cluster. With a cluster, each actor process plays all tasks. There are as many actor
+            processes as possible (`count_cluster_envs`); with the value "local", at most one per core.
     """
     words: tuple[str, ...]
     differences: tuple[str, ...] = ()

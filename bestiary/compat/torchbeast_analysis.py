@@ -5,7 +5,7 @@ Each public function returns words of the equivalent Bestiary command (see `Mode
 
 from dataclasses import replace
 
-from bestiary.compat.flag_types import EXPLAINED, JOINT, REFUSED, Flag, Mode, Program, Values, Words
+from bestiary.compat.flag_types import IGNORED, JOINT, REFUSED, Flag, Mode, Program, Values, Words
 from bestiary.compat.torchbeast import existing_run, task_names
 from bestiary.compat.torchbeast_flags import expand_path
 from bestiary.envs.original_names import SIX_GAMES
@@ -67,9 +67,7 @@ SALIENCY = Program(
         Flag("num_frames", 10_000, "--length", kind=int, commands=DRAWN, convert=str),
         Flag("density", 2, "--density", kind=int, commands=DRAWN),
         Flag("radius", 2.0, "--radius", kind=float, commands=DRAWN),
-        Flag(
-            "resolution", 75, "", "not used, as in the fork; the size of the image is that of the game", EXPLAINED, int
-        ),
+        Flag("resolution", 75, "", "not used, as in the fork; the size of the image is that of the game", IGNORED, int),
         Flag(
             "saliencydir",
             None,
@@ -87,7 +85,7 @@ SALIENCY = Program(
             REFUSED,
             commands=DRAWN,
         ),
-        Flag("use_lstm", False, "", "not needed: the run folder states the network", EXPLAINED, bool),
+        Flag("use_lstm", False, "", "not needed: the run folder states the network", IGNORED, bool),
     ),
     {
         "saliency": Mode(
@@ -268,13 +266,13 @@ ANALYZE_RESNET = Program(
             "mean",
             "",
             "not needed: the figure shows means per weight; the CSV file has sums, too",
-            EXPLAINED,
+            IGNORED,
         ),
-        Flag("plot_heatmaps", False, "", "not needed: heat maps are always drawn", EXPLAINED, bool),
-        Flag("save_figures", False, "", "not needed: figures are always written", EXPLAINED, bool),
-        Flag("hide_plots", False, "", "not needed: figures are never shown on the screen", EXPLAINED, bool),
+        Flag("plot_heatmaps", False, "", "not needed: heat maps are always drawn", IGNORED, bool),
+        Flag("save_figures", False, "", "not needed: figures are always written", IGNORED, bool),
+        Flag("hide_plots", False, "", "not needed: figures are never shown on the screen", IGNORED, bool),
         Flag("layer_index", 0, "filter_vis: `--draw LAYER`", status=JOINT, kind=int, commands=ANALYSIS),
-        Flag("filter_index", 0, "", "not needed: all filters of the layer are drawn", EXPLAINED, int),
+        Flag("filter_index", 0, "", "not needed: all filters of the layer are drawn", IGNORED, int),
         Flag(
             "match_num_models",
             False,
@@ -283,10 +281,10 @@ ANALYZE_RESNET = Program(
             REFUSED,
             bool,
         ),
-        Flag("pairwise_comp", False, "", "not used, as in the fork", EXPLAINED, bool),
-        Flag("frame_height", 84, "", "not needed: the run folder states the size of the frames", EXPLAINED, int),
-        Flag("frame_width", 84, "", "not needed: the run folder states the size of the frames", EXPLAINED, int),
-        Flag("num_actions", 6, "", "not needed: the run folder states the network", EXPLAINED, int),
+        Flag("pairwise_comp", False, "", "not used, as in the fork", IGNORED, bool),
+        Flag("frame_height", 84, "", "not needed: the run folder states the size of the frames", IGNORED, int),
+        Flag("frame_width", 84, "", "not needed: the run folder states the size of the frames", IGNORED, int),
+        Flag("num_actions", 6, "", "not needed: the run folder states the network", IGNORED, int),
     ),
     {
         "filter_vis": Mode(

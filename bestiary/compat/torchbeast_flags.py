@@ -6,7 +6,7 @@ the part of `FLAGS` that the fork for ProcGen also has.
 
 import os
 
-from bestiary.compat.flag_types import EXPLAINED, JOINT, REFUSED, Flag
+from bestiary.compat.flag_types import IGNORED, JOINT, REFUSED, Flag
 
 PLAY = ("eval", "video")
 RUN = ("train", "eval", "video", "audit")
@@ -39,14 +39,14 @@ LEARNER_FLAGS = (
         "one checkpoint is still written, at the end of the training",
         kind=bool,
     ),
-    Flag("num_learner_threads", 2, "", f"not needed: {NOT_A_PROCESS} (--learner-threads)", EXPLAINED, int),
-    Flag("num_inference_threads", 2, "", f"not needed: {NOT_A_PROCESS} (--actor-threads)", EXPLAINED, int),
+    Flag("num_learner_threads", 2, "", f"not needed: {NOT_A_PROCESS} (--learner-threads)", IGNORED, int),
+    Flag("num_inference_threads", 2, "", f"not needed: {NOT_A_PROCESS} (--actor-threads)", IGNORED, int),
     Flag(
         "max_learner_queue_size",
         None,
         "",
         "not needed: the number of waiting rollouts follows from the maximum policy lag (--max-lag)",
-        EXPLAINED,
+        IGNORED,
         int,
     ),
     Flag(
@@ -54,15 +54,15 @@ LEARNER_FLAGS = (
         "unix:/tmp/polybeast",
         "",
         "not needed on one machine; several machines are connected by --cluster HOST:PORT (docs/cluster.md)",
-        EXPLAINED,
+        IGNORED,
     ),
-    Flag("num_actions", 6, "", "not needed: the environment states its actions", EXPLAINED, int),
+    Flag("num_actions", 6, "", "not needed: the environment states its actions", IGNORED, int),
     Flag(
         "write_profiler_trace",
         False,
         "",
         "not available: bestiary bench measures the parts of the training, without a Chrome trace",
-        EXPLAINED,
+        IGNORED,
         bool,
     ),
 )
@@ -103,18 +103,18 @@ FLAGS = (
         kind=int,
         defaults={"popart-poly": 16},
     ),
-    Flag("start_servers", True, "", "not needed: the training starts its environments", EXPLAINED, bool),
-    Flag("no_start_servers", False, "", "not needed: the training starts its environments", EXPLAINED, bool),
+    Flag("start_servers", True, "", "not needed: the training starts its environments", IGNORED, bool),
+    Flag("no_start_servers", False, "", "not needed: the training starts its environments", IGNORED, bool),
     *LEARNER_FLAGS,
     Flag(
         "num_buffers",
         None,
         "",
         "not needed: the number of waiting rollouts follows from the maximum policy lag (--max-lag)",
-        EXPLAINED,
+        IGNORED,
         int,
     ),
-    Flag("num_threads", 2, "", f"not needed: {NOT_A_PROCESS} (--learner-threads)", EXPLAINED, int),
+    Flag("num_threads", 2, "", f"not needed: {NOT_A_PROCESS} (--learner-threads)", IGNORED, int),
     Flag(
         "use_lstm",
         False,
@@ -131,7 +131,7 @@ FLAGS = (
         1e-4,
         "",
         "ignored, as in the fork, which always uses 4e-4; to change it, add --critic.beta to the printed command",
-        EXPLAINED,
+        IGNORED,
         float,
         fork="popart",
     ),
@@ -192,7 +192,7 @@ FLAGS = (
         choices=("gray_stack", "rgb_last", "rgb_stack"),
         fork="popart",
     ),
-    Flag("multitask", False, "", "not needed: several environments are several tasks", EXPLAINED, bool, fork="popart"),
+    Flag("multitask", False, "", "not needed: several environments are several tasks", IGNORED, bool, fork="popart"),
     # Reward-misspecification fork
     Flag(
         "fuel_multiplier",
@@ -220,6 +220,6 @@ FLAGS = (
     ),
     Flag("hidden_size", 512, "--torso.width", kind=int, fork="reward", status=JOINT),
     Flag("num_layers", 1, "--torso.depth", kind=int, fork="reward", status=JOINT),
-    Flag("beta1", 0.9, "", "not used, as in the fork, whose optimizer is RMSProp", EXPLAINED, float, fork="reward"),
-    Flag("beta2", 0.999, "", "not used, as in the fork, whose optimizer is RMSProp", EXPLAINED, float, fork="reward"),
+    Flag("beta1", 0.9, "", "not used, as in the fork, whose optimizer is RMSProp", IGNORED, float, fork="reward"),
+    Flag("beta2", 0.999, "", "not used, as in the fork, whose optimizer is RMSProp", IGNORED, float, fork="reward"),
 )

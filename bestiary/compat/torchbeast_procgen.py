@@ -6,7 +6,7 @@ returns words of the equivalent Bestiary command.
 
 from dataclasses import replace
 
-from bestiary.compat.flag_types import EXPLAINED, JOINT, REFUSED, Flag, Mode, Program, Values, Words, format_value
+from bestiary.compat.flag_types import IGNORED, JOINT, REFUSED, Flag, Mode, Program, Values, Words, format_value
 from bestiary.compat.torchbeast import actors, existing_run, new_run
 from bestiary.compat.torchbeast_flags import LEARNER_FLAGS, PLAY
 from bestiary.envs.original_names import bestiary_names
@@ -189,7 +189,7 @@ FLAGS = (
         commands=TRAIN_EVAL,
     ),
     Flag("num_actors", 4, "`--num-envs`", status=JOINT, kind=int),
-    Flag("num_servers", 4, "", "not needed: the training starts as many environments as actors", EXPLAINED, int),
+    Flag("num_servers", 4, "", "not needed: the training starts as many environments as actors", IGNORED, int),
     *LEARNER_FLAGS,
     Flag("num_levels", 0, "`--levels START:START+N`; 0: `--levels all`", status=JOINT, kind=int),
     Flag("start_level", 0, "`--levels`", status=JOINT, kind=int),
@@ -256,8 +256,8 @@ FLAGS = (
         JOINT,
         bool,
     ),
-    Flag("keep_dd", False, "", "not used, as in the original", EXPLAINED, bool),
-    Flag("allow_oov", False, "", "not used, as in the original", EXPLAINED, bool),
+    Flag("keep_dd", False, "", "not used, as in the original", IGNORED, bool),
+    Flag("allow_oov", False, "", "not used, as in the original", IGNORED, bool),
     Flag("hidden_size", 128, "`--memory.hidden`", status=JOINT, kind=int),
     Flag("num_layers", 2, "`--memory.layers`", status=JOINT, kind=int),
     Flag("num_head", 4, "`--memory.heads`", status=JOINT, kind=int),
@@ -278,12 +278,12 @@ FLAGS = (
         False,
         "",
         "the default; two GPUs are used with --device cuda:0 --actor-device cuda:1",
-        EXPLAINED,
+        IGNORED,
         bool,
     ),
     Flag("use_wandb", False, "`--logger wandb --logger.project` project_name", status=JOINT, kind=bool),
     Flag("project_name", None, "`--logger.project`", status=JOINT),
-    Flag("job_name", None, "", "the name in Weights & Biases is the name of the run folder, that is xpid", EXPLAINED),
+    Flag("job_name", None, "", "the name in Weights & Biases is the name of the run folder, that is xpid", IGNORED),
 )
 TRAIN = Mode(
     command=("train",),

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bestiary.compat.flag_types import EXPLAINED, OPTION, REFUSED, Flag, Mode, Program, Values, Words
+from bestiary.compat.flag_types import IGNORED, OPTION, REFUSED, Flag, Mode, Program, Values, Words
 from bestiary.compat.programs import PROGRAMS
 from bestiary.utils.errors import UserError
 from bestiary.utils.options import check_limits, convert, suggest
@@ -181,7 +181,7 @@ def _translate_flag(flag: Flag, values: Values, command: str) -> Words:
     value, is_given = values[flag.name], flag.name in values.given
     if flag.status == REFUSED and is_given and value != flag.default:
         raise UserError(f"{_shown(flag, value)}: {flag.difference}")
-    if command not in flag.commands and flag.status != EXPLAINED:
+    if command not in flag.commands and flag.status != IGNORED:
         return Words()
     differences = (f"{_shown(flag, value)}: {flag.difference}",) if is_given and flag.difference else ()
     if flag.status != OPTION or value is None or value is False:
@@ -195,7 +195,7 @@ def _unused_flags(program: Program, values: Values, command: str) -> Words:
     unused = [
         flag.name
         for flag in program.flags
-        if flag.name in values.given and flag.status != EXPLAINED and command not in flag.commands
+        if flag.name in values.given and flag.status != IGNORED and command not in flag.commands
     ]
     if not unused or not command:
         return Words()
