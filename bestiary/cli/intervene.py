@@ -12,7 +12,7 @@ from bestiary.cli.arguments import (
 from bestiary.cli.playback_arguments import parse_with_env_options, select_checkpoint
 from bestiary.utils.errors import UserError
 
-DEFAULT_CONTINUATION = 100  # steps; only if the game itself is changed
+DEFAULT_CONTINUATION = 100  # default of --continue, in steps, with --set or --action; otherwise the default is 0
 # Option -> (format of its value, help text).
 KINDS = {
     "erase": (

@@ -78,7 +78,11 @@ def _add_arguments(parser: Parser, episodes: int, every: int) -> None:
     add_run_argument(parser)
     parser.add_integer("--episodes", "number of games", default=episodes, low=1)
     parser.add_integer(
-        "--every", "number of steps of a game of which one is measured", default=every, low=1, metavar="STEPS"
+        "--every",
+        "in each game, every STEPS-th step is measured; the first measured step is drawn at random",
+        default=every,
+        low=1,
+        metavar="STEPS",
     )
     parser.add_argument(
         "--out",

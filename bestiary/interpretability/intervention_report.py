@@ -243,8 +243,9 @@ def _print_report(report: InterventionReport) -> None:
     if report.saliency is not None:
         s = report.saliency
         note(
-            f"policy: measured effect {effect.policy_score:.3g}, mean saliency of the changed region {s.policy:.3g}; "
-            f"value: {effect.value_score:.3g} and {s.value:.3g} (half the squared change of logits and value)"
+            f"measured effect: policy {effect.policy_score:.3g}, value {effect.value_score:.3g}; mean saliency of the "
+            f"changed region: policy {s.policy:.3g}, value {s.value:.3g} (unit: half the squared change of the logits "
+            "or of the value)"
         )
 
 

@@ -119,7 +119,8 @@ def choose_detection(run: Run, objects: str, env: str | None = None) -> str:
 
     has_labels = name.removeprefix("atari/") in OBJECTS
     if objects == "items" or (objects == "labels" and not has_labels):
-        raise UserError(f"--objects {objects}: not known for {name}; use --objects changes")
+        available = "labels or changes" if has_labels else "changes"
+        raise UserError(f"--objects {objects}: not available for {name}; choose --objects {available}")
     if objects != "auto":
         return objects
     return "labels" if has_labels else "changes"
@@ -190,8 +191,9 @@ def _measure_items(agent: Agent, step: SampledStep, samples: Samples, rng: np.ra
 def gradient_saliency(agent: Agent, step: SampledStep, kind: str) -> tuple[np.ndarray, np.ndarray]:
     """Return the saliency of the policy and of the value for each entry of a vector observation, both [D].
 
-    It is the first-order estimate of the effect of setting the entry to zero: half the sum of the squared products of
-    the entry and the derivatives of the logits, or of the value (gradient times input).
+    Both estimate the effect of setting the entry x to zero. To first order, this changes an output y of the agent by
+    the gradient times the input, x dy/dx. The saliency of the policy is half the sum of the squared changes of the
+    logits. The saliency of the value is half the squared change of the value.
     """
     vector = step.inputs.observation[kind].clone().requires_grad_(True)
     inputs = Inputs(

@@ -22,8 +22,10 @@ from bestiary.utils.console import note, warn
 from bestiary.utils.errors import RunError
 
 Box = tuple[int, int, int, int]  # x, y, width and height on the screen
-FRAME_EVERY = 10  # newest frames are kept every FRAME_EVERY steps, to compute the background
-MAX_FRAMES = 400
+# At every FRAME_EVERY-th step, the newest frame of each environment's frame stack is kept. The median of the kept
+# frames is the background.
+FRAME_EVERY = 10
+MAX_FRAMES = 400  # maximum number of kept frames
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,8 @@ class SamplingOptions:
     """Which games are played, and which of their steps are kept."""
 
     episodes: int = 20  # number of games
-    every: int = 25  # one of so many steps is kept; in each game, the first kept step is drawn at random
+    # In each game, every `every`-th step is kept. The first kept step is drawn at random from the first `every` steps.
+    every: int = 25
     greedy: bool = False
     seed: int = 0
     num_envs: int = 16
