@@ -22,8 +22,9 @@ from bestiary.runs.csv_tables import read_rows
 CURVES = ("classic", "lunarlander")
 CENTRED_CURVES = ("breakout", "pong-aaa", "pong-minutes", "pong-steps", "popart", "procgen", "transfer")
 CENTRED_CAPTION = (
-    "Lines: mean over seeds. Bands: lowest to highest seed. Curves of version 0.1: windows are centred, so a point\n"
-    "also contains games that ended later, by up to about 10 times the mean number of steps per finished game."
+    "Lines: mean over seeds. Bands: lowest to highest return over seeds. Curves of version 0.1: windows are centred,\n"
+    "so a point also contains games that ended later, by up to about 10 times the mean number of steps per finished "
+    "game."
 )
 
 

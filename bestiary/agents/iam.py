@@ -69,8 +69,9 @@ class IAMAgent(nn.Module, AgentDefaults):
         )
         predictors: int | None = option(
             None,
-            "only with --agent.dset static: number of outputs of the linear layer; for images, per cell of the feature "
-            "map (default: 16)",
+            "only with --agent.dset static: number of outputs of the linear layer that computes the inputs of the "
+            "memory; for images, the layer is applied to each cell of the feature map and has this number of outputs "
+            "per cell (default: 16)",
             low=1,
         )
         heads: int | None = option(

@@ -134,5 +134,8 @@ def _read_rows(name: str, values: Any, num_envs: int, dtype: Any, default: Any) 
         return np.full(num_envs, default, dtype)
     array = np.asarray(values)
     if array.size != num_envs or array.ndim > 1 or array.dtype.kind not in "biuf":
-        raise UserError(f"act: {name} has shape {list(array.shape)} and type {array.dtype}; expected [{num_envs}]")
+        raise UserError(
+            f"act: {name} must contain {num_envs} numbers or booleans, one per environment, but it has the shape "
+            f"{list(array.shape)} and the type {array.dtype}"
+        )
     return array.reshape(num_envs).astype(dtype)

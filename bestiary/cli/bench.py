@@ -24,8 +24,8 @@ def bench_command(argv: list[str]) -> None:
         choices=[*sorted(CONFIGS), KERNELS, SALIENCY],
         metavar="NAME",
         help=f"what to measure: a training configuration ({', '.join(sorted(CONFIGS))}), {KERNELS} (the computing "
-        f"time of each memory) or {SALIENCY} (saliency, compared with the procedure of Greydanus et al. 2018) "
-        f"(default: {' '.join(DEFAULT_CONFIGS)})",
+        f"time of each memory) or {SALIENCY} (the computing time of a saliency map, compared with a procedure that "
+        f"evaluates one patch after the other) (default: {' '.join(DEFAULT_CONFIGS)})",
     )
     parser.add_integer(
         "--repeats", "number of repetitions of each measurement; the median is reported", default=5, low=1

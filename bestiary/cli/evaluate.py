@@ -218,8 +218,8 @@ def compare_command(argv: list[str]) -> None:
     parser = Parser(
         "compare",
         "Plot the learning curves of runs and print a table. Runs that differ only in their seed are drawn as one "
-        "mean curve with a band from the lowest to the highest seed. Aggregate scores over tasks and probabilities of "
-        "improvement are also computed (see docs/statistics.md).",
+        "mean curve with a band from the lowest to the highest return over the seeds. Aggregate scores over tasks and "
+        "probabilities of improvement are also computed (see docs/statistics.md).",
     )
     add_run_argument(parser, several=True)
     parser.add_argument(

@@ -311,7 +311,8 @@ UNCOMPARED = tuple(f.name for f in fields(Training) if not f.metadata["compared"
 
 def is_compared(key: str) -> bool:
     """Return whether two runs with different values of a key, such as `memory.hidden`, are different experiments."""
-    return key.partition(".")[0] not in UNCOMPARED  # the options of loggers, for example logger.project, are not
+    # The options of a logger, for example `logger.project`, are not compared, as the option `logger`.
+    return key.partition(".")[0] not in UNCOMPARED
 
 
 def group_key(settings: Mapping[str, Any], *ignored: str) -> str:

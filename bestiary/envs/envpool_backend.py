@@ -153,7 +153,10 @@ def inner_calls_work() -> bool:
         for env in envs:
             env.close()
     if not same:
-        note("this version of EnvPool has other inner methods: its public methods are used, which are slower")
+        note(
+            "Bestiary cannot use the inner methods of the installed version of EnvPool; it uses the public methods, "
+            "which are slower and give the same results"
+        )
     return same
 
 

@@ -23,7 +23,8 @@ class SameStepVectorEnv:
     finished episodes. AutoresetMode.NEXT_STEP is refused, because the step after an episode would ignore the action of
     the agent.
 
-    `step` returns an `info` with only numbers: arrays [N] by measure name, `final_obs` and `final_info`.
+    Of the user's `info`, `step` returns only the arrays [N] of numbers, by measure name. If an episode ended, it adds
+    `final_obs` (the final observations) and `final_info` (the numbers of the final step).
     """
 
     def __init__(self, env: Any, name: str, num_envs: int):

@@ -104,9 +104,9 @@ def _spec_of_built(
 ) -> EnvSpec:
     """Return the EnvSpec of an environment that must be built before its interface is known.
 
-    `EnvSpec.interface` builds the environment once per `key` and options, and caches the interface. `options` is the
-    options class. The class attributes of `vector_class` contain the default number of training steps, and the default
-    values of training options.
+    `EnvSpec.interface` builds the environment once for each combination of `key` and values of the options, and caches
+    the interface. `options` is the class of the options. The class attributes of `vector_class` contain the default
+    number of training steps, and the default values of training options.
     """
 
     def interface(values: Any) -> EnvInterface:

@@ -91,7 +91,7 @@ def curve_caption(smooth: int, has_dashed: bool = False, raw: bool = False) -> s
     else:
         text = (
             f"Lines: mean over seeds. At each point, the return of a seed is the mean of its last {smooth} games, or "
-            "of all games since the\nprevious point if these are more. Bands: lowest to highest seed."
+            "of all games since the\nprevious point if these are more. Bands: lowest to highest return over seeds."
         )
     return f"{text} Dashed lines: final return." if has_dashed else text
 

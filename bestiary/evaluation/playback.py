@@ -66,7 +66,7 @@ class Viewer:
 
 @dataclass
 class Frame:
-    """One step of a game, with the rendered image and the inputs and outputs of one viewer's agent."""
+    """One step of a game: the rendered image, and the inputs and outputs of the agent of one viewer."""
 
     record: StepRecord
     screen: np.ndarray  # rendered image, uint8 [H,W,3]
@@ -298,7 +298,7 @@ class Playback:
                     "choose a task that both runs have with --env"
                 )
             raise UserError(
-                f"{paths}: the same actions lead to different games; choose runs with the same "
+                f"{paths}: their screens differ after the same actions; choose runs with the same "
                 "environment options (--noop-max, --frame-skip, --sticky ...)"
             )
         return [

@@ -157,9 +157,10 @@ def in_float64(exported: Any) -> Any:
 
 
 def _widen(x: Any) -> Any:
-    """Convert floating-point tensors to float64, and replace the dtype float32 by float64. Return the result.
+    """Return the argument of an operation in float64.
 
-    Other arguments are returned unchanged.
+    A floating-point tensor is converted to float64, and the dtype torch.float32 becomes torch.float64. Any other
+    argument is returned unchanged.
     """
     if isinstance(x, Tensor):
         return x.double() if x.is_floating_point() else x

@@ -48,7 +48,7 @@ def delta_seq(
     q: Tensor,  # queries [B,H,T,E]
     k: Tensor,  # keys [B,H,T,E]
     v: Tensor,  # values [B,H,T,M]
-    beta: Tensor,  # learning rates in [0,1], [B,H,T,1]
+    beta: Tensor,  # learning rates [B,H,T,1], in [0,1]; delta-product: up to 2
     done: Tensor,  # bool [T,B]: if True, an episode starts and the state is set to zero before the step
     state: Tensor,  # initial fast weights [B,H,E,M]
     *,

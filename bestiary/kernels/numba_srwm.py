@@ -102,7 +102,7 @@ def softmax_backward(probs, i, d_probs, count, out, j):
 
 @compile_kernel
 def sigmoid(scores, i, out, j):
-    """Write the sigmoid of the SIMD vector that starts at scores[i] to out[j:]."""
+    """Load the SIMD vector at scores[i:], compute its sigmoid, and store the result at out[j:]."""
     store(out, j, div(ones(out), add(ones(out), exp(sub(zeros(out), load(scores, i))))))
 
 
@@ -122,9 +122,11 @@ def scale(row, i, b, j, offsets, out):
 def srwm_forward(x, done, base, shift, offsets, y, records, saved):
     """Run the forward pass of the SRWM. Overwrite `shift`, `y`, `records` and `saved` with the results.
 
-    Shapes: N sequences (one per head of each batch entry), T steps, B batch entries, H heads. The matrix W has E rows
-    and D columns, with padding. Wy has My columns. A record has R numbers. All arrays except x and done are flat, and
-    the shapes describe their layout.
+    The weights W = base + shift have E rows and D columns. Each of the four submatrices [Wy|Wq|Wk|Wb] is padded to a
+    multiple of the SIMD vector length. D and My, the number of columns of Wy, include the padding.
+
+    Shapes: N sequences (one per head of each batch entry), T steps, B batch entries, H heads. A record has R numbers.
+    All arrays except x and done are flat, and the shapes describe their layout.
 
     Args:
         x: inputs [N,T,E].

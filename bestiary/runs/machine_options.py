@@ -119,9 +119,9 @@ def _note_ignored(run: Run, given: Mapping[str, Any]) -> None:
     ignored = [flag for flag in machine_flags(config) if _key(flag) not in given]
     if config.training.runtime == "cluster" and any(_key(flag) == "cluster" for flag in ignored):
         raise UserError(
-            f"{run.path} trains on a cluster, but you have not trained it on this machine with the options in its "
-            f"config.toml (cluster {config.training.cluster}); add --cluster local, --cluster auto or "
-            "--cluster HOST:PORT"
+            f"{run.path}: the cluster in config.toml ({config.training.cluster}) is not used, because you have not "
+            "trained this run on this machine with these options (the run may come from another person, or config.toml "
+            "was changed); add --cluster local, --cluster auto or --cluster HOST:PORT"
         )
     if ignored:
         # The values may come from another person. Quote them, so that the shell executes none of them as a command if

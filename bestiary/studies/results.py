@@ -279,7 +279,8 @@ def _final_returns(results: Iterable[TrialResult]) -> np.ndarray:
 def learning_curves(study: Study, trials: list[Trial]) -> dict[str, dict[str, list[CurveGroup]]]:
     """Return {task: {title of a panel: curves}}.
 
-    A curve shows the mean over the seeds of a variant, with a band from the lowest to the highest seed.
+    A curve shows the mean over the seeds of a variant, with a band from the lowest to the highest return over the
+    seeds.
 
     Unfinished runs are included. Usually there is only one panel, with the title "". If the study has named variants
     and a grid, there is one panel for each combination of grid values. The x axis counts the steps in the task: an

@@ -176,7 +176,10 @@ def _draw_importance(axes: "Axes", importances: dict[str, float]) -> None:
 
 
 def _draw_parallel(axes: "Axes", study: Study, trials: "Sequence[optuna.trial.FrozenTrial]") -> None:
-    """Draw one line per trial through its values of all options and its value, and colour it by its value."""
+    """Draw parallel coordinates: one axis per option, and a last axis for the searched value (the trial's value).
+
+    Each trial is one line. Its colour shows the trial's value.
+    """
     from matplotlib import colormaps
 
     assert study.search is not None

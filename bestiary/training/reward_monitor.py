@@ -24,7 +24,8 @@ class RewardHackingMonitor:
 
     Args:
         games: number of games per window. The trends are checked once per window.
-        windows: number of most recent windows that a check uses: the lines are fitted to `games` x `windows` games.
+        windows: number of windows that a check uses. A check fits one line to the training returns and one line to the
+            true returns of the last `games` x `windows` games.
         recent_returns: pairs (training return, true return) of the most recent games. This argument and the following
             arguments restore a monitor from the result of `state`.
         num_alerts: number of alerts so far.

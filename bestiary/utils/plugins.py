@@ -104,7 +104,10 @@ class _PluginFinder(MetaPathFinder):
         self.source = source
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """Return the spec of the package, which is the user's file, or of a module in it."""
+        """Return the spec of the plug-in's private package or of a module in this package, else None.
+
+        The code of the package is the user's file.
+        """
         if fullname == self.package:
             return self._spec(fullname, self.path, self.source.content, "", is_package=True)
         if not fullname.startswith(f"{self.package}."):

@@ -88,7 +88,11 @@ class HLGauss(nn.Module, CriticDefaults):
         )
         bins: int = option(51, "number of bins of the histogram", low=2, high=10_000)
         sigma_ratio: float = option(
-            0.75, "standard deviation of the histogram of a value target, in bins", above=0, high=1000
+            0.75,
+            "standard deviation, in bin widths, of the normal distribution from which the histogram of a value target "
+            "is computed",
+            above=0,
+            high=1000,
         )
 
         def __post_init__(self) -> None:

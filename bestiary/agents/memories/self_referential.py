@@ -199,7 +199,10 @@ class SRWMNoCarry(nn.Module, MemoryDefaults):
 
     @classmethod
     def derive_options(cls, options: Options, context: RunContext) -> Options:
-        """Return the options. If the user did not set `reset_interval`, set it to the length of the rollouts."""
+        """Return the options. If the user did not set `reset_interval`, set it to the length of training sequences.
+
+        This is the rollout length, or for PPO the option `sequence_length`.
+        """
         return replace(options, reset_interval=options.reset_interval or context.sequence_length)
 
     def __init__(self, input_size: int, options: Options = Options()):

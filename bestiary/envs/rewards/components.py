@@ -17,9 +17,10 @@ class RewardComponent:
 
     description: str
     values: tuple[float, ...] = ()  # typical values in a step; empty: unknown
-    # Name of another component to which this component is tied, or empty. Tied means that values[k] of this component
-    # occurs in the same steps as values[k] of the other component. Example in River Raid: `fuel_shot` is tied to
-    # `score`, because it is 1 in the steps in which `score` is 80.
+    # Name of another component to which this component is tied, or empty. Tied means that `values` of both components
+    # have the same length, and that in a step in which the other component has its k-th value, this component has its
+    # k-th value. Example in River Raid: `score` has the values (0, 30, 60, 80, 100, 500), and `fuel_shot` has the
+    # values (0, 0, 0, 1, 0, 0), because a depot was shot in each step with 80 points.
     tied: str = ""
     open: bool = False  # True if `values` are only examples and other values are also common
 
