@@ -21,8 +21,7 @@ NON_OPTION_TABLES = ("versions", "plugins")  # tables of config.toml that only d
 
 def read_toml(path: Path, in_run_folder: bool = False) -> dict[str, Any]:
     """Read a config file or preset and return it as a flat dict for `resolve`. For the arguments see `read_tables`."""
-    tables = read_tables(path, in_run_folder)
-    options = flatten({name: value for name, value in tables.items() if name not in NON_OPTION_TABLES})
+    options = flatten_options(read_tables(path, in_run_folder))
     envs = options.get("env", [])
     if in_run_folder and not (isinstance(envs, list) and all(isinstance(name, str) for name in envs)):
         raise UserError(f"{path}: env is {str(envs)[:60]!r}; it must be a list of names of environments")
@@ -67,6 +66,11 @@ def _check_integers(value: Any) -> None:
     elif isinstance(value, list):
         for item in value:
             _check_integers(item)
+
+
+def flatten_options(tables: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options in the tables of a config file as a flat dict for `resolve`."""
+    return flatten({name: value for name, value in tables.items() if name not in NON_OPTION_TABLES})
 
 
 def flatten(tables: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from bestiary import __version__
 from bestiary.agents.agent import count_parameters
+from bestiary.config.toml import dump_toml, read_tables
 from bestiary.evaluation.evaluate import evaluate
 from bestiary.evaluation.playback import PlaybackOptions
 from bestiary.evaluation.results import Evaluation
@@ -21,6 +22,7 @@ from bestiary.runs.checkpoints import Checkpoint, write_manifest
 from bestiary.runs.run import Run
 from bestiary.utils.console import warn
 from bestiary.utils.errors import UserError
+from bestiary.utils.plugin_names import PluginRef, parse_name
 
 TABLES = ("config.toml", "metrics.csv", "episodes.csv")
 CHECKPOINT_FILES = ("model.safetensors", "state.json")
@@ -55,8 +57,11 @@ def write_card(
     try:
         _copy_run(run, chosen, partial)
         evaluation.save(partial / "evaluation.json")
+        _name_copies(run, partial)
+        write_manifest(partial / "checkpoints" / chosen.path.resolve().name, CHECKPOINT_FILES)
         has_video = video and _record(run, chosen, partial / VIDEO, greedy, seed)
-        (partial / CARD).write_text(_card_text(run, chosen, evaluation, has_video, folder.name))
+        config_text = (partial / "config.toml").read_text()
+        (partial / CARD).write_text(_card_text(run, chosen, evaluation, has_video, folder.name, config_text))
         if folder.exists():
             shutil.rmtree(folder)
         partial.rename(folder)
@@ -87,10 +92,37 @@ def _copy_run(run: Run, checkpoint: Checkpoint, folder: Path) -> None:
     weights.mkdir(parents=True)
     for name in CHECKPOINT_FILES:
         shutil.copyfile(checkpoint.path / name, weights / name)
-    write_manifest(weights, CHECKPOINT_FILES)
     plugins = run.path / plugin_copies.FOLDER
     if plugins.is_dir():
         shutil.copytree(plugins, folder / plugin_copies.FOLDER, ignore=shutil.ignore_patterns("__pycache__"))
+
+
+def _name_copies(run: Run, folder: Path) -> None:
+    """Replace the paths of plug-ins in a card folder by the paths of their copies, relative to the folder."""
+    # If an original file is missing, `run.config` names its copy, and config.toml names the original.
+    hashes = {**plugin_copies.read_hashes(run.path), **run.config.plugin_hashes}
+    if not hashes:
+        return
+    copies = {
+        file: f"{plugin_copies.FOLDER}/{plugin_copies.copy_name(Path(file), sha256)}" for file, sha256 in hashes.items()
+    }
+    path = folder / "config.toml"
+    comments = "".join(line for line in path.read_text().splitlines(True) if line.startswith("#"))
+    path.write_text(comments + dump_toml(_replace_paths(read_tables(path), copies)))
+    for path in (folder / "evaluation.json", *folder.glob("checkpoints/*/state.json")):
+        path.write_text(json.dumps(_replace_paths(json.loads(path.read_text()), copies), indent=1))
+
+
+def _replace_paths(value: Any, copies: dict[str, str]) -> Any:
+    """Return a value of a TOML or JSON file, in which each path of a plug-in is replaced by the path of its copy."""
+    if isinstance(value, dict):
+        return {_replace_paths(key, copies): _replace_paths(item, copies) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_replace_paths(item, copies) for item in value]
+    if isinstance(value, str):
+        for file, copy in copies.items():
+            value = copy if value == file else value.replace(f"{file}:", f"{copy}:")
+    return value
 
 
 def _record(run: Run, checkpoint: Checkpoint, path: Path, greedy: bool, seed: int) -> bool:
@@ -103,17 +135,24 @@ def _record(run: Run, checkpoint: Checkpoint, path: Path, greedy: bool, seed: in
     return True
 
 
-def _card_text(run: Run, checkpoint: Checkpoint, evaluation: Evaluation, has_video: bool, folder: str) -> str:
-    """Return the text of README.md. `folder` is the name of the folder, for the commands in the text."""
+def _card_text(
+    run: Run, checkpoint: Checkpoint, evaluation: Evaluation, has_video: bool, folder: str, config_text: str
+) -> str:
+    """Return the text of README.md.
+
+    Args:
+        folder: name of the folder, for the commands in the text.
+        config_text: content of config.toml in this folder.
+    """
     config = run.config
     protocol = evaluation.protocol
-    names = {kind: component.name for kind, component in config.components.items()}
+    names = {kind: _shown(component.name) for kind, component in config.components.items()}
     flags = f"--episodes {protocol['games']} --num-envs {protocol['num_envs']} --seed {protocol['seed']}"
     flags += " --greedy" if protocol["policy"] == "greedy" else ""
     trust = " --trust-code" if config.plugin_hashes else ""
     agent = ", ".join(f"{kind} `{name}`" for kind, name in names.items() if kind != "algo")
     facts = {
-        "environment": ", ".join(f"`{name}`" for name in config.envs),
+        "environment": ", ".join(f"`{_shown(name)}`" for name in config.envs),
         "algorithm": f"`{names['algo']}`",
         "agent": f"{agent}; {count_parameters(run.agent(checkpoint)):,} parameters",
         "training": f"{checkpoint.steps:,} of {config.training.steps:,} steps, seed {config.training.seed}",
@@ -144,9 +183,15 @@ def _card_text(run: Run, checkpoint: Checkpoint, evaluation: Evaluation, has_vid
         "## Training",
         f"```\nbestiary train --config {folder}/config.toml{trust}\n```",
         "The complete configuration:",
-        f"```toml\n{(run.path / 'config.toml').read_text().strip()}\n```",
+        f"```toml\n{config_text.strip()}\n```",
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _shown(name: str) -> str:
+    """Return the name of an environment or component without the folder of a user's file."""
+    ref = parse_name(name)
+    return f"{ref.path.name}:{ref.attribute}" if isinstance(ref, PluginRef) else name
 
 
 def _metadata(run: Run, evaluation: Evaluation) -> str:
@@ -172,7 +217,7 @@ def _metadata(run: Run, evaluation: Evaluation) -> str:
             "- reinforcement-learning",
             "- deep-reinforcement-learning",
             "- bestiary",
-            *(f"- {_quote(name)}" for name in run.config.envs),
+            *(f"- {_quote(_shown(name))}" for name in run.config.envs),
             "model-index:",
             f"- name: {_quote(run.name)}",
             "  results:",

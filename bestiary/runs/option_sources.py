@@ -11,7 +11,8 @@ from typing import Any
 
 from bestiary.config.option_merging import override_options
 from bestiary.config.plugin_options import trust_in_file, trust_named
-from bestiary.config.toml import flatten, read_preset, read_toml
+from bestiary.config.toml import flatten, read_preset
+from bestiary.runs import plugin_copies
 from bestiary.runs.format_version import check_version
 from bestiary.runs.run import open_run
 from bestiary.utils.console import note
@@ -46,10 +47,11 @@ def merge_sources(
     if direct.get("init_from") is not None:
         merged = _options_of_run(str(direct["init_from"]), trust_code)
         origin = dict.fromkeys(merged, f"run {direct['init_from']}")
-    for source, read in (("preset", read_preset), ("config", _read_config)):
+    files = {"preset": read_preset, "config": lambda name: _read_config(name, trust_code)}
+    for source, read in files.items():
         name = direct.pop(source, None)
         if name is not None:
-            found = trust_in_file(read(str(name)), f"--{source} {name}", trust_code)
+            found = read(str(name))
             merged = override_options(merged, found)
             origin |= dict.fromkeys(found, f"{source} {name}")
     merged = override_options(merged, direct)
@@ -82,9 +84,9 @@ def _check_cluster(options: Mapping[str, Any], origin: Mapping[str, str], trust_
         raise UserError(*problems)
 
 
-def _read_config(path: str) -> dict[str, Any]:
+def _read_config(path: str, trust_code: bool) -> dict[str, Any]:
     check_version(Path(path))
-    return read_toml(Path(path))
+    return plugin_copies.trust_config(Path(path), trust_code)
 
 
 def _options_of_run(path: str, trust_code: bool) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bestiary.config.plugin_options import map_plugins
-from bestiary.config.toml import read_tables
+from bestiary.config.toml import flatten_options, read_tables
 from bestiary.utils import safe_files, trust
 from bestiary.utils.console import note
 from bestiary.utils.errors import UserError
@@ -48,7 +48,12 @@ def write_copies(config: "Config", run_path: Path) -> None:
 def read_hashes(run_path: Path) -> dict[str, str]:
     """Read config.toml of a run. Return a dict: path of each plug-in file -> hash of its content."""
     path = run_path / "config.toml"
-    hashes = read_tables(path, in_run_folder=True).get("plugins", {})
+    return _hashes(read_tables(path, in_run_folder=True), path)
+
+
+def _hashes(tables: Mapping[str, Any], path: Path) -> dict[str, str]:
+    """Return the table [plugins] of a config file."""
+    hashes = tables.get("plugins", {})
     if not isinstance(hashes, dict) or not all(isinstance(value, str) for value in hashes.values()):
         raise UserError(f"{path}: the table [plugins] must contain the hash of each plug-in file as text")
     return hashes
@@ -66,6 +71,29 @@ def trust_options(options: Mapping[str, Any], run_path: Path, trust_code: bool) 
     """
     hashes = read_hashes(run_path)
     return map_plugins(options, lambda ref: _trust(ref, hashes.get(str(ref.path)), run_path, trust_code))
+
+
+def trust_config(path: Path, trust_code: bool) -> dict[str, Any]:
+    """Read a config file. Return its options, in which each plug-in refers to a file that may be executed.
+
+    If the file is the config.toml of a run, and the run folder has a copy of a plug-in, the file that is executed is
+    chosen as in `trust_options`. So the config of a run can be used after its plug-ins were changed or moved, and on
+    other machines.
+
+    Raises:
+        UserError: a plug-in is not trusted, or its copy was changed.
+    """
+    tables = read_tables(path)
+    hashes = _hashes(tables, path)
+
+    def trust_ref(ref: PluginRef) -> PluginRef:
+        sha256 = hashes.get(str(ref.path))
+        if sha256 is not None and (path.parent / FOLDER / copy_name(ref.path, sha256)).exists():
+            return _trust(ref, sha256, path.parent, trust_code)
+        trust.trust_in_file(ref, f"--config {path}", trust_code)
+        return ref
+
+    return map_plugins(flatten_options(tables), trust_ref)
 
 
 def shown_options(options: Mapping[str, Any], run_path: Path) -> dict[str, Any]:
@@ -95,7 +123,7 @@ def _trust(ref: PluginRef, sha256: str | None, run_path: Path, trust_code: bool)
             f"the run uses the plug-in {ref.path.name}, and you have not used this version of it before. The run "
             f"folder has a copy: read {copy}{_modules_text(source)}, then add --trust-code to execute it"
         )
-    if known:
+    if known and copy != run_path / ref.path:  # config.toml of a model card names the copies
         note(f"note: {ref.path} is missing or has changed since the run was created; its copy {copy} is used")
     trust.trust_content(copy, source, announce=not known)
     return PluginRef(copy, ref.attribute)

@@ -5,12 +5,14 @@ import re
 import shutil
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 import bestiary
 from bestiary.cli.main import run_command
+from bestiary.config.config import Config
 from bestiary.runs.run import Run
 
 
@@ -98,3 +100,47 @@ def test_a_card_contains_the_plug_ins_of_the_agent() -> None:
     assert run_command(["card", "r", "--out", "card", "--episodes", "2", "--no-video"]) == 0
     assert [path.read_text() for path in Path("card/plugins").rglob("plain.py")] == [PLUGIN]
     assert "--trust-code" in Path("card/README.md").read_text()
+
+
+def test_a_card_with_plug_ins_works_on_another_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The files of a card contain no path of the machine, and its commands work without the original files."""
+    author = tmp_path / "author"
+    author.mkdir()
+    (author / "plain.py").write_text(PLUGIN)
+    (author / "reward.py").write_text("def double(measures):\n    return 2 * measures['reward']\n")
+    options: dict[str, Any] = {"torso": f"{author}/plain.py:Plain", "reward": f"{author}/reward.py:double"}
+    bestiary.train("toy/catch", run_dir="r", runtime="serial", steps=500, **options)
+    assert run_command(["card", "r", "--out", "card", "--episodes", "2", "--no-video"]) == 0
+    for path in Path("card").rglob("*"):
+        assert path.is_dir() or str(author).encode() not in path.read_bytes(), path
+    assert "torso `plain.py:Plain`" in Path("card/README.md").read_text()
+
+    shutil.rmtree(author)
+    Path("elsewhere").mkdir()
+    shutil.move("card", "elsewhere/card")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "another-user"))
+    assert run_command(["eval", "elsewhere/card", "--episodes", "2"]) == 2
+    assert run_command(["eval", "elsewhere/card", "--episodes", "2", "--trust-code"]) == 0
+    assert run_command(["train", "--config", "elsewhere/card/config.toml", "--run-dir", "again"]) == 0
+    again = bestiary.load("again").config
+    assert str(again.components["torso"].name).endswith("card/plugins/" + _copy(again, "plain.py") + ":Plain")
+
+
+def _copy(config: Config, name: str) -> str:
+    """Return the path of the copy of a plug-in in the folder of all copies."""
+    (sha256,) = (sha256 for file, sha256 in config.plugin_hashes.items() if file.endswith(name))
+    return f"{sha256[:8]}/{name}"
+
+
+def test_the_config_of_a_run_uses_the_copies_of_changed_plug_ins(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("plain.py").write_text(PLUGIN)
+    bestiary.train("toy/catch", run_dir="r", runtime="serial", steps=500, torso="plain.py:Plain")
+    Path("plain.py").write_text(PLUGIN.replace("8", "16"))
+    assert run_command(["train", "--config", "r/config.toml", "--run-dir", "again"]) == 0
+    old, new = (bestiary.load(name).agent().state_dict() for name in ("r", "again"))
+    assert {name: value.shape for name, value in old.items()} == {name: value.shape for name, value in new.items()}
+
+    # A copy that was changed is refused.
+    (copy,) = Path("r/plugins").rglob("plain.py")
+    copy.write_text("raise SystemExit('executed')")
+    assert run_command(["train", "--config", "r/config.toml", "--run-dir", "third", "--trust-code"]) == 2
