@@ -80,6 +80,7 @@ def train(
     Raises:
         UserError: options are invalid. The exception lists all problems.
         RunError: the training cannot continue.
+        KeyboardInterrupt: a signal stopped the run before its end. The run has saved a checkpoint and can be resumed.
     """
     given, origin = merge_sources({**({"env": list(envs)} if envs else {}), **options}, trust_code=trust_code)
     if if_exists not in ("error", "resume", "new"):
@@ -106,7 +107,7 @@ def start(config: Config, location: RunLocation = RunLocation()) -> Run:
         UserError: the config is invalid, the run folder cannot be used (see RunLocation), or the run to resume has
             another config or seed.
         RunError: the training cannot continue.
-        Interrupted: a signal stopped the run before its end.
+        KeyboardInterrupt: a signal stopped the run before its end. The run has saved a checkpoint and can be resumed.
     """
     check_loggers(config)
     check_validation(config)
@@ -162,7 +163,7 @@ def resume(
     Raises:
         UserError: the run cannot be resumed as requested.
         RunError: the training cannot continue.
-        Interrupted: a signal stopped the run before its end.
+        KeyboardInterrupt: a signal stopped the run before its end. The run has saved a checkpoint and can be resumed.
     """
     set_machine_options(run, choose_machine_options(run, machine))
     check_loggers(run.config)

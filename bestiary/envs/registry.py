@@ -378,8 +378,7 @@ def make_vec(
     """Return a Gymnasium vector environment of `num_envs` environments, for programs other than Bestiary.
 
     Example: `make_vec("atari/Pong", num_envs=8, seed=1, sticky=0.25)`. `render` requires `render_mode="rgb_array"`. A
-    user's file (`my_env.py:Maze`) is executed. `as_gymnasium.GymnasiumAdapter` describes observations, resets and
-    `info`.
+    user's file (`my_env.py:Maze`) is executed. docs/python-api.md describes observations, resets and `info`.
 
     Raises:
         UserError: the name is unknown, or options are unknown or invalid. The error lists all such options.

@@ -100,8 +100,10 @@ class Run:
 
     def _repr_html_(self) -> str:
         """Return the same content as an HTML table, for notebooks."""
-        rows = [list(pair) for pair in zip(COLUMNS, describe_run(self.path), strict=True)]
-        return html_table(f"Run {self._short_path}", rows)
+        facts = dict(zip(COLUMNS, describe_run(self.path), strict=True))
+        total = facts.pop("of")
+        facts["steps"] = f"{facts['steps']} of {total}" if total else ""
+        return html_table(f"Run {self._short_path}", [list(pair) for pair in facts.items()])
 
     @property
     def _short_path(self) -> str:

@@ -161,7 +161,7 @@ def python_page() -> str:
     parts = [
         "# Python API",
         "The functions of this page do the same as the commands of the command line. A mistake of the user raises "
-        "`bestiary.utils.errors.UserError`; its message has one line per problem.",
+        "`bestiary.UserError`; its message has one line per problem.",
         "## Runs",
         *(f"::: bestiary.api.{name}\n    options:\n      heading_level: 3" for name in bestiary.api.__all__),
         "## Checkers for your own components",

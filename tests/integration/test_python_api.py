@@ -1,5 +1,6 @@
 """The Python API: acting in an own loop, tables and figures of a run, and environments for other programs."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -360,10 +361,12 @@ def test_representations_of_a_run_and_an_evaluation(catch_runs: list[bestiary.Ru
     run = catch_runs[0]
     assert all(fact in repr(run) for fact in ("toy/catch", "seed 1", "finished"))
     assert "<td>toy/catch</td>" in run._repr_html_()
+    assert re.search(r"<td>steps</td><td>[\d.k]+ of [\d.k]+</td>", run._repr_html_())
     assert "zoo/pong" in repr(bestiary.load("zoo/pong"))
     (tmp_path / "damaged").mkdir()
     (tmp_path / "damaged" / "config.toml").write_text("env = '<b>'\nsteps = [")
     assert "unreadable" in repr(bestiary.Run(tmp_path / "damaged"))
+    assert "unreadable" in bestiary.Run(tmp_path / "damaged")._repr_html_()
     evaluation: Evaluation = bestiary.evaluate(run, episodes=10)
     assert f"{evaluation.mean:.2f}" in evaluation._repr_html_()
     (axes,) = evaluation.plot().axes
