@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 
@@ -32,12 +33,12 @@ def headings(page: Path) -> set[str]:
 
 
 def test_reference_pages_contain_all_commands_components_and_functions(site: Path) -> None:
-    commands = headings(site / "reference/cli/index.html")
+    commands = headings(site / "reference/cli.html")
     assert {name for name in COMMANDS if name != "look"} <= commands
     assert "look saliency" in commands
-    options = headings(site / "reference/options/index.html")
+    options = headings(site / "reference/options.html")
     assert {f"{kind} {name}" for kind, registry in REGISTRIES.items() for name in registry} <= options
-    functions = set(re.findall(r'<h3 id="bestiary\.api\.(\w+)"', (site / "reference/python/index.html").read_text()))
+    functions = set(re.findall(r'<h3 id="bestiary\.api\.(\w+)"', (site / "reference/python.html").read_text()))
     assert functions == set(bestiary.api.__all__)
 
 
@@ -45,3 +46,30 @@ def test_the_site_loads_nothing_from_other_hosts(site: Path) -> None:
     for page in site.rglob("*.html"):
         loaded = re.findall(r"<(?:link|script|img)[^>]*(?:href|src)=\"?(https?://[^\s\">]+)", page.read_text())
         assert not loaded, (page, loaded)
+
+
+def test_links_between_pages_are_links_to_files(site: Path) -> None:
+    """The site can be opened without a web server, which would replace the link to a folder by its index.html."""
+    for page in site.rglob("*.html"):
+        for link in re.findall(r'<a [^>]*href="([^"#?]+)', page.read_text()):
+            if page.name != "404.html" and not re.match(r"\w+:", link):
+                assert (page.parent / unquote(link)).is_file(), (page, link)
+
+
+def test_pages_of_algorithms_and_components_have_all_sections() -> None:
+    """Each algorithm, agent and other component has a page with equations, metrics, implementation details, results."""
+    navigation = (ROOT / "mkdocs.yml").read_text().split("Algorithms and agents:")[1].split("Results:")[0]
+    texts = {name: (ROOT / "docs" / name).read_text() for name in re.findall(r": (\S+\.md)", navigation)}
+    for name, text in texts.items():
+        headings = re.findall(r"^## (.+)", text, re.M)
+        expected = ["Options", "Equations", "Implementation details", "Logged metrics", "Results", "References"]
+        assert [heading for heading in headings if heading in expected] == [
+            heading for heading in expected if heading != "References" or heading in headings
+        ], name
+        assert "bestiary train" in text.split("## Options")[0], name
+    for kind in ("algo", "agent"):
+        for component in REGISTRIES[kind]:
+            assert any(f"`--{kind} {component}`" in text.split("## Options")[0] for text in texts.values()), component
+    for kind in ("torso", "memory", "critic"):
+        for component in REGISTRIES[kind]:
+            assert any(re.search(rf"^\|.*`{component}`", text, re.M) for text in texts.values()), component

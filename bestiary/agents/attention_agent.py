@@ -16,7 +16,7 @@ S = U^2.
 
 According to the paper, the basis has 64 channels, is an outer product over the two axes, and has 4 frequencies per
 axis. This is only possible with sines and cosines: (2 * 4)^2 = 64. A public re-implementation of this agent uses 8
-frequencies and only cosines, which also gives 64 channels (docs/interpretability.md).
+frequencies and only cosines, which also gives 64 channels (docs/aaa.md).
 
 The multi-task fork of TorchBeast contains this agent, too, but its version does not learn. This implementation differs
 from that version as follows. A ReLU follows each convolution. The peephole weights are parameters. The forget gate has
