@@ -41,6 +41,25 @@ def test_examples_pass() -> None:
     check_memory(f"{ROOT}/examples/ema_memory.py:Ema", max_decay=0.9)
 
 
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        ("maze_env", "Maze"),
+        ("signal_env", "Signal"),
+        ("tiny_torso", "Tiny"),
+        ("ema_memory", "Ema"),
+        ("early_stop", "EarlyStop"),
+        ("jsonl_logger", "JsonLines"),
+    ],
+)
+def test_the_documentation_shows_the_whole_examples(file: str, name: str) -> None:
+    """A reader of the page, who has no examples/, can copy them."""
+    block = Path(write_block(name).partition(":")[0]).read_text()
+    docstring, _, code = (ROOT / f"examples/{file}.py").read_text().partition('"""\n\n')
+    assert docstring.startswith('"""')
+    assert block == code
+
+
 def test_agent_and_algorithm_of_the_documentation_pass() -> None:
     check_agent(write_block("Plain"))
     check_algorithm(write_block("OneStep"))
