@@ -100,6 +100,10 @@ def run_study(
     if dry_run:
         if study.search is not None:
             print_table(search_table(study, study_folder))
+            if not trials:
+                seeds = ", ".join(map(str, study.seeds))
+                text = f"when all trials have ended, the best configuration is trained with these seeds: {seeds}"
+                return stdout.print(text, markup=False)
         return print_trials(trials)
     if study.search is not None:
         check_installed(path)

@@ -197,6 +197,16 @@ def test_search_trains_trials_prunes_and_trains_the_best_with_fresh_seeds() -> N
     assert rows("runs/s/search.csv") == found
 
 
+def test_dry_run_of_a_new_search_has_no_table_of_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("s.toml").write_text(STUDY)
+    assert run_command(["study", "s.toml", "--dry-run"]) == 0
+    output = capsys.readouterr().out
+    assert "3 not started" in output
+    assert "trained with these seeds: 11" in output
+    assert "runs" not in output
+    assert not Path("runs").exists()
+
+
 @pytest.mark.slow
 def test_killed_search_continues_its_trials_and_repeats_none() -> None:
     text = STUDY.replace('"1600"', '"60k"').replace("interval = 400", "interval = 4000")
