@@ -1,8 +1,8 @@
-"""One Atari emulator of ale-py whose RAM can be changed. It replaces EnvPool in counterfactual games.
+"""One Atari emulator of ale-py, which replaces EnvPool in games whose RAM is changed (`--set`).
 
 EnvPool steps emulators fast but cannot change their RAM. `AleBackend` has the methods of `EnvPoolBackend`, so
-`AtariVectorEnv` can use either of the two. The code for lives, hidden steps, frame stacks and time limits is the same.
-`AleBackend` also computes the same frames as EnvPool: the maximum of the last two emulator frames, scaled down by area.
+`AtariVectorEnv` can use either of the two; its code for lives, frame stacks and time limits does not depend on the
+choice. `AleBackend` computes the same frames as EnvPool: the maximum of the last two emulator frames, scaled by area.
 """
 
 import re
@@ -43,12 +43,14 @@ class AleBackend:
         full_actions: bool,
         fire: bool,
     ):
-        """Create the emulator. `fire` says whether EnvPool presses FIRE at the start of a game."""
+        """Create the emulator. If `fire` is True, `reset` presses FIRE in games that have this action."""
         ale_py = import_ale()
         self.frame_skip = frame_skip
         self.frame_size = frame_size
         self.gray = gray
-        self.noops = 0  # number of no-op frames at the start of a game; EnvPool draws it at random
+        # Number of no-op frames at the start of a game. EnvPool draws this number at random. To repeat a game of
+        # EnvPool, set it to the number that EnvPool drew.
+        self.noops = 0
         self.noop = ale_py.Action.NOOP
         self.ale = ale_py.ALEInterface()
         self.ale.setFloat("repeat_action_probability", 0.0)
@@ -56,7 +58,7 @@ class AleBackend:
         self.actions = self.ale.getLegalActionSet() if full_actions else self.ale.getMinimalActionSet()
         self.fire = ale_py.Action.FIRE if fire and ale_py.Action.FIRE in self.ale.getMinimalActionSet() else None
         self.screens = deque[np.ndarray](maxlen=2)  # the last two emulator frames of a step
-        self.sent = self.noop
+        self.sent = self.noop  # the action of the next step
 
     def reset(self, ids: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """Start a new game with `noops` no-op frames. Return the first frame and the info."""
@@ -95,7 +97,7 @@ class AleBackend:
         """Do nothing: the emulator is freed with this object."""
 
     def snapshot(self) -> Any:
-        """Return the state of the emulator, for `redraw`."""
+        """Return the state of the emulator, for `redraw` and `ram_of`."""
         return self.ale.cloneState()
 
     def redraw(self, snapshot: Any, ram: Mapping[int, int]) -> tuple[np.ndarray, np.ndarray]:
@@ -156,18 +158,18 @@ def rom_name(game: str) -> str:
 def scale_by_area(images: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     """Scale images [C,H,W] to another size: a new pixel is the mean of the old pixels that it covers.
 
-    Partly covered pixels are weighted by the covered area. The weighted pixels are added in float32, first along the
-    columns and then along the rows, each from the first to the last. EnvPool does the same, so that grey levels whose
-    mean is close to a half are rounded in the same way.
+    Partly covered pixels are weighted by the covered area. The sums are computed in float32, first along the width and
+    then along the height, in the order of the pixels. EnvPool does the same. Means close to a half, such as 99.5, are
+    therefore rounded as in EnvPool.
     """
     height, width = size
-    rows = _weighted_sum(images.astype(np.float32), width)  # [C,H,w]
-    means = _weighted_sum(rows.swapaxes(1, 2), height).swapaxes(1, 2)  # [C,h,w]
+    narrowed = _scale_last_axis(images.astype(np.float32), width)  # [C,H,w]
+    means = _scale_last_axis(narrowed.swapaxes(1, 2), height).swapaxes(1, 2)  # [C,h,w]
     return np.rint(means).astype(np.uint8)
 
 
-def _weighted_sum(lines: np.ndarray, new: int) -> np.ndarray:
-    """Scale lines [...,old] to [...,new] by area."""
+def _scale_last_axis(lines: np.ndarray, new: int) -> np.ndarray:
+    """Scale the last axis of `lines` to the length `new`: each new pixel is the mean of the pixels that it covers."""
     pixels, weights = _coverage(lines.shape[-1], new)
     total = lines[..., pixels[0]] * weights[0]
     for indices, share in zip(pixels[1:], weights[1:], strict=True):
@@ -177,10 +179,10 @@ def _weighted_sum(lines: np.ndarray, new: int) -> np.ndarray:
 
 @cache
 def _coverage(old: int, new: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the old pixels that each new pixel covers when an axis is scaled, and their weights float32.
+    """Return which old pixels each new pixel covers if an axis of `old` pixels is scaled to `new` pixels.
 
-    Both arrays are [n,new], where n is the largest number of old pixels that a new pixel covers. Unused entries have
-    weight 0.
+    Column k of the two returned arrays [n,new] belongs to the new pixel k. The first array contains the indices of the
+    old pixels that it covers (int64), the second their weights in its mean (float32). Unused entries have weight 0.
     """
     scale = old / new
     first = np.floor(np.arange(new) * scale + 1e-9).astype(np.int64)

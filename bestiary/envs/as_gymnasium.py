@@ -88,7 +88,7 @@ class GymnasiumAdapter(GymnasiumVectorEnv[Any, Any, np.ndarray]):
         return f"{type(self).__name__}({', '.join(self.pool.tasks)}, num_envs={self.num_envs})"
 
     def _join(self, observation: Arrays) -> Any:
-        """Return the array of the only observation, or the dict of all observations."""
+        """Return an observation in Gymnasium's format: a dict of arrays, or the array itself if there is only one."""
         if isinstance(self.single_observation_space, Dict):
             return dict(observation)
         (array,) = observation.values()

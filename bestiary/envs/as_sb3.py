@@ -26,7 +26,7 @@ def to_sb3(env: "gymnasium.vector.VectorEnv") -> Any:
         raise UserError("to_sb3: Stable-Baselines3 is not installed; run: pip install stable-baselines3") from error
     mode = env.metadata.get("autoreset_mode")
     if mode != AutoresetMode.SAME_STEP:
-        raise UserError(f"to_sb3: the autoreset mode is {mode}; expected AutoresetMode.SAME_STEP")
+        raise UserError(f"to_sb3: env.metadata['autoreset_mode'] is {mode}; it must be AutoresetMode.SAME_STEP")
 
     class SB3VecEnv(VecEnv):
         """The Gymnasium vector environment with the interface of Stable-Baselines3."""

@@ -5,8 +5,8 @@ limit, and hidden steps. A hidden step is an emulator step without an action of 
 of a game, or FIRE after a lost life. `recv` does not return hidden steps. In a step in which a life was lost, `recv`
 adds the reward of FIRE to the reward of this step, and returns the image after FIRE.
 
-After `enable_components` was called, `Step.measures` also contains the reward components. In all games, these are
-presses of FIRE and lives. In River Raid, further components are read from the RAM of the game (see
+After `enable_components` was called, `Step.measures` also contains the reward components. In all games, these are the
+score, presses of FIRE and lives. In River Raid, further components are read from the RAM of the game (see
 `riverraid_rewards.py`).
 
 The state can be saved if sticky actions are off, because the emulators then draw no random numbers during a game. A
@@ -46,7 +46,9 @@ from bestiary.utils.options import option
 TYPICAL_SCORES = (-1000, -100, -10, -5, -3, -2, -1, 0, 1, 2, 3, 5, 10, 100, 1000)
 # Reward components that all games have.
 COMPONENTS = {
-    "reward": RewardComponent("reward of the environment: the score", TYPICAL_SCORES, "score", open=True),
+    "reward": RewardComponent(
+        "reward of the environment: the points scored in the step", TYPICAL_SCORES, "score", open=True
+    ),
     "score": RewardComponent("points scored in the step", TYPICAL_SCORES, open=True),
     "lives": RewardComponent("lives left after the step, as the emulator counts them", (0, 1, 2, 3, 4, 5)),
     "fire": RewardComponent("1 if FIRE was pressed, alone or with a direction", (0, 1)),
@@ -59,7 +61,9 @@ def with_full_actions(options: "AtariVectorEnv.Options") -> "AtariVectorEnv.Opti
     return replace(options, full_actions=True)
 
 
-MAX_SAVED_GAMES = 1_000_000  # limit of `games_started` in a saved state: `load` starts each of these games again
+# Largest accepted value of `games_started` in a saved state. `load` starts each of these games again, so a larger value
+# (of a damaged checkpoint) would block the program.
+MAX_SAVED_GAMES = 1_000_000
 
 
 class AtariVectorEnv(VectorEnv):
@@ -89,7 +93,7 @@ class AtariVectorEnv(VectorEnv):
         noop_mode: str = option(
             "random",
             "number of no-op frames at the start of a game (random: from 1 to --noop-max; fixed: 1, plus --noop-max "
-            "rounded down to whole steps)",
+            "rounded down to a multiple of --frame-skip)",
             choices=("random", "fixed"),
         )
         episodic_life: bool = option(True, "end the episode when a life is lost (the game continues)")
@@ -378,8 +382,9 @@ class AtariVectorEnv(VectorEnv):
     def use_ale(self) -> AleBackend:
         """Replace EnvPool by one emulator of ale-py, whose RAM can be changed. Call this method before `reset`.
 
-        The emulator repeats a game of EnvPool if its `noops` are those of the game and the same actions are sent. Raise
-        UserError if ale-py is not installed, or if the options draw random numbers that ale-py cannot repeat.
+        To repeat a game of EnvPool, set `noops` of the emulator to the number of no-op frames in that game, and send
+        the same actions. Raise UserError if ale-py is not installed, or if the environment has a random option (sticky
+        actions, flicker, noise): ale-py cannot repeat the random numbers.
         """
         options = self.options
         for flag in ("sticky", "flicker", "noise"):
@@ -452,12 +457,16 @@ class AtariVectorEnv(VectorEnv):
         check_saved_arrays(state, expected, ranges)
         actions = state["actions"]
         if actions.ndim != 1 or actions.dtype != self.action_history.dtype:
-            raise ValueError(f"actions is {actions.dtype} {actions.shape}; expected {self.action_history.dtype} (T,)")
+            raise ValueError(
+                f"the array actions is {actions.dtype} {actions.shape}; expected {self.action_history.dtype} (T,)"
+            )
         if len(actions) != state["history_length"].sum() or actions.max(initial=0) >= self.action_spec.n:
-            raise ValueError("actions does not fit history_length and the number of actions")
+            count = state["history_length"].sum()
+            raise ValueError(f"the array actions must contain {count} actions from 0 to {self.action_spec.n - 1}")
         spec = self.observation_spec["image"]
         if state["stack"].dtype != spec.dtype or state["stack"].size != self.num_envs * math.prod(spec.shape):
-            raise ValueError(f"stack is {state['stack'].dtype} {state['stack'].shape}; it does not fit the images")
+            found = f"{state['stack'].dtype} {state['stack'].shape}"
+            raise ValueError(f"the array stack is {found}; images are {spec.dtype} {(self.num_envs, *spec.shape)}")
 
     def close(self) -> None:
         if "env" in vars(self):

@@ -22,7 +22,7 @@ Batch = tuple[np.ndarray, np.ndarray, np.ndarray, dict[str, np.ndarray]]  # obse
 
 ACTION_KEYS = ["env_id", "players.env_id", "action"]  # arguments of `_send` that `InnerCalls` supports
 CHECK_TASK = "CartPole-v1"  # an environment that is created in a few milliseconds
-CHECK_STEPS = 60  # so many random steps contain several ends of episodes
+CHECK_STEPS = 60  # number of random steps of the check; several episodes end in 60 steps
 
 
 class Calls(Protocol):
@@ -161,11 +161,14 @@ def inner_calls_work() -> bool:
 
 
 def calls_agree(public: Calls, inner: Calls, num_envs: int, num_actions: int) -> bool:
-    """Reset and step two equal pools, and return whether both calls return the same arrays."""
+    """Reset and step two equal pools, and return whether `public` and `inner` return the same arrays.
+
+    Return False, too, if no episode ended: the check would then say nothing about ends of episodes.
+    """
     rng = np.random.default_rng(0)
     all_rows = np.arange(num_envs)
-    first_rows = (all_rows, all_rows[::-2])
-    if not all(_equal(public.reset(rows), inner.reset(rows)) for rows in first_rows):
+    rows_of_resets = (all_rows, all_rows[::-2])
+    if not all(_equal(public.reset(rows), inner.reset(rows)) for rows in rows_of_resets):
         return False
     ends = 0
     for step in range(CHECK_STEPS):

@@ -63,8 +63,8 @@ def make_converter(space: Any, name: str) -> SpaceConverter:
 
         return _vector_converter(sum(len(one_hot) for one_hot in one_hots), convert)
     raise UserError(
-        f"{name}: observation space {_one_line(space)} is not supported; supported: uint8 images [H,W,C], vectors, "
-        "Discrete, and a flat Dict or Tuple of these"
+        f"{name}: observation space {_one_line(space)} is not supported; supported: uint8 images [H,W], [H,W,C] or "
+        "[C,H,W], vectors, Discrete, MultiDiscrete, MultiBinary, and a Dict or Tuple of these (not nested)"
     )
 
 
@@ -226,8 +226,8 @@ class GymnasiumVectorEnv(VectorEnv):
     # Measured on the classic tasks (docs/results/classic.md). Episodes are short and a step takes little time, so many
     # small updates learn fastest. Rewards are not clipped. They are scaled, because returns can be in the hundreds.
     # Without scaling, the loss of the critic would dominate the gradient of the torso, because policy and critic share
-    # the torso. IMPALA does not normalise advantages, so the factor also decides how much the entropy bonus counts.
-    # With the factor 0.1, policies became deterministic within 10,000 steps of LunarLander.
+    # the torso. IMPALA does not normalise advantages, so `reward_scale` also decides how much the entropy bonus counts.
+    # With `reward_scale` 0.1, IMPALA's policies became deterministic within 10,000 steps of LunarLander.
     vector_defaults: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "": {"num_envs": 16, "algo.reward_clipping": "none", "algo.reward_scale": 0.1},
         "ppo": {
@@ -260,7 +260,7 @@ class GymnasiumVectorEnv(VectorEnv):
             measures = find_measures(SameStepVectorEnv(vector_constructor(1), name, 1), options.info_measures)
             rendering = {"render_mode": "rgb_array"} if render else {}
             self.env: Any = SameStepVectorEnv(vector_constructor(num_envs, **rendering), name, num_envs)
-            self.seeds = self.seeds[0]  # any vector environment accepts one number, but not always a list
+            self.seeds = self.seeds[0]  # all vector environments accept one seed, but not all accept a list of seeds
         else:
             make = constructor or partial(gymnasium.make, name)
             vector_class = AsyncVectorEnv if options.processes else SyncVectorEnv
@@ -278,7 +278,7 @@ class GymnasiumVectorEnv(VectorEnv):
         self.observation_spec = {kind: converter.spec for kind, (_, converter) in self.converters.items()}
         self.action_spec, self.first_action = _make_action_spec(self.env.single_action_space, name)
         self.measures_spec = dict.fromkeys(measures, SCALAR)
-        self.ignored_numbers: set[str] = set()  # numbers in `info` that are not measures, after a warning
+        self.ignored_numbers: set[str] = set()  # names of numbers in `info` about which `_measures` has warned
         self.sent: np.ndarray | None = None
 
     def reset(self) -> Step:

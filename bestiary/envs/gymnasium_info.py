@@ -61,6 +61,9 @@ def find_measures(probe: Any, keys: Sequence[str]) -> list[str]:
     declared = getattr(probe.unwrapped, "info_measures", ())
     probe.close()
     if not isinstance(declared, tuple | list) or not all(isinstance(key, str) for key in declared):
-        raise UserError(f"{probe.name}: info_measures is {declared!r}; expected a tuple of names: ('success',)")
-    own = [name for name in numbers if name not in ("final_obs", "final_info")]  # of an episode of one step
-    return list(dict.fromkeys([*own, *map(measure_name, (*declared, *keys))]))
+        raise UserError(
+            f"{probe.name}: info_measures is {declared!r}; expected a tuple of names, for example ('success',)"
+        )
+    # If the episode ended in this step, `numbers` also contains the entries `final_obs` and `final_info`.
+    found = [name for name in numbers if name not in ("final_obs", "final_info")]
+    return list(dict.fromkeys([*found, *map(measure_name, (*declared, *keys))]))

@@ -63,7 +63,7 @@ class Noise:
     def __init__(self, deviation: float, seeds: list[int]):
         self.deviation = deviation  # in grey levels, 0 to 255
         self.seeds = seeds
-        self.count = np.zeros(len(seeds), np.int64)  # number of frames that each environment has returned so far
+        self.count = np.zeros(len(seeds), np.int64)  # number of frames of each environment that received noise so far
 
     def add_to(self, frame: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """Add noise to new frames [M,C,H,W] and return them. `rows` [M] are the indices of their environments."""
@@ -87,7 +87,7 @@ class FrameStack:
 
     def __init__(self, depth: int):
         self.depth = depth
-        self.frames: np.ndarray | None = None  # [N, H, W, depth*C]
+        self.frames: np.ndarray | None = None  # the stacks, [N, H, W, depth*C]; None before the first `push`
 
     def push(self, frame: np.ndarray, first: np.ndarray) -> np.ndarray:
         """Add one frame per environment, [N,C,H,W], and return the stacks. `first` [N]: True if an episode starts."""
@@ -127,7 +127,8 @@ class VectorStack:
 
     def __init__(self, depth: int):
         self.depth = depth
-        self.frames: np.ndarray | None = None  # [N, depth*D]; None if depth is 1
+        # The stacks, [N, depth*D]. None before the first `push`, and always None if `depth` is 1.
+        self.frames: np.ndarray | None = None
 
     def push(self, vector: np.ndarray, first: np.ndarray) -> np.ndarray:
         """Add one vector per environment, [N,D], and return the stacks. `first` [N]: True if an episode starts."""

@@ -68,7 +68,7 @@ def parse_name(name: str) -> tuple[str, str]:
     mode = mode if colon else DEFAULT_MODE
     modes = GAMES[game].modes.split()
     if mode not in modes:
-        raise UserError(f"procgen/{name}: {game} has the modes {', '.join(modes)}{suggest(mode, modes)}")
+        raise UserError(f"procgen/{name}: unknown mode; {game} has the modes {', '.join(modes)}{suggest(mode, modes)}")
     return game, mode
 
 
@@ -200,7 +200,7 @@ class ProcgenVectorEnv(VectorEnv):
     def _use_quota(self, levels: np.ndarray) -> np.ndarray:
         """Decide for each drawn level whether its episode belongs to the quota, and update the quota.
 
-        An episode belongs to the quota if more episodes are needed in total, and also of this level.
+        An episode belongs to the quota if more episodes are needed, both in total and of its level.
 
         Return a bool for each entry of `levels`: True if its episode belongs to the quota.
         """

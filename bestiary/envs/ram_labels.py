@@ -21,7 +21,9 @@ from bestiary.step import Arrays
 SCREEN = (210, 160)  # height and width of the screen, in pixels
 MOTION_OFFSET = 14  # position of a sprite whose motion value is 0, in pixels
 BALL = ("ball_y", 1, 255)  # the ball exists while ball_y is in this range
-PADDLE = "the game computes this value from the joystick in each frame, so it cannot be set; use --move"
+PADDLE_FOLLOWS_JOYSTICK = (
+    "the game computes this value from the joystick in each frame, so it cannot be set; use --move"
+)
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class RamLabel:
     address: int
     description: str
     coding: str = "plain"  # plain or motion, see the module docstring
-    copies: tuple[int, ...] = ()  # further addresses that must have the same value when the quantity is set
+    copies: tuple[int, ...] = ()  # further addresses to which the value is written when the quantity is set
     exists_if: tuple[str, float, float] | None = None  # see `Label.exists_if`
     why_not_settable: str = ""
 
@@ -98,13 +100,16 @@ def encode_motion(x: int) -> int:
 
 LABELS: dict[str, dict[str, RamLabel]] = {
     "Pong": {
-        "ball_x": RamLabel(49, "horizontal position of the ball; the screen pixel is 49 less", exists_if=BALL),
+        "ball_x": RamLabel(
+            49, "horizontal position of the ball, 49 more than its column on the screen", exists_if=BALL
+        ),
         "ball_y": RamLabel(
-            54, "vertical position of the ball, 0: no ball; the screen pixel is 14 less", exists_if=BALL
+            54, "vertical position of the ball, 14 more than its row on the screen; 0: no ball", exists_if=BALL
         ),
         "player_y": RamLabel(
             51,
-            "vertical position of the agent's paddle (right); the joystick moves it back when it is set",
+            "vertical position of the agent's paddle (right); after it is set, the game moves the paddle back to the "
+            "position of the joystick",
             copies=(60,),
         ),
         "enemy_y": RamLabel(50, "vertical position of the opponent's paddle (left)", copies=(21,)),
@@ -112,38 +117,44 @@ LABELS: dict[str, dict[str, RamLabel]] = {
         "enemy_score": RamLabel(13, "points of the opponent"),
     },
     "Breakout": {
-        "ball_x": RamLabel(99, "horizontal position of the ball; the screen pixel is 49 less", exists_if=BALL),
+        "ball_x": RamLabel(
+            99, "horizontal position of the ball, 49 more than its column on the screen", exists_if=BALL
+        ),
         "ball_y": RamLabel(
-            101, "vertical position of the ball, 0: no ball; the screen pixel is 9 more", exists_if=BALL
+            101, "vertical position of the ball, 9 less than its row on the screen; 0: no ball", exists_if=BALL
         ),
         "player_x": RamLabel(
-            72, "horizontal position of the paddle; the screen pixel is 47 less", why_not_settable=PADDLE
+            72,
+            "horizontal position of the paddle, 47 more than its column on the screen",
+            why_not_settable=PADDLE_FOLLOWS_JOYSTICK,
         ),
     },
     "SpaceInvaders": {
-        "player_x": RamLabel(28, "horizontal position of the player; the screen pixel is 1 less"),
-        "enemies_x": RamLabel(26, "horizontal position of the group of invaders; the screen pixel is 1 less"),
+        "player_x": RamLabel(28, "horizontal position of the player, 1 more than its column on the screen"),
+        "enemies_x": RamLabel(26, "horizontal position of the group of invaders, 1 more than its column on the screen"),
         "enemies_y": RamLabel(16, "number of 2-pixel rows that the group of invaders has come down"),
         "lives": RamLabel(
-            73, "lives left", why_not_settable="the game ends by its own counter; --set is not supported"
+            73,
+            "lives left",
+            why_not_settable="the game ends when another counter reaches 0, so this value cannot be set",
         ),
     },
     "Riverraid": {
-        "player_x": RamLabel(51, "horizontal position of the plane; the screen pixel is 1 more"),
-        "missile_x": RamLabel(117, "horizontal position of the plane's missile; the screen pixel is 1 less"),
-        "missile_y": RamLabel(50, "vertical position of the plane's missile, upwards; 180: no missile"),
+        "player_x": RamLabel(51, "horizontal position of the plane, 1 less than its column on the screen"),
+        "missile_x": RamLabel(117, "horizontal position of the plane's missile, 1 more than its column on the screen"),
+        "missile_y": RamLabel(50, "vertical position of the plane's missile, larger is higher; 180: no missile"),
         "fuel": RamLabel(55, "fuel level, high byte"),
     },
     "DemonAttack": {
         "player_x": RamLabel(16, "horizontal position of the player, in pixels", "motion"),
         "missile_x": RamLabel(22, "horizontal position of the player's missile, in pixels", "motion"),
-        "missile_y": RamLabel(21, "vertical position of the player's missile, upwards"),
+        "missile_y": RamLabel(21, "vertical position of the player's missile, larger is higher"),
         "enemy_x1": RamLabel(17, "horizontal position of the right half of the highest demon, in pixels", "motion"),
-        "enemy_x2": RamLabel(18, "horizontal position of the right half of the second demon, in pixels", "motion"),
+        "enemy_x2": RamLabel(18, "horizontal position of the right half of the middle demon, in pixels", "motion"),
         "enemy_x3": RamLabel(19, "horizontal position of the right half of the lowest demon, in pixels", "motion"),
-        "enemy_y1": RamLabel(69, "vertical position of the highest demon, upwards"),
-        "enemy_y2": RamLabel(70, "vertical position of the second demon, upwards"),
-        "enemy_y3": RamLabel(71, "vertical position of the lowest demon, upwards"),
+        "enemy_y1": RamLabel(69, "vertical position of the highest demon, larger is higher"),
+        "enemy_y2": RamLabel(70, "vertical position of the middle demon, larger is higher"),
+        "enemy_y3": RamLabel(71, "vertical position of the lowest demon, larger is higher"),
     },
 }
 
@@ -181,7 +192,7 @@ def read_labels(game: str, ram: np.ndarray) -> Arrays:
     return {name: label.read(ram) for name, label in LABELS.get(game, {}).items()}
 
 
-def writes(game: str, values: Mapping[str, float]) -> dict[int, int]:
+def ram_bytes(game: str, values: Mapping[str, float]) -> dict[int, int]:
     """Return {address: byte}: the bytes of the RAM that set labelled quantities to the given values."""
     bytes_to_write: dict[int, int] = {}
     for name, value in values.items():

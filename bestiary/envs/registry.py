@@ -333,7 +333,9 @@ def _build_gymnasium_env(
     name: str, env_class: Any, num_envs: int, seed: Any, options: Any, render: bool = False
 ) -> VectorEnv:
     if render and "render_mode" not in inspect.signature(env_class).parameters:
-        raise UserError(f"{name} cannot be rendered: its constructor has no parameter render_mode")
+        raise UserError(
+            f"{name} cannot be rendered: its constructor has no parameter render_mode; add render_mode=None"
+        )
 
     def constructor(**rendering: Any) -> Any:
         return construct(env_class, options=options, **rendering)
@@ -346,7 +348,7 @@ def _build_gymnasium_vector(
     name: str, function: Callable[..., Any], num_envs: int, seed: Any, options: Any, render: bool = False
 ) -> VectorEnv:
     if render and "render_mode" not in inspect.signature(function).parameters:
-        raise UserError(f"{name} cannot be rendered: the function has no parameter render_mode")
+        raise UserError(f"{name} cannot be rendered: the function has no parameter render_mode; add render_mode=None")
     vector_class = _gymnasium_env().GymnasiumVectorEnv
     make = partial(construct, function, options=options)
     return vector_class(name, num_envs, seed, vector_class.Options(), render, vector_constructor=make)

@@ -2,7 +2,7 @@
 
 The RAM is read once per step, after the last emulator frame of the step (by default, a step has 4 frames). Therefore
 two kinds of events within a single step are not detected: a bullet that is fired and disappears, and a movement of the
-plane to one side and back. The score of a step is complete, because the emulator sums the scores of all frames.
+plane to one side and back. No points are missed, because the emulator sums the points of all frames of a step.
 """
 
 from functools import cache
@@ -35,16 +35,17 @@ LAST_LIFE = 89  # value of LIVES in the last life, in which the screen shows no 
 DEPOT_POINTS = 80
 OTHER_POINTS = (30, 60, 100, 500)  # points for a tanker, helicopter, jet, bridge
 TYPICAL_SCORES = (0, 30, 60, 80, 100, 500)  # points of one step
+# Number of fuel depots shot in a step with each of these points.
 DEPOT_COUNTS = tuple(float(score == DEPOT_POINTS) for score in TYPICAL_SCORES)
 
 COMPONENTS = {
-    "reward": RewardComponent("reward of the environment: the score", TYPICAL_SCORES, "score"),
+    "reward": RewardComponent("reward of the environment: the points scored in the step", TYPICAL_SCORES, "score"),
     "score": RewardComponent("points scored in the step", TYPICAL_SCORES),
     "fuel_shot": RewardComponent("number of fuel depots shot", DEPOT_COUNTS, "score"),
     "bullet": RewardComponent("1 while a bullet of the player is on the screen", (0, 1)),
     "moved": RewardComponent("1 if the plane moved sideways", (0, 1)),
     "off_center": RewardComponent(
-        "square of the plane's distance from the middle of the river, distance in pixels",
+        "square of the distance, in pixels, between the plane and the middle of the river",
         tuple(float(distance**2) for distance in range(41)),
     ),
     "fuel": RewardComponent("fuel level, 0 to 1", (0, 0.25, 0.5, 0.75, 1)),
@@ -116,7 +117,7 @@ def count_depots_shot(before: np.ndarray, after: np.ndarray, score: np.ndarray) 
 
 @cache
 def _possible_depots(points: int) -> tuple[int, ...]:
-    """Return the possible numbers of depots if one to three shot objects are worth these points: 160 -> (0, 2)."""
+    """Return how many of one to three shot objects can be depots if the objects are worth `points`: 160 -> (0, 2)."""
     objects = [(DEPOT_POINTS, 1), *((value, 0) for value in OTHER_POINTS)]
     sums = {0: {(0, 0)}}  # number of objects -> possible pairs (points, depots)
     for k in range(1, 4):
@@ -128,8 +129,8 @@ def _count_exploded_depots(before: np.ndarray, after: np.ndarray) -> int:
     """Return how many depots turned into explosions, given the types of the six objects before and after a step.
 
     When objects leave the screen, the types of the other objects move towards the start of the list, by 0 to 2 places
-    per step. The number of places is estimated. The estimate is the number from 0 to 2 with which the most types are
-    equal before and after the step.
+    per step. The RAM does not contain the number of places. This function uses the number (0, 1 or 2) for which the
+    most objects keep their type in the step.
     """
 
     def count_unchanged(shift: int) -> int:

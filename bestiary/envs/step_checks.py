@@ -75,7 +75,9 @@ def interface_problems(pool: Any, num_envs: int) -> list[str]:
     if pool.num_envs != num_envs:
         problems.append(f"num_envs is {pool.num_envs!r}; the constructor was called with num_envs={num_envs}")
     if not isinstance(pool.action_spec, ActionSpec) or not pool.action_spec.names:
-        problems.append(f"action_spec is {pool.action_spec!r}; expected bestiary.rollout.ActionSpec(names) with a name")
+        problems.append(
+            f"action_spec is {pool.action_spec!r}; expected bestiary.rollout.ActionSpec(names) with at least one name"
+        )
     if not _is_tuple_of_text(pool.tasks):
         problems.append(f"tasks is {pool.tasks!r}; expected a tuple with at least one name")
     for attribute in ("observation_spec", "measures_spec"):
@@ -124,14 +126,21 @@ def step_problems(step: Any, pool: VectorEnv, method: str) -> list[str]:
         if len(rows):
             problems.append(f"{method}: {name} is set without done in row {rows[0]}; set done, too")
     if step.task.min() < 0 or step.task.max() >= len(pool.tasks):
-        problems.append(f"{method}: task has the index {step.task.max()}, but there are {len(pool.tasks)} tasks")
+        problems.append(
+            f"{method}: task contains the indices {step.task.min()} to {step.task.max()}; expected indices into tasks, "
+            f"0 to {len(pool.tasks) - 1}"
+        )
     elif (nonfinite := find_nonfinite(step, pool.tasks)) is not None:
         problems.append(f"{method}: {nonfinite}")
     if method == "reset":
         if not step.done.all():
-            problems.append(f"reset: done is {_short(step.done)}; expected True in all rows (vector_env.initial_step)")
+            problems.append(
+                f"reset: done is {_short(step.done)}; expected True in all rows (use vector_env.initial_step)"
+            )
         if step.reward.any() or step.truncated.any():
-            problems.append("reset: reward and truncated must be zero in all rows (vector_env.initial_step)")
+            problems.append(
+                "reset: reward must be 0 and truncated must be False in all rows (use vector_env.initial_step)"
+            )
     return problems
 
 

@@ -121,7 +121,7 @@ class Chain:
 
 
 class Recall:
-    """Observe one of `size` signs in the first step, and choose the action with the same number `delay` steps later.
+    """Observe one of `size` signs in the first step. `delay` steps later, choose the action with the sign's number.
 
     The reward of the last action is 1 if it is correct, else 0. The optimal return is 1 with a memory and 1/size
     without a memory. If the inputs of an agent contain its previous action, it needs no memory. It can choose the
@@ -162,8 +162,8 @@ class Parity:
     """Observe a number from 0 to size-1 in each step, and choose the action with the sum of all numbers modulo `size`.
 
     With size 2, this is the parity of the number of ones. An episode has `delay` steps. Each correct action gives the
-    reward 1/delay. The optimal return is 1 with a memory; without a memory it is 1/size, plus what the first step adds:
-    (1 + (delay-1)/size) / delay.
+    reward 1/delay. The optimal return is 1 with a memory. Without a memory, only the answer of the first step is known,
+    because the sum is then the observed number. The optimal return is (1 + (delay-1)/size) / delay.
     """
 
     kind = "vector"
@@ -258,7 +258,7 @@ class ToyVectorEnv(VectorEnv):
         )
         delay: int = option(
             4,
-            "toy/recall: number of steps between sign and answer; toy/parity: steps of an episode",
+            "toy/recall: number of steps between sign and answer; toy/parity: number of steps of an episode",
             low=1,
             high=100_000,
         )

@@ -240,7 +240,7 @@ def spawn_seeds(seed: int | np.random.SeedSequence, count: int) -> list[int]:
 
 
 def check_actions(actions: np.ndarray, spec: ActionSpec, num_envs: int) -> np.ndarray:
-    """Return the actions unchanged. Raise ValueError if they are not `num_envs` integers from 0 to A-1.
+    """Return the actions unchanged. Raise ValueError if they are not `num_envs` integers from 0 to `spec.n` - 1.
 
     Without this check, EnvPool would accept invalid actions silently.
     """

@@ -200,7 +200,7 @@ class GameBranch:
         before = self.labels()
         control, _ = self._redraw(dict.fromkeys(values, 0.0))
         changed, self.redrawn_screen = self._redraw({name: value - before[name] for name, value in values.items()})
-        self.ale.write_ram(ram_labels.writes(game, values))
+        self.ale.write_ram(ram_labels.ram_bytes(game, values))
         pool.unwrapped.ram = self.ale.ale.getRAM()[None].copy()
         pool.unwrapped.stack.frames = np.ascontiguousarray(np.moveaxis(changed, 0, -1))[None]
         self.compared_inputs = _with_array(self.record.inputs, "image", control[None])
@@ -225,7 +225,7 @@ class GameBranch:
                 name: float(np.clip(now[name][0] + change, limits[name].low, limits[name].high))
                 for name, change in differences.items()
             }
-            frame, screen = self.ale.redraw(snapshot, ram_labels.writes(pool.game, values))
+            frame, screen = self.ale.redraw(snapshot, ram_labels.ram_bytes(pool.game, values))
             frames.append(frame[0])
         missing = pool.options.frame_stack - len(frames)
         return np.concatenate([frames[0]] * missing + frames), screen

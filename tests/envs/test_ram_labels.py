@@ -141,7 +141,7 @@ def test_motion_codes_can_be_inverted() -> None:
 def test_set_values_are_those_that_are_read(game: str) -> None:
     for name, label in ram_labels.LABELS[game].items():
         ram = np.zeros((1, 128), np.uint8)
-        for address, byte in ram_labels.writes(game, {name: 70}).items():
+        for address, byte in ram_labels.ram_bytes(game, {name: 70}).items():
             ram[0, address] = byte
         assert ram_labels.read_labels(game, ram)[name][0] == 70, label.description
 

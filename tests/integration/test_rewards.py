@@ -123,7 +123,7 @@ def test_reward_functions_among_several_true_rewards_are_saved_with_the_run(
     assert len(list(Path("two/plugins").iterdir())) == 1
     Path("mine.py").unlink()
     assert run_command(["eval", "two", "--episodes", "2"]) == 0
-    assert "mine.py is missing or has changed" in capsys.readouterr().err
+    assert "mine.py: this file is missing, has changed" in capsys.readouterr().err
     another_user()
     assert run_command(["eval", "two", "--episodes", "2"]) == 2
     assert run_command(["eval", "two", "--episodes", "2", "--trust-code"]) == 0
@@ -139,7 +139,7 @@ MISTAKES = [
     ("train warehouse --reward scaled:2,reward=1", "scaled and reward=... contradict each other"),
     (
         "train warehouse --reward collected=1e39 --dry-run",
-        "the weight of collected is 1e39, but it must be at most 1e+30",
+        "the weight of collected is 1e39, but it must be from -1e+30 to 1e+30",
     ),
     ("train warehouse --reward collected=1@life=2 --dry-run", "never counts: warehouse has one life"),
     ("train warehouse --reward nothing.py:careful", "file nothing.py does not exist"),

@@ -257,7 +257,7 @@ WRONG_VECTOR_ENVS: dict[str, tuple[type, tuple[str, ...]]] = {
         ("the keys ['state']", "['vector']"),
     ),
     "measures": (changed(measures=lambda env, step: {}), ("recv: measures has the keys []", "['cell']")),
-    "task": (changed(task=lambda env, step: step.task + 1), ("task has the index 1", "1 tasks")),
+    "task": (changed(task=lambda env, step: step.task + 1), ("task contains the indices 1 to 1", "0 to 0")),
     "not finite": (changed(reward=lambda env, step: step.reward + np.float32(np.inf)), ("reward that is not finite",)),
     "truncated without done": (
         changed(

@@ -106,10 +106,10 @@ def _check_conflict(first: _Item, second: _Item, available: Mapping[str, RewardC
 
 
 def _without_shared(item: _Item, other: Mapping[str, Term], shared: set[str]) -> str:
-    """Return a specification that is suggested in an error message: `item` and some terms of another item.
+    """Return a specification for an error message, which suggests it to replace `item` and another item.
 
-    `other` maps each component of the other item to its term. Terms of the components in `shared` are left out. Return
-    an empty text if no term is left.
+    It consists of `item` and the terms of the other item without the components in `shared`. `other` maps each
+    component of the other item to its term. Return an empty text if no such term exists.
     """
     rest = [str(term) for name, term in other.items() if name not in shared]
     return ",".join([item.text, *rest]) if rest else ""
@@ -151,7 +151,8 @@ def _parse_named_reward(
     if not numbers:
         raise ValueError(f"{name} needs a strength, for example {name}:10")
     if len(numbers) > (1 if reward.base is None else 2):
-        raise ValueError(f"{name} is written {name}:STRENGTH{'' if reward.base is None else ':BASE'}")
+        form = f"{name}:STRENGTH{'' if reward.base is None else ':BASE'}"
+        raise ValueError(f"{name} has {len(numbers)} numbers, which is too many; write {form}")
     strength = _parse_number(numbers[0], f"the strength of {name}")
     base = _parse_number(numbers[1], f"the base of {name}") if len(numbers) > 1 else reward.base or 0.0
     if reward.penalises and strength < 0:
@@ -175,7 +176,8 @@ def _parse_number(text: str, what: str) -> float:
     except ValueError:
         raise ValueError(f"{what} is {text!r}, which is not a number") from None
     if abs(number) > MAX_WEIGHT:
-        raise ValueError(f"{what} is {text}, but it must be at most {MAX_WEIGHT:g}, because rewards are float32")
+        limits = f"from {-MAX_WEIGHT:g} to {MAX_WEIGHT:g}"
+        raise ValueError(f"{what} is {text}, but it must be {limits}, because rewards are float32")
     return number
 
 

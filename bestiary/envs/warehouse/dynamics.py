@@ -57,11 +57,11 @@ def advance(
         if robot_shelf >= 0 and ages[robot_shelf] >= 0:
             collected[env] += 1
             reward[env] += rules.scale * (ages[robot_shelf] / ages[items[0]] if rules.by_age else 1.0)
-        kept, skipped = 0, False
+        kept, skip_next = 0, False
         for k in range(count):
             shelf = items[k]
-            removed = not skipped and (shelf == robot_shelf or ages[shelf] >= rules.expiry)
-            skipped = removed and rules.legacy
+            removed = not skip_next and (shelf == robot_shelf or ages[shelf] >= rules.expiry)
+            skip_next = removed and rules.legacy
             if removed:
                 expired[env] += shelf != robot_shelf
                 ages[shelf] = EMPTY if rules.refill else JUST_EMPTIED

@@ -302,7 +302,9 @@ class WarehouseVectorEnv(VectorEnv):
             spec = self.observation_spec["image" if self.options.observation == "image" else "vector"]
             frames = state.get("stack", np.zeros(0))
             if frames.dtype != spec.dtype or frames.size != self.num_envs * math.prod(spec.shape):
-                raise ValueError(f"stack is {frames.dtype} {frames.shape}; it does not fit the observations")
+                expected_shape = (self.num_envs, *spec.shape)
+                found = f"{frames.dtype} {frames.shape}"
+                raise ValueError(f"the array stack is {found}; observations are {spec.dtype} {expected_shape}")
         num_shelves = len(self.shelves)
         ranges = {
             "robots": (0, len(self.rules.shelf_of_cell) - 1),
@@ -314,7 +316,7 @@ class WarehouseVectorEnv(VectorEnv):
         for items, ages, count in zip(state["items"], state["ages"], state["counts"], strict=True):
             used = items[:count]
             if len(set(used.tolist())) != count or (ages[used] < 0).any():
-                raise ValueError("items must be different shelf cells with an age of at least 0")
+                raise ValueError("the array items must contain different shelf cells whose ages are at least 0")
 
 
 def _dynamics() -> Any:

@@ -10,7 +10,8 @@ SHELF_COLOUR = (203, 182, 151)
 LINE_COLOUR = (222, 216, 205)
 ITEM_BORDER_COLOUR = (150, 92, 30)
 ITEM_COLOUR = (232, 160, 62)
-AGE_COLOURS = ((86, 172, 92), (240, 200, 70), (206, 58, 52))  # age 0, half of the lifetime, end of the lifetime
+# Colours of an item at age 0, at half of its lifetime, and at the end of its lifetime.
+AGE_COLOURS = ((86, 172, 92), (240, 200, 70), (206, 58, 52))
 ROBOT_COLOUR = (44, 94, 168)
 ROBOT_CENTRE_COLOUR = (228, 238, 250)
 

@@ -56,7 +56,7 @@ class ShortestPaths:
         # There is no action "stay". If an item appears in the robot's cell, the robot collects it by moving into a
         # wall, or by leaving the cell and coming back. Each path therefore has at least one move.
         self.steps = 1 + distance[moves].min(axis=1)  # [R*C,S]: number of moves until the robot enters the shelf cell
-        self.actions = distance[moves].argmin(axis=1)  # [R*C,S]: the first of these moves
+        self.actions = distance[moves].argmin(axis=1)  # [R*C,S]: action of the first of these moves
 
 
 class RandomPolicy:
