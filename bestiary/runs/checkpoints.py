@@ -128,7 +128,7 @@ class Checkpoint:
             return load(safe_files.read_bytes(self.path / name, self.root, safe_files.MAX_TENSOR_BYTES))
         # The readers of safetensors raise various errors if the header is damaged.
         except (Exception, MemoryError) as error:
-            raise UserError(f"{self.path / name} is not a file of a Bestiary checkpoint: {error}") from error
+            raise UserError(f"{self.path / name} cannot be read as a file of a checkpoint: {error}") from error
 
 
 def list_checkpoints(folder: Path) -> list[Checkpoint]:
@@ -285,7 +285,7 @@ def choose(run_path: Path, steps: int | None = None) -> Checkpoint:
             advice = f"the newest undamaged checkpoint is --checkpoint {intact.steps}"
         else:
             advice = (
-                "all other checkpoints are also damaged; train from step 0 with: "
+                "this run has no undamaged checkpoint; train from step 0 with: "
                 f"bestiary train --config {run_path / 'config.toml'}"
             )
         raise UserError(f"{chosen.path} is damaged: {damage}; {advice}")

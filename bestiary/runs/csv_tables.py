@@ -20,11 +20,13 @@ from bestiary.utils.errors import UserError
 MAX_LINE = 2**20  # maximum number of characters of a line
 MAX_CELL = 10_000  # maximum number of characters of a cell that is not a number
 MAX_COLUMNS = 10_000
-# Maximum number of cells that a table may lack, because its rows are shorter than its header. Only the last row of a
-# table can be incomplete, but readers would fill up each row.
+# Maximum number of cells that are missing in a table, because rows are shorter than the header. Readers add these
+# cells, so a small file with many short rows would need much memory. In tables of Bestiary, only the last row can be
+# short.
 MAX_MISSING_CELLS = 100_000
-# A table may need this multiple of the size of its file, plus MEMORY_RESERVE bytes. A number needs 8 bytes, and at
-# least 2 bytes in the file. In an array of text, each cell has the size of the longest cell.
+# A table may need at most MEMORY_FACTOR times the size of its file, plus MEMORY_RESERVE bytes. Numbers need at most 4
+# times their size in the file: 8 bytes instead of at least 2 (a digit and a comma). Text may need more than the limit,
+# because each cell in an array of text needs as much memory as the longest cell.
 MEMORY_FACTOR = 8
 MEMORY_RESERVE = 64 * 2**20
 BATCH_ROWS = 2_000  # number of rows that `read_columns` converts at once
@@ -152,7 +154,7 @@ def _iterate_rows(path: Path, max_bytes: int | None = safe_files.MAX_TABLE_BYTES
                     raise ValueError(f"it has {num_columns} columns; at most {MAX_COLUMNS} are read")
             num_missing += max(num_columns - len(row), 0)
             if num_missing > MAX_MISSING_CELLS:
-                raise ValueError("many rows are shorter than the header")
+                raise ValueError(f"its rows lack more than {MAX_MISSING_CELLS} cells of the columns in the header")
             yield row
 
 
@@ -211,7 +213,7 @@ def _join(batches: list[np.ndarray]) -> np.ndarray:
 
 
 def _joined_bytes(batches: list[np.ndarray]) -> int:
-    """Return the size of the result of `_join` or, if numbers are converted to text, a larger number."""
+    """Return the size of the array that `_join` returns, in bytes; if numbers are converted, only an upper limit."""
     sizes = {batch.dtype.itemsize for batch in batches if len(batch)} | {8}
     if any(batch.dtype != np.float64 for batch in batches):
         sizes.add(np.dtype("U32").itemsize)  # the type of numbers that were converted to text
@@ -221,4 +223,4 @@ def _joined_bytes(batches: list[np.ndarray]) -> int:
 def _check_memory(num_bytes: int, max_bytes: int) -> None:
     """Raise ValueError if a table needs much more memory than its file."""
     if num_bytes > max_bytes:
-        raise ValueError(f"it would need {num_bytes} bytes of memory")
+        raise ValueError(f"it would need {num_bytes} bytes of memory; a file of its size may need {max_bytes}")

@@ -82,7 +82,10 @@ def _describe_run(path: Path) -> list[str]:
 
 
 def run_state(path: Path, steps: int, total_steps: int) -> str:
-    """Return the state of a run: finished, running, crashed or interrupted. `steps` is that of the last checkpoint."""
+    """Return the state of a run: finished, running, crashed or interrupted.
+
+    `steps` is the step count of the last checkpoint, `total_steps` the number of steps of the whole training.
+    """
     if steps >= total_steps:
         return "finished"
     if is_locked(path):

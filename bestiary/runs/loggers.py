@@ -25,7 +25,7 @@ class Loggers:
     """
 
     def __init__(self) -> None:
-        self.active: dict[str, Logger] = {}  # by name
+        self.active: dict[str, Logger] = {}  # loggers that have not failed, by name
 
     def open(self, config: Config, run_path: Path, first_step: int) -> None:
         """Create the loggers of a config. Leave out, with a warning, a logger that cannot be created."""
@@ -86,7 +86,7 @@ def check_loggers(config: Config) -> None:
 
 
 def _is_installed(package: str) -> bool:
-    """Return whether a package is installed, without importing it: some packages need seconds for that."""
+    """Return whether a package is installed. Do not import it, because the import of some packages takes seconds."""
     try:
         spec = importlib.util.find_spec(package)
     except (ImportError, ValueError):

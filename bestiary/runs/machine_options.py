@@ -1,4 +1,4 @@
-"""Options of a machine: devices, threads, the cluster, loggers, and paths of other runs.
+"""Machine options: options that depend on the machine (devices, threads, the cluster, loggers, paths of other runs).
 
 A run folder may come from another person or another machine. In this case, `resume` does not use the values of these
 options in config.toml, and the user must give them again on the command line.
@@ -79,10 +79,11 @@ def is_own_choice(run: Run, config: "Config") -> bool:
 
 
 def choose_machine_options(run: Run, given: Mapping[str, Any]) -> "Config":
-    """Return the config of a run with the machine options with which it is resumed.
+    """Return the config with which a run is resumed: the config of the run, with the machine options for this session.
 
-    If `given` contains an option, its value is used. The other values come from config.toml if the user has chosen them
-    on this machine. If not, the defaults are used, and a note lists the values in config.toml that are not used.
+    If `given` contains a machine option, its value is used. The other values come from config.toml if the user has
+    chosen them on this machine. If not, the defaults are used, and a note lists the values in config.toml that are not
+    used.
 
     Raises:
         UserError: a given value is invalid, or the address of the cluster is missing.
@@ -137,7 +138,7 @@ def _key(flag: str) -> str:
 
 
 def with_machine_options(config: "Config", chosen: Mapping[str, Any], given: Collection[str] = ()) -> "Config":
-    """Return a config with other machine options. Options of loggers that are not used are left out.
+    """Return a config with other machine options. Options of loggers that the run does not use are left out.
 
     Raises:
         UserError: an option in `given` belongs to none of the loggers, or a logger or the value of an option is wrong.

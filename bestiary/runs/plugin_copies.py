@@ -62,9 +62,9 @@ def _hashes(tables: Mapping[str, Any], path: Path) -> dict[str, str]:
 def trust_options(options: Mapping[str, Any], run_path: Path, trust_code: bool) -> dict[str, Any]:
     """Return the options of a run, in which each plug-in refers to a file that may be executed.
 
-    If the user has trusted the content of a plug-in before, the original file is used. If the original file has
-    changed, the copy in the run folder is used instead. If the user has not trusted the content, the copy is used, but
-    only if `trust_code` is true.
+    The original file is used if the user has used its content at this path before, and the file still has this content.
+    Otherwise the copy in the run folder is used. If the user has never trusted the content, the copy is used only if
+    `trust_code` is true.
 
     Raises:
         UserError: a plug-in is not trusted, or its copy is missing or was changed.
@@ -114,8 +114,8 @@ def _trust(ref: PluginRef, sha256: str | None, run_path: Path, trust_code: bool)
     source = _read_copy(copy, run_path)
     if source is None or source.sha256 != sha256:
         raise UserError(
-            f"{ref.path} cannot be used: this file has changed since the run was created, or you have not used it "
-            f"before, and its copy {copy} in the run folder is missing or altered"
+            f"{ref.path} cannot be used: the file is missing, has changed since the run was created, or you have not "
+            f"used it before; and its copy {copy} in the run folder is missing or altered"
         )
     known = trust.is_known(sha256)
     if not known and not trust_code:
@@ -124,7 +124,10 @@ def _trust(ref: PluginRef, sha256: str | None, run_path: Path, trust_code: bool)
             f"folder has a copy: read {copy}{_modules_text(source)}, then add --trust-code to execute it"
         )
     if known and copy != run_path / ref.path:  # config.toml of a model card names the copies
-        note(f"note: {ref.path} is missing or has changed since the run was created; its copy {copy} is used")
+        note(
+            f"note: the copy {copy} is used instead of {ref.path}: this file is missing, has changed since the run was "
+            "created, or you have not used its content at this path before"
+        )
     trust.trust_content(copy, source, announce=not known)
     return PluginRef(copy, ref.attribute)
 

@@ -82,7 +82,10 @@ class RecordingWrapper(VectorEnvWrapper):
         self.step_count = num_steps
         games = read_columns(path.with_suffix(".csv")) if num_steps else {}
         if games and not np.isin(games.get("env", np.zeros(0)), np.arange(pool.num_envs)).all():
-            raise UserError(f"{path.with_suffix('.csv')} is damaged: it has games of other environments")
+            raise UserError(
+                f"{path.with_suffix('.csv')} is damaged: the column env must contain indices from 0 to "
+                f"{pool.num_envs - 1}"
+            )
         num_kept = int((games["first_step"] + games["length"] <= num_steps).sum()) if games else 0
         self.games = CsvTable(path.with_suffix(".csv"), num_kept, root)
         self.first_steps = np.zeros(self.num_envs, np.int64)  # [N] first step of the current game of each environment
@@ -200,9 +203,8 @@ class Recording:
         """Return the game in row `number` of the CSV file. Raise UserError if the row or its actions do not exist."""
         games = self.games
         if not 0 <= number < len(games):
-            raise UserError(
-                f"--game {number}: {self.path} has {len(games)} finished games; choose 0 to {len(games) - 1}"
-            )
+            advice = f"{len(games)} finished games; choose 0 to {len(games) - 1}" if games else "no finished game"
+            raise UserError(f"--game {number}: {self.path} has {advice}")
         game = games[number]
         num_steps, num_envs = self.actions.shape
         if not (0 <= game.env < num_envs and 0 <= game.first_step < game.first_step + game.length <= num_steps):
@@ -267,13 +269,16 @@ class Recording:
         names = self.metadata["action_names"]
         actions = self.actions[first:last, env]
         if actions.max(initial=0) >= len(names):
-            raise UserError(f"{self.path} is damaged: there is no action {int(actions.max())}")
+            raise UserError(
+                f"{self.path.with_suffix('.actions')} is damaged: it contains the action {int(actions.max())}, but the "
+                f"actions are numbered 0 to {len(names) - 1}"
+            )
         return [names[action] for action in actions]
 
     def replay(self, game: RecordedGame) -> Iterator[Step]:
         """Replay a game and yield its steps.
 
-        The last step has `game_over` and contains the first observation of the next game.
+        In the last step, `game_over` is True, and the observation is the first observation of the next game.
         """
         pool = self.make_env(game)
         try:

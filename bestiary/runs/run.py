@@ -99,7 +99,7 @@ class Run:
         return f"Run({self._short_path}: {envs}, seed {seed}, {steps} of {total} steps{mean}, {state})"
 
     def _repr_html_(self) -> str:
-        """Return the same content as an HTML table, for notebooks."""
+        """Return a table with the columns of `bestiary runs` in HTML, for notebooks."""
         facts = dict(zip(COLUMNS, describe_run(self.path), strict=True))
         total = facts.pop("of")
         facts["steps"] = f"{facts['steps']} of {total}" if total else ""
@@ -320,7 +320,10 @@ class Run:
 
 
 def evaluation_seeds(config: "Config", seed: int) -> tuple[np.random.SeedSequence, int]:
-    """Return the seed of the environments and the seed of action sampling for an evaluation of a run with `seed`."""
+    """Return the seeds of an evaluation of a run: the seed of the environments and the seed of action sampling.
+
+    `seed` is the seed of the evaluation (`bestiary eval --seed`).
+    """
     env_seed, action_seed = np.random.SeedSequence([config.training.seed, 1, seed]).spawn(2)
     return env_seed, int(action_seed.generate_state(1)[0])
 
@@ -413,7 +416,7 @@ def update_config(run: Run, **training: Any) -> None:
 
 
 def set_machine_options(run: Run, config: "Config") -> None:
-    """Set the config of a run to `config`, which differs from it only in options of the machine, such as loggers."""
+    """Replace the config of a run by `config`. The two configs differ only in machine options, for example loggers."""
     old, new = run.config.tables(), config.tables()
     run.config = config
     changed = {key: new.get(key) for key in {**old, **new} if old.get(key) != new.get(key)}

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
 
-MAX_DRAWN = 1e300  # limit of the values in figures: Matplotlib cannot draw larger ones
-ROWS_SHOWN = 6  # number of rows in the HTML representation of a table; half of them are the last rows
+MAX_DRAWN = 1e300  # values with a larger absolute value are not drawn, because Matplotlib cannot draw them
+ROWS_SHOWN = 6  # number of rows in the HTML representation of a table: the first three and the last three
 COLUMNS_SHOWN = 12  # number of columns in the HTML representation of a table
 
 
@@ -60,7 +60,7 @@ class Table(dict[str, np.ndarray]):
         """
         names = columns or tuple(name for name in self if name == "return" or name.endswith("/return"))
         if not names:
-            raise UserError(f"plot: {self.name} has no column `return`; name columns: plot('loss')")
+            raise UserError(f"plot: {self.name} has no column `return`; give a column, for example plot('loss')")
         positions = self._numbers(x)
         with new_figure() as (figure, axes):
             for name in names:

@@ -42,7 +42,7 @@ def test_components_from_users_files(capsys: pytest.CaptureFixture[str], another
     Path("tiny_torso.py").write_text(Path("tiny_torso.py").read_text() + "\n# changed\n")
     capsys.readouterr()
     assert command("eval", "runs/mine", "--episodes", "2") == 0
-    assert "has changed since the run was created; its copy" in capsys.readouterr().err
+    assert "tiny_torso.py: this file is missing, has changed since the run was created" in capsys.readouterr().err
     Path("tiny_torso.py").unlink()
     Path("maze_env.py").write_text("raise SystemExit('changed')")  # the tasks keep their names
     assert command("resume", "runs/mine", "--steps", "2.5k") == 0

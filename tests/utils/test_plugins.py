@@ -410,7 +410,7 @@ def test_copy_is_used_if_the_original_has_changed(folder, change, capsys):
         path.unlink()
     config = open_run(run).config
     assert config.components["torso"].name == copied_torso(run)
-    assert f"{path} is missing or has changed" in capsys.readouterr().err
+    assert f"is used instead of {path}" in capsys.readouterr().err
     agent = config.make_agent(config.make_vector_env(1, 0))
     assert agent.state_dict()["torso.layer.weight"].shape[0] == 32
 
