@@ -81,10 +81,10 @@ def derive_pools(training: Training, sources: Mapping[str, str], num_tasks: int)
 def derive_max_lag(training: Training, algorithm: Algorithm) -> Training:
     """Return the training options with `max_lag` set. A value that the user has set is not changed.
 
-    The value is DEFAULT_MAX_LAG, or a larger value in two cases. If the learner makes many updates with each rollout,
-    the policy lag cannot be smaller than the number of these updates. A cluster with many pools (vector environments)
-    needs a larger value, so that all pools can collect rollouts at the same time. The value suffices even if the
-    fastest pool is twice as fast as the slowest.
+    The value is DEFAULT_MAX_LAG, or a larger value in two cases. (1) If the learner makes many updates with each
+    rollout, the policy lag grows with each of these updates. (2) A cluster with many pools (vector environments) needs
+    a larger value, so that all pools can collect rollouts at the same time, even if the fastest pool is twice as fast
+    as the slowest.
     """
     n, pools = training.pool_size, training.total_pools
     if training.max_lag is not None or n == 0 or algorithm.validate(n, pools) or size_problems(algorithm, n, pools):
@@ -92,6 +92,8 @@ def derive_max_lag(training: Training, algorithm: Algorithm) -> Training:
     sizes = learn_sizes(algorithm, training)
     needed = 0 if algorithm.on_policy else sizes.max_policy_lag(calls=1)
     if training.runtime == "cluster" and not algorithm.on_policy:
+        # While the learner uses the rollouts of a call (R, or 2 if R is 1), each pool collects one rollout. This number
+        # of rollouts is converted to learn calls and rounded up.
         calls_in_flight = -(-(max(2, sizes.rollouts) + pools) // sizes.rollouts)
         needed = max(needed, 2 * calls_in_flight * sizes.max_updates())
     return dataclasses.replace(training, max_lag=max(DEFAULT_MAX_LAG, needed))
@@ -115,9 +117,9 @@ def check_batches(training: Training, algorithm: Algorithm, num_tasks: int, prob
     """Check that environments, pools, tasks, batches, learners and policy lag fit together. Append to `problems`."""
     pools = 1 if training.runtime == "serial" else training.pools
     if training.num_envs < pools * num_tasks:
-        tasks = f"one of each of the {num_tasks} tasks" if num_tasks > 1 else "one"
+        needed = f"{num_tasks} environments, one per task" if num_tasks > 1 else "1 environment"
         problems.append(
-            f"--num-envs {training.num_envs}: each of the {pools} pools needs at least {tasks}; "
+            f"--num-envs {training.num_envs}: each of the {pools} pools needs at least {needed}; "
             f"use at least --num-envs {pools * num_tasks}"
             if pools > 1
             else f"--num-envs {training.num_envs}: the run has {num_tasks} tasks; use at least --num-envs {num_tasks}"
@@ -152,8 +154,8 @@ def _check_lag(training: Training, algorithm: Algorithm, sizes: LearnSizes, prob
     If a learn call needs R rollouts, --lag must be at least R - 1. Otherwise the actors would wait for an update, and
     this update would wait for their rollouts. On-policy algorithms allow only --lag 0.
 
-    --max-lag must be at least the smallest policy lag that is possible. A rollout has this lag if the next learn call
-    after its start receives the rollout.
+    --max-lag must be at least the policy lag of a rollout that is used as early as possible: the rollout is collected
+    with the weights before a learn call, and this call receives it. Its lag is not 0 if the call makes several updates.
     """
     rollouts = sizes.rollouts
     lag = sizes.max_policy_lag(calls=1)
@@ -177,9 +179,8 @@ def _describe_split_problem(algorithm: Algorithm, learners: int, num_envs: int, 
     possible = [count for count in range(1, 2 * learners) if algorithm.can_split(count, num_envs, pools)]
     if possible in ([], [1]):
         return f"--learners {learners}: this algorithm supports only one learner; use --learners 1"
-    unit = min(num_envs, algorithm.batch_size(num_envs, pools))
     nearest = min(possible, key=lambda count: abs(count - learners))
     return (
-        f"--learners {learners}: each batch must be split evenly, in units of {unit} trajectories; "
-        f"try --learners {nearest}"
+        f"--learners {learners}: the trajectories of each batch must be split evenly among the learners, which is not "
+        f"possible with {learners} learners; try --learners {nearest}"
     )

@@ -51,6 +51,7 @@ def check_forward_pass(agent: Agent, interface: EnvInterface, components: Mappin
         problems = state_problems(state, B, "the state that forward returns", initial)
         if shape == (T, B) and not problems:
             length = 1
+            # Add resets of trajectory 2 in step 0 and of trajectory 1 in step 1.
             inputs = with_resets(inputs, (0, 2), (1, 1))
             mismatch = compare_repeated_calls(module, call, inputs, state)
             mismatch = mismatch or compare_single_steps(module, call, inputs, state)

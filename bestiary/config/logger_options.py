@@ -15,7 +15,7 @@ from bestiary.utils.errors import UserError
 from bestiary.utils.options import field_types, options_class, suggest
 from bestiary.utils.plugin_names import PluginRef
 
-ALWAYS_ON = "csv"  # stands for the tables of the run folder
+ALWAYS_ON = "csv"  # the CSV tables of the run folder; accepted in --logger but without effect: they are always written
 
 
 def find_loggers(names: Any, problems: list[str]) -> dict[str, type[Logger]]:
@@ -69,8 +69,8 @@ def _conflicts(loggers: Mapping[str, type[Logger]]) -> list[str]:
             owner, other = owners.setdefault(field_name, (name, declared))
             if (declared[0], declared[1].default) != (other[0], other[1].default):
                 problems.append(
-                    f"--logger {name}: its option {field_name} has another type or default than that of {owner}; "
-                    "rename it"
+                    f"--logger {name}: the option {field_name} has another type or default than the option of the same "
+                    f"name of logger {owner}; rename one of the two options"
                 )
     return problems
 

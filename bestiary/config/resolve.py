@@ -55,7 +55,7 @@ class Choices:
     env_names: tuple[str, ...]
     env_spec: envs.EnvSpec | None
     env_options: Any  # instance of env_spec.options
-    interfaces: tuple[EnvInterface, ...] | None  # one per environment
+    interfaces: tuple[EnvInterface, ...] | None  # interface of each environment
     names: Mapping[str, str]  # name of each component, by kind
     classes: Mapping[str, Any]  # class of each component, by kind
     loggers: Mapping[str, type[Logger]]  # class of each logger, by name
@@ -74,8 +74,8 @@ class Choices:
 def resolve(given: Mapping[str, Any], origin: Mapping[str, str] | None = None) -> Config:
     """Check a flat dict of names and options and return a Config.
 
-    `origin` maps a key to the preset, file or run from which its value comes. This source is a text for error messages,
-    for example "config a.toml". A key that is not in `origin` was given directly by the user. Plug-ins must have been
+    `origin` maps a key to a text that names the preset, file or run from which its value comes, for example
+    "config a.toml". A key that is not in `origin` was given directly by the user. Plug-ins must have been
     trusted before (`plugin_options.py`). Raise UserError with all problems found. If a name or value is invalid, only
     the names and values are checked, because the other checks would be made with wrong values.
     """

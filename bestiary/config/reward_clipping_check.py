@@ -124,7 +124,7 @@ def clipping_warnings(reward: Reward, components: Mapping[str, RewardComponent],
             warnings.append(f"{term} has the same effect after clipping as with any larger weight")
     before, after = len(np.unique(raw.round(6))), len(np.unique(transformed.round(6)))
     if not warnings and before > 4 and after < before / 2 and not open_values:
-        warnings.append(f"clipping maps the {before} different rewards of a step to only {after}")
+        warnings.append(f"clipping maps the {before} typical rewards of a step to only {after} different values")
     return warnings
 
 

@@ -14,6 +14,8 @@ from bestiary.utils.options import suggest
 
 MAX_CONFIG_BYTES = 2**20  # maximum size of a config.toml in a run folder
 MAX_KEY_PARTS = 20
+# A regular expression of one part of a dotted key: text without quotes, in double quotes, or in single quotes. The
+# quantifiers `++` and `*+` do not backtrack, so that a damaged file cannot make the search slow.
 _KEY_PART = r"""(?:(?<![\w-])[\w-]++|(?<!\\)"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+')"""
 _LONG_KEY = re.compile(rf"{_KEY_PART}(?:[ \t]*+\.[ \t]*+{_KEY_PART}){{{MAX_KEY_PARTS}}}")
 NON_OPTION_TABLES = ("versions", "plugins")  # tables of config.toml that only document a run and set no option

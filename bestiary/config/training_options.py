@@ -111,7 +111,8 @@ class Training:
     max_lag: int | None = _runtime(
         None,
         "maximum policy lag: number of updates by which the weights of the actors may be older than the weights of the "
-        "learner; ignored if --lag is given (default: 16; more if a cluster needs it to keep all actors busy)",
+        "learner; ignored if --lag is given (default: 16; more if the learner makes more updates with each rollout, or "
+        "if a cluster needs it to keep all actors busy)",
         low=0,
         runtimes=ASYNCHRONOUS,
     )
@@ -198,8 +199,8 @@ class Training:
     )
     max_failed_saves: int = _logging(
         0,
-        "training stops after this number of consecutive checkpoints that could not be saved, for example because the "
-        "disk is full; 0: training continues and tries again",
+        "number of consecutive checkpoints that could not be saved, for example because the disk is full, after which "
+        "training stops; 0: training continues and tries again",
         low=0,
     )
     keep_at: tuple[int, ...] = _logging(

@@ -234,12 +234,12 @@ def test_pools_have_an_environment_of_each_task(num_envs, num_tasks, sizes):
     [
         (
             {"num_envs": 1, "pools": 2},
-            "--num-envs 1: each of the 2 pools needs at least one; use at least --num-envs 2",
+            "--num-envs 1: each of the 2 pools needs at least 1 environment; use at least --num-envs 2",
         ),
         ({"env": "atari/{Pong,Boxing}", "num_envs": 1}, "--num-envs 1: the run has 2 tasks; use at least --num-envs 2"),
         (
             {"env": "atari/{Pong,Boxing}", "num_envs": 3, "pools": 2},
-            "--num-envs 3: each of the 2 pools needs at least one of each of the 2 tasks; use at least --num-envs 4",
+            "--num-envs 3: each of the 2 pools needs at least 2 environments, one per task; use at least --num-envs 4",
         ),
         (
             {"cluster": "auto", "learners": 2, "num_envs": 9},
