@@ -51,7 +51,7 @@ def printable(text: str) -> str:
 
 
 def escape_warnings() -> None:
-    """Escape the control characters in Python's warnings: some of Matplotlib contain a character of a run's name."""
+    """Make Python escape control characters in warnings: Matplotlib's warnings may contain characters of run names."""
 
     format_warning = warnings.formatwarning
     if getattr(format_warning, "__name__", "") == "format_escaped":  # this function was called before

@@ -4,7 +4,8 @@ Numba, Matplotlib and W&B read such a file from the working directory. The file 
 `.numba_config.yaml`, this person can choose the folder in which Numba searches for compiled functions, and Numba
 unpickles the files in this folder. With `wandb/settings`, this person can choose the server to which W&B sends the API
 key.
-So Bestiary imports these packages in such a way that they do not read these files. The configuration of the user in
+
+Therefore Bestiary imports these packages in such a way that they do not read these files. The user's configuration in
 environment variables and in the home folder is used as usual.
 """
 

@@ -1,7 +1,7 @@
 """The folder in which Numba caches the compiled functions of plug-ins: $XDG_CACHE_HOME/bestiary/numba.
 
-Numba unpickles the files of its cache. By default, these files are in the folder of the plug-in. This folder may be in
-a run folder that comes from another person.
+Numba unpickles the files of its cache, and unpickling can execute code. By default, these files are in the folder of
+the plug-in. This folder may be in a run folder that comes from another person, who could have added such files.
 """
 
 import os

@@ -20,8 +20,8 @@ from typing import Any
 
 from bestiary.utils.errors import UserError
 
+MIN_SIMILARITY = 0.6  # minimum similarity of a suggested name to the wrong name (0 to 1; see `_similarity`)
 # Rule for the options of plug-ins, for error messages.
-MIN_SIMILARITY = 0.6  # a less similar name is not suggested (1: equal)
 OPTIONS_RULE = "options are keyword-only arguments with a default: write *, {name}=... at the end of the arguments"
 
 BOOLEANS = {"true": True, "on": True, "yes": True, "false": False, "off": False, "no": False}
@@ -213,7 +213,7 @@ def convert(value: Any, kind: Any) -> Any:
         return float(_convert_number(value))
     if kind is str and isinstance(value, str):
         return value
-    raise ValueError(f"expected {getattr(kind, '__name__', kind)}")
+    raise ValueError(f"expected {'text' if kind is str else getattr(kind, '__name__', kind)}")
 
 
 def _convert_number(value: Any) -> float:
@@ -322,9 +322,10 @@ def suggest(wrong: str, valid: Iterable[str], *, count: int = 3) -> str:
 
 
 def _similarity(wrong: str, name: str) -> float:
-    """Return a number from 0 to 1. Case and leading hyphens are ignored.
+    """Return the similarity of two names, from 0 to 1. Equal names have the similarity 1.
 
-    If `wrong` has no prefix such as `algo.`, the prefix of `name` is ignored, too.
+    Case and leading hyphens are ignored. If `wrong` has no prefix such as `algo.`, the prefix of `name` is also
+    ignored.
     """
     first, second = (text.lower().lstrip("-").replace("_", "-") for text in (wrong, name))
     ratio = difflib.SequenceMatcher(None, first, second).ratio()

@@ -160,7 +160,10 @@ class _LocalImports(ast.NodeTransformer):
 
 
 def _candidates(content: bytes, package: str, folder: Path) -> Iterator[str]:
-    """Yield the possible paths, relative to `folder`, of the modules that the file `content` imports."""
+    """Yield the possible paths of the modules that a file imports, relative to `folder`, the folder of the plug-in.
+
+    `content` is the content of the file. `package` is its folder relative to `folder`, as in `compile_module`.
+    """
     try:
         tree = ast.parse(content)
     except (SyntaxError, ValueError, RecursionError, MemoryError):  # reported when the file is imported

@@ -155,7 +155,7 @@ def plugin_files() -> set[str]:
 
 
 def error_location(error: BaseException, files: Collection[str]) -> str | None:
-    """Return the innermost traceback line in one of `files`, for example `file.py, line 12`, or None."""
+    """Return the last line of the traceback that is in one of `files`, as `file.py, line 12`; None if there is none."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in files]
     return f"{frames[-1].filename}, line {frames[-1].lineno}" if frames else None
 

@@ -5,7 +5,7 @@ devices and files that are too large. So a manipulated run folder cannot make a 
 folder, or wait for ever. The check covers every part of a path below the folder `root`: each subfolder is opened
 relative to its parent folder. The folder `root` itself may be a link, for example runs/latest.
 
-All errors are OSError, with a message that names the problem.
+All errors are OSError, with a message that names the problem. `read_text` may also raise UnicodeDecodeError.
 """
 
 import contextlib
@@ -22,8 +22,8 @@ from typing import IO
 _MEMORY_BYTES = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 MAX_TEXT_BYTES = 64 * 2**20  # maximum size of a JSON or TOML file
 # Files can be much larger than the data that was downloaded, because blocks of zeros need no space (sparse files).
-# Therefore the limits of files that are read completely depend on the memory of the machine. Readers of tables need up
-# to 4 times the size of the file.
+# Therefore the limits of files that are read completely depend on the memory of the machine. Readers of tables need
+# several times the size of the file.
 MAX_TABLE_BYTES = _MEMORY_BYTES // 16  # maximum size of a CSV table
 MAX_TENSOR_BYTES = _MEMORY_BYTES // 4  # maximum size of a file with tensors or recorded actions
 MAX_DEPTH = 50  # maximum number of folders inside each other
@@ -201,7 +201,10 @@ def open_file(path: Path, flags: int, root: Path | None = None, max_bytes: int |
 
 @contextmanager
 def open_parent(path: Path, root: Path | None) -> Iterator[int]:
-    """Open the folder that contains `path` and yield its file descriptor. Links below `root` are refused."""
+    """Open the folder that contains `path` and yield its file descriptor. Links below `root` are refused.
+
+    `path` need not exist: to open a folder itself, pass any name in this folder, for example `folder / "x"`.
+    """
     root = path.parent if root is None else root
     parts = _parts(path, root)
     descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -236,7 +239,9 @@ def _explained(error: OSError, path: Path) -> OSError:
     """
     # The operating system reports a link as ELOOP or, if a folder is expected, as ENOTDIR.
     if error.errno == errno.ELOOP or (error.errno == errno.ENOTDIR and path.is_symlink()):
-        return OSError(errno.ELOOP, "this is a symbolic link; a run folder must contain only files", str(path))
+        return OSError(
+            errno.ELOOP, "this is a symbolic link; a run folder must contain only files and folders", str(path)
+        )
     return type(error)(error.errno, error.strerror, str(path))
 
 

@@ -20,8 +20,8 @@ import filelock
 
 from bestiary.utils.console import warn
 
-LOCK_SECONDS = 30
-MAX_BYTES = 64 * 2**20
+LOCK_SECONDS = 30  # maximum time to wait until no other process writes to the file
+MAX_BYTES = 64 * 2**20  # maximum size of a file
 
 
 class UnsafeFile(Exception):

@@ -146,7 +146,7 @@ def test_none_is_text_for_a_required_string():
 
 @pytest.mark.parametrize("value", [1, 1.5, True, ["a"], None])
 def test_values_that_are_not_strings_are_rejected(value):
-    with pytest.raises(ValueError, match="expected str"):
+    with pytest.raises(ValueError, match="expected text"):
         convert(value, str)
 
 
