@@ -14,8 +14,8 @@ def bench_command(argv: list[str]) -> None:
     """Measure the training throughput of this machine, and predict the throughput of clusters."""
     parser = Parser(
         "bench",
-        "Measure the speed of this machine, in steps per second. Environment stepping, inference and learning are "
-        "measured each alone; then complete training is measured and compared with its upper bound, "
+        "Measure the speed of this machine, in steps per second. First, environment stepping, inference and learning "
+        "are measured separately. Then, complete training is measured and compared with its upper bound, "
         "1 / (1/env_stepping + 1/inference + 1/learning).",
     )
     parser.add_argument(

@@ -74,7 +74,8 @@ def _package_versions(*names: str) -> str:
     return ", ".join(f"{name} {metadata.version(name)}" for name in names)
 
 
-EXTRAS = {"ray": "cluster", "optuna": "search"}  # package: extra of Bestiary that installs it, if the names differ
+# Package -> the extra of Bestiary that installs the package, for packages whose extra has another name.
+EXTRAS = {"ray": "cluster", "optuna": "search"}
 
 
 def _optional_versions(*names: str) -> str:
@@ -100,7 +101,8 @@ def _device() -> str:
 def _envpool_calls() -> str:
     from bestiary.envs.envpool_backend import inner_calls_work
 
-    return "steps environments with its " + ("inner methods (fast)" if inner_calls_work() else "public methods")
+    methods = "internal methods of EnvPool (fast)" if inner_calls_work() else "public methods of EnvPool (slower)"
+    return f"environments are stepped with the {methods}"
 
 
 def _autotune_cache() -> str:

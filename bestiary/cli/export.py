@@ -14,8 +14,8 @@ from bestiary.runs.run import open_run
 from bestiary.utils.console import print_line
 from bestiary.utils.errors import UserError
 
-# Format -> the options that it supports. Options with an effect in all formats are not listed.
-PLAYING = ("--env", "--greedy", "--sample", "--seed")
+PLAYING = ("--env", "--greedy", "--sample", "--seed")  # options of formats that contain games of the agent
+# Format -> the options that it supports. Options that all formats support are not listed.
 FORMAT_OPTIONS = {
     "npz": ("--rollouts", "--length", "--out", *PLAYING),
     "minari": ("--episodes", "--dataset", *PLAYING),

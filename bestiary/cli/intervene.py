@@ -23,9 +23,12 @@ KINDS = {
     "blur": ("X,Y,WIDTH,HEIGHT", "blur a rectangle of the observed image"),
     "move": (
         "X,Y,WIDTH,HEIGHT,TO_X,TO_Y",
-        "move a rectangle of the observed image so that TO_X,TO_Y is its new corner",
+        "move a rectangle of the observed image so that TO_X,TO_Y is its new upper left corner",
     ),
-    "copy": ("X,Y,WIDTH,HEIGHT,TO_X,TO_Y", "copy a rectangle of the observed image to TO_X,TO_Y"),
+    "copy": (
+        "X,Y,WIDTH,HEIGHT,TO_X,TO_Y",
+        "copy a rectangle of the observed image so that TO_X,TO_Y is the upper left corner of the copy",
+    ),
     "set": (
         "LABEL=VALUE",
         "change a labelled quantity of the game, for example ball_x=100 (docs/interventions.md lists them); Atari "
@@ -39,9 +42,9 @@ def intervene_command(argv: list[str]) -> None:
     """Apply interventions at one step of a game, and report how policy, value and game change."""
     parser = Parser(
         "intervene",
-        "Play a game to a step, change what the agent observes or does there, and report the probabilities of the "
-        "actions and the value before and after: as a table, a CSV file and a figure. Several changes are applied in "
-        "the order in which they are given.",
+        "Play a game up to a step, change what the agent observes or does in this step, and report the probabilities "
+        "of the actions and the value, without and with the change: as a table, a CSV file and a figure. Several "
+        "changes are applied in the order in which they are given.",
     )
     add_run_argument(parser)
     parser.add_integer("--step", "step of the game at which the changes are applied", default=0, metavar="STEP")
@@ -56,7 +59,7 @@ def intervene_command(argv: list[str]) -> None:
         )
     parser.add_integer(
         "--continue",
-        "number of steps that the game is played on with and without the changes (default: "
+        "number of further steps to play after the changes, once with and once without the changes (default: "
         f"{DEFAULT_CONTINUATION} with --set or --action, otherwise 0)",
         metavar="STEPS",
     )

@@ -23,7 +23,7 @@ from bestiary.utils.options import suggest
 if TYPE_CHECKING:
     from bestiary.evaluation.playback import PlaybackOptions
 
-MIN_CKA_FRAMES = 4
+MIN_CKA_FRAMES = 4  # minimum value of --frames, apart from 0
 
 
 def look(argv: list[str]) -> None:

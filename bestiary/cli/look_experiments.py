@@ -53,8 +53,8 @@ def look_probes(argv: list[str]) -> None:
     parser = Parser(
         "look probes",
         "Predict labelled quantities, for example the position of the ball, linearly from each layer and from the "
-        "recurrent state of an agent. Report R2 on held-out games, with the same values for an untrained network of "
-        "the same shape and for the observation. Write a figure and a CSV file.",
+        "recurrent state of an agent. Report R2 on held-out games. For comparison, also report R2 of an untrained "
+        "network of the same architecture and of the observation itself. Write a figure and a CSV file.",
     )
     _add_arguments(parser, episodes=20, every=25)
     a, run, env_options = parse_with_env_options(parser, argv)

@@ -44,7 +44,7 @@ Evaluation
 
 Information
   runs [FOLDER]       list the runs below a folder
-  list WHAT           list environments, components, presets, rewards or zoo agents
+  list WHAT           list environments, components, presets, rewards, studies or zoo agents
   doctor              check this machine and the installed packages
   bench               measure the training throughput of this machine
   completion SHELL    print a completion script for bash, zsh or fish

@@ -62,7 +62,8 @@ def resume(argv: list[str]) -> None:
     add_trust_code(parser)
     parser.add_integer(
         "--steps",
-        "new total number of steps; the learning-rate schedule is stretched to this number (default: unchanged)",
+        "new total number of steps; the learning-rate schedule is stretched to this number, unless "
+        "--algo.lr-schedule-steps is set (default: unchanged)",
         low=1,
         metavar="STEPS",
     )

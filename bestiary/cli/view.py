@@ -17,7 +17,7 @@ def view(argv: list[str]) -> None:
     parser = Parser(
         "view",
         "Show runs, studies and the games of agents in the web browser. The pages are served on this machine only, and "
-        "follow running trainings. Open the URL that the command prints; Ctrl-C ends it.",
+        "follow running trainings. Open the URL that the command prints; Ctrl-C ends the command.",
     )
     parser.add_argument(
         "paths",
