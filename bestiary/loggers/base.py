@@ -18,15 +18,17 @@ class LogContext:
 
     folder: Path  # absolute path of the run folder
     name: str  # name of the run folder
-    group: str  # equal for all runs that differ only in their seed and in options without effect on learning
+    group: str  # name of the group of runs that differ only in the seed and in options without effect on learning
     config: dict[str, Any]  # the configuration, as in config.toml: options and tables of options
     first_step: int  # step at which this session starts; a resumed run logs the steps after it again
 
 
 class Logger:
-    """Protocol of loggers. A subclass must have `log`; the other methods do nothing by default.
+    """Base class of loggers. A subclass must have `log`; the other methods do nothing by default.
 
-    The constructor is called once per session with a `LogContext` and, as keyword arguments, the options of the logger.
+    The constructor is called once per session with a `LogContext` and the options of the logger. If the logger has a
+    class `Options`, the options are one object of this class; otherwise they are keyword arguments.
+
     All methods are called in the main thread. If a method or the constructor raises an exception, the user gets one
     warning, the logger is not used any more, and training continues.
     """

@@ -14,9 +14,9 @@ from bestiary.loggers.base import DEFAULT_PROJECT, PROJECT_HELP, LogContext, Log
 from bestiary.utils import safe_files
 from bestiary.utils.options import option
 
-MAX_TEXT = 500  # MLflow refuses longer values of parameters
-# Characters that names of metrics must not contain. MLflow allows slashes, but if it stores a metric `grad_norm` in a
-# file, it cannot store `grad_norm/torso`.
+MAX_TEXT = 500  # maximum length of the value of a parameter, in characters; MLflow refuses longer values
+# Characters that are replaced in names of metrics. MLflow allows slashes, but it may store the metric `grad_norm` in a
+# file of this name. It then cannot store `grad_norm/torso`, which needs a folder of this name.
 FORBIDDEN = re.compile(r"[^\w\-. :]")
 
 
@@ -62,7 +62,7 @@ class MlflowLogger(Logger):
                 self.client.update_run(run_id, status="RUNNING")
                 return run_id
             except MlflowException:
-                pass  # the database or the server is another one than in the earlier session
+                pass  # this session uses another database or server than the earlier session
         run = self.client.create_run(experiment, run_name=context.name, tags={"group": context.group})
         params = [Param(name, value[:MAX_TEXT]) for name, value in _flatten(context.config).items()]
         for first in range(0, len(params), 100):  # MLflow accepts at most 100 parameters at once

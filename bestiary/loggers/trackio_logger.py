@@ -64,6 +64,6 @@ class TrackioLogger(Logger):
 
 @contextlib.contextmanager
 def _quiet() -> Any:
-    """Context in which prints of Trackio are discarded: it prints several lines per run."""
+    """Context in which the output of Trackio is discarded, because Trackio prints several lines per run."""
     with open(os.devnull, "w") as discarded, contextlib.redirect_stdout(discarded):
         yield

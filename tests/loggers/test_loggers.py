@@ -166,7 +166,7 @@ WRONG = [
         {"logger": "own.py:Misspelt"},
         "log_vidoe is not a method of Logger; did you mean log_video",
     ),
-    ({"logger": "wandb,own.py:Conflict"}, "rename it"),
+    ({"logger": "wandb,own.py:Conflict"}, "rename one of the two options"),
 ]
 
 
