@@ -13,7 +13,7 @@ import safetensors.torch
 from torch import Tensor
 
 from bestiary.compat import checkpoint_reader
-from bestiary.compat.checkpoint_reader import Contents
+from bestiary.compat.checkpoint_reader import Contents, plain_values
 from bestiary.utils import safe_files
 from bestiary.utils.errors import UserError
 from bestiary.utils.temp_dirs import make_temp_dir
@@ -79,11 +79,13 @@ def _read_results(path: Path, folder: Path) -> OriginalCheckpoint:
 def read_meta(path: Path) -> dict[str, Any]:
     """Return the flags in a file meta.json of TorchBeast. Raise UserError if the file has none."""
     try:
-        meta = json.loads(safe_files.read_text(path))
-        return {name: value for name, value in meta["args"].items() if isinstance(value, str | int | float)}
+        arguments = json.loads(safe_files.read_text(path))["args"]
+        if not isinstance(arguments, dict):
+            raise TypeError
+        return plain_values(arguments)
     except OSError as error:
         raise UserError(f"--meta {path}: {error.strerror or error}") from error
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(f"--meta {path}: not a meta.json of TorchBeast: the entry 'args' is missing") from error
 
 

@@ -115,7 +115,7 @@ def read_checkpoint(file: IO[bytes], file_bytes: int) -> tuple[Contents, dict[st
     contents = Contents()
     tensors: dict[str, Tensor] = {}
     for name, value in data["model_state_dict"].items():
-        if not isinstance(name, str) or not name or len(name) > MAX_NAME_LENGTH:
+        if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= MAX_NAME_LENGTH:
             raise Refused(f"{str(name)[:60]!r} is not a name of a tensor")
         contents.names.append(name)
         tensors[f"model/{name}"] = checked_tensor(name, value)
@@ -133,17 +133,20 @@ def read_checkpoint(file: IO[bytes], file_bytes: int) -> tuple[Contents, dict[st
 
 
 def check_archive(file: IO[bytes], file_bytes: int) -> None:
-    """Raise Refused if the file is a pointer of Git LFS, or a ZIP archive whose contents are larger than the file."""
+    """Raise Refused for a pointer of Git LFS, and for a ZIP archive that is damaged or larger than the file."""
     try:
         if file.read(len(GIT_LFS_START)) == GIT_LFS_START:
             raise Refused("it is only a pointer of Git LFS; download the file with: git lfs pull")
         if zipfile.is_zipfile(file):
             with zipfile.ZipFile(file) as archive:
                 entries = archive.infolist()
-            if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
-                raise Refused("its archive is compressed; torch.save writes archives that are not compressed")
-            if len(entries) > MAX_TENSORS or sum(entry.file_size for entry in entries) > file_bytes:
-                raise Refused("the parts of its archive are larger than the file")
+                if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
+                    raise Refused("its archive is compressed; torch.save writes archives that are not compressed")
+                if len(entries) > MAX_TENSORS or sum(entry.file_size for entry in entries) > file_bytes:
+                    raise Refused("the parts of its archive are larger than the file")
+                # torch.load does not compare checksums, so it would read weights with changed bits.
+                if (damaged := archive.testzip()) is not None:
+                    raise Refused(f"it is damaged: the checksum of its part {damaged[:MAX_NAME_LENGTH]!r} is wrong")
     finally:
         file.seek(0)
 
@@ -186,7 +189,10 @@ def optimizer_state(saved: Any) -> tuple[dict[str, Tensor], int]:
 
 
 def plain_values(saved: Any) -> dict[str, Any]:
-    """Return the numbers, texts and booleans of a dict. Other values, for example devices, are left out."""
+    """Return the numbers, texts and booleans of a dict. Other values, for example devices, are left out.
+
+    Texts with control characters are left out, too, because messages would contain them.
+    """
     if not isinstance(saved, Mapping):
         return {}
     items = list(saved.items())[:MAX_TENSORS]
@@ -195,7 +201,7 @@ def plain_values(saved: Any) -> dict[str, Any]:
 
 def _is_plain(value: Any) -> bool:
     if isinstance(value, str):
-        return len(value) <= MAX_TEXT_LENGTH
+        return len(value) <= MAX_TEXT_LENGTH and value.isprintable()
     return type(value) in (bool, float) or (type(value) is int and abs(value) < 2**62)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from bestiary.compat.import_checkpoint import import_checkpoint
 from bestiary.rollout import Inputs
 from bestiary.runs.run import Run, RunLocation
-from tests.compat.recreated_networks import AtariNet, ProcGenNet, Recreation, ResNet, checkpoint_of, init_
+from tests.compat.recreated_networks import AtariNet, PopArtHead, ProcGenNet, Recreation, ResNet, checkpoint_of, init_
 
 T, B = 6, 3
 TORCHBEAST: dict[str, Any] = {
@@ -126,6 +126,15 @@ def popart_net(lstm: bool) -> ResNet:
     return network
 
 
+def popart_shallow_net(lstm: bool) -> AtariNet:
+    """Return the small network of the PopArt fork's MonoBeast: its values have the statistics mu and sigma."""
+    network = AtariNet(6, lstm)
+    network.baseline = PopArtHead(network.policy.in_features, tasks=6)
+    network.baseline.mu.copy_(torch.tensor([0.5, -2.0, 0.0, 1.0, 0.9136, 3.0]))
+    network.baseline.sigma.copy_(torch.tensor([2.0, 0.5, 1.0, 0.1, 0.28, 4.0]))
+    return network
+
+
 def no_carry_net() -> ProcGenNet:
     network = ProcGenNet("srwm")
     network.resets_every_step = True
@@ -140,6 +149,8 @@ CASES: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
     "poly-lstm": (lambda: ResNet(6, lstm=True), {**POLY, "use_lstm": True}, {"envs": ["PongNoFrameskip-v4"]}),
     "popart": (lambda: popart_net(lstm=False), POPART, {}),
     "popart-lstm": (lambda: popart_net(lstm=True), {**POPART, "use_lstm": True}, {}),
+    "popart-mono": (lambda: popart_shallow_net(lstm=False), {**MONO, **SIX, "reward_clipping": "none"}, {}),
+    "popart-mono-lstm": (lambda: popart_shallow_net(lstm=True), {**MONO, **SIX, "use_lstm": True}, {}),
     "popart-fork-one-task": (
         lambda: ResNet(6, popart_tasks=1),
         {**POLY, "env": "PongNoFrameskip-v4", "use_popart": False, "beta": 1e-4},

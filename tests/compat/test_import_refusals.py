@@ -1,5 +1,6 @@
 """Files that cannot be imported are refused with one line and status 2, and nothing is written or executed."""
 
+import json
 import os
 import pickle
 import struct
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 from bestiary.cli.main import run_command
-from bestiary.compat.checkpoint_file import read_checkpoint
+from bestiary.compat.checkpoint_file import read_checkpoint, read_meta
 from bestiary.utils.errors import UserError
 from tests.compat.recreated_networks import AtariNet, ResNet, checkpoint_of
 from tests.compat.test_import_networks import MONO, POLY, POPART, REWARD
@@ -55,6 +56,16 @@ def overwrite_middle(path: Path) -> None:
     content = bytearray(path.read_bytes())
     start = content.index(b"data.pkl") + 100
     content[start : start + 400] = os.urandom(400)
+    path.write_bytes(content)
+
+
+def change_weights(path: Path) -> None:
+    """Write a checkpoint and change one bit of its largest tensor, which `torch.load` does not notice."""
+    save(path)
+    content = bytearray(path.read_bytes())
+    with zipfile.ZipFile(path) as archive:
+        largest = max(archive.infolist(), key=lambda entry: entry.file_size)
+    content[largest.header_offset + largest.file_size // 2] ^= 64
     path.write_bytes(content)
 
 
@@ -117,6 +128,7 @@ FILES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "truncated": (lambda path: truncate(path, legacy=False), "damaged"),
     "truncated, old format": (lambda path: truncate(path, legacy=True), "damaged"),
     "overwritten": (overwrite_middle, "cannot be imported"),
+    "changed weights": (change_weights, "checksum"),
     "runs code": (lambda path: save(path, stats=RunsCode(path.with_name("executed"))), "mkdir"),
     "runs code, plain pickle": (pickled, "mkdir"),
     "names a plug-in": (plugin, "--env"),
@@ -129,6 +141,14 @@ FILES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "huge allocation": (allocate, "memory"),
     "huge view": (lambda path: save_weights(path, conv1__weight=torch.zeros(1).expand(2**40)), "bytes"),
     "sparse": (lambda path: save_weights(path, policy__bias=torch.zeros(18).to_sparse()), "policy.bias"),
+    "name with control characters": (
+        lambda path: save_weights(path, **{"a\n\x1b[31mb": torch.zeros(3)}),
+        "is not a name of a tensor",
+    ),
+    "environment with control characters": (
+        lambda path: save(path, flags={**SMALL, "env": "Riverraid\n\x1b[31mNoFrameskip-v4"}),
+        "does not contain the name of its environment",
+    ),
     "not a tensor": (lambda path: save_weights(path, policy__bias="text"), "policy.bias"),
     "no state dict": (lambda path: torch.save([1, 2], path), "model_state_dict"),
     "no heads": (lambda path: save_weights(path, policy__weight=None), "policy.weight"),
@@ -182,6 +202,11 @@ def test_damaged_meta_file_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
     (tmp_path / "meta.json").write_text(content)
     assert run_command(["import", "model.tar", "--meta", "meta.json", "--name", "imported"]) == 2
     assert not (tmp_path / "runs").exists()
+
+
+def test_texts_of_a_meta_file_with_control_characters_are_left_out(tmp_path: Path) -> None:
+    (tmp_path / "meta.json").write_text(json.dumps({"args": {"env": "a\nb", "batch_size": 4, "device": None}}))
+    assert read_meta(tmp_path / "meta.json") == {"batch_size": 4}
 
 
 @pytest.mark.parametrize("content", ["", "a,b\n1,2\n", "# _tick,_time,step\n0,1.0,nan\n", 'x"\0'])
