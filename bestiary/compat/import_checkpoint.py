@@ -66,7 +66,7 @@ def import_checkpoint(
         problem = error.problems[-1]
         learner.load({"model": weights, "optimizer": {}, "algorithm": {}}, counters)
     rows = read_logs(logs, config) if logs is not None else []
-    run, exists = create_run(config, location)
+    run, exists = create_run(config, location, source=path)
     assert not exists, "the command does not offer to resume an existing run"
     _write(run, config, learner, rows)
     note(f"{path}: {network.description}, {steps} steps -> {run.shown_path}")

@@ -342,10 +342,19 @@ def open_run(path: str | Path, trust_code: bool = False) -> Run:
     if zoo_folder is not None:
         return Run(zoo_folder, trust_code)
     if asked.exists():
-        raise UserError(f"{path} is not a run folder: it has no config.toml")
+        raise UserError(f"{path} is not a run folder: it has no config.toml{_import_hint(asked)}")
     known = [*(p.parent.name for p in Path("runs").glob("*/config.toml")), *zoo.agent_names()]
     name = str(asked) if asked.parent == Path("zoo") else asked.name
     raise UserError(f"{path}: there is no such run{suggest(name, known)} (to list all runs: bestiary runs)")
+
+
+def _import_hint(path: Path) -> str:
+    """Return a hint if `path` is a checkpoint of TorchBeast or a folder that contains one, otherwise ""."""
+    if path.suffix == ".tar" and path.is_file():
+        return f"; to use a checkpoint of TorchBeast: bestiary import {path} --name NAME"
+    if (path / "model.tar").is_file():
+        return f"; to use its checkpoint of TorchBeast: bestiary import {path / 'model.tar'} --run-dir {path}"
+    return ""
 
 
 def run_labels(runs: Sequence[Run]) -> list[str]:
@@ -355,14 +364,17 @@ def run_labels(runs: Sequence[Run]) -> list[str]:
     return [name if names.count(name) == 1 else path for name, path in zip(names, paths, strict=True)]
 
 
-def create_run(config: "Config", location: RunLocation) -> tuple[Run, bool]:
+def create_run(config: "Config", location: RunLocation, source: Path | None = None) -> tuple[Run, bool]:
     """Create the folder of a new run. Return the run, and whether it existed before.
 
-    `location.if_exists` determines what happens if the folder exists (see RunLocation).
+    `location.if_exists` determines what happens if the folder exists (see RunLocation). `source` is the checkpoint of
+    another program from which the run is made. Its own folder may become the run folder.
     """
     path = location.path(config)
     is_default_name = location.name is None and location.run_dir is None
-    if (path.is_dir() and any(path.iterdir())) or path.is_file():
+    if source is not None and _is_folder_of_import(path, source):
+        pass
+    elif (path.is_dir() and any(path.iterdir())) or path.is_file():
         if location.if_exists == "new" or is_default_name:
             path = unused_path(path)
         elif not (path / "config.toml").is_file():
@@ -390,6 +402,13 @@ def create_run(config: "Config", location: RunLocation) -> tuple[Run, bool]:
     if path.parent.resolve() == Path("runs").resolve():
         checkpoints.replace_link(path.parent / "latest", path.name)
     return Run(path), False
+
+
+def _is_folder_of_import(path: Path, source: Path) -> bool:
+    """Return whether `path` is the folder of the checkpoint `source` and has no file that a run folder also has."""
+    if not path.is_dir() or path.resolve() != source.resolve().parent:
+        return False
+    return not any((path / name).exists() for name in ("config.toml", "checkpoints", "metrics.csv", ID_FILE))
 
 
 def _make_folder(path: Path, rename_if_exists: bool) -> Path:

@@ -54,6 +54,28 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_the_folder_of_the_checkpoint_becomes_a_run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("models/Pong").mkdir(parents=True)
+    Path("models/Pong/logs.csv").write_text(LOGS)
+    torch.save(checkpoint_of(AtariNet(6, lstm=False), MONO, 10), "models/Pong/model.tar")
+    before = Path("models/Pong/model.tar").read_bytes()
+    arguments = ["import", "models/Pong/model.tar", "--logs", "models/Pong/logs.csv", "--run-dir", "models/Pong"]
+    assert run_command(arguments) == 0
+    assert open_run("models/Pong").steps == 10 * 4 * 80
+    assert Path("models/Pong/model.tar").read_bytes() == before
+    assert run_command(arguments) == 2  # an existing run is not replaced
+
+
+def test_import_does_not_replace_files_beside_the_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.save(checkpoint_of(AtariNet(6, lstm=False), MONO, 10), "model.tar")
+    Path("metrics.csv").write_text("my own table")
+    assert run_command(["import", "model.tar", "--run-dir", "."]) == 2
+    assert Path("metrics.csv").read_text() == "my own table"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["metrics.csv", "model.tar"]
+
+
 def test_logs_become_metrics(folder: Path) -> None:
     rows = list(csv.DictReader((folder / "runs/imported/metrics.csv").open()))
     assert [row["step"] for row in rows] == ["160", "8000"]  # one row for each --log-every interval

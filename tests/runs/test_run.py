@@ -93,6 +93,15 @@ def test_error_if_the_path_is_not_a_run() -> None:
         open_run("runs/chain-on")
 
 
+def test_error_names_the_import_of_a_checkpoint_of_torchbeast() -> None:
+    Path("models/Pong").mkdir(parents=True)
+    Path("models/Pong/model.tar").touch()
+    with pytest.raises(UserError, match=r"bestiary import models/Pong/model\.tar --run-dir models/Pong"):
+        open_run("models/Pong")
+    with pytest.raises(UserError, match=r"bestiary import models/Pong/model\.tar --name"):
+        open_run("models/Pong/model.tar")
+
+
 def test_weights_of_another_agent_are_refused_with_the_differing_layer(catch_runs: list[Run]) -> None:
     config = resolve({"env": "toy/catch", "torso.width": 7})
     pool = config.make_vector_env(1, 0)
