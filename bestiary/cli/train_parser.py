@@ -63,6 +63,9 @@ def read_flags(argv: list[str], parser: Parser) -> dict[str, Any]:
             env_names.append(word)
             continue
         name, equals, value = word.partition("=")
+        if name == "--env":  # the names of environments may follow this flag, as in other commands
+            env_names += [value] if equals else []
+            continue
         action = parser._option_string_actions.get(name)
         key = name.removeprefix("--").replace("-", "_") if action is None else action.dest
         earlier = given.get(key)

@@ -52,6 +52,23 @@ def test_components_from_users_files(capsys: pytest.CaptureFixture[str], another
     assert command("resume", "runs/mine", "--steps", "3k", "--trust-code") == 0
 
 
+@pytest.mark.parametrize(
+    "words",
+    [("toy/chain", "toy/catch"), ("--env", "toy/chain", "toy/catch"), ("toy/chain", "--env=toy/catch")],
+)
+def test_environments_may_follow_the_flag_env(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("train", "--steps", "100", *words, "--dry-run") == 2
+    # These toys have different observations. Both are named, so none of them was left out.
+    error = capsys.readouterr().err
+    assert "toy/chain" in error
+    assert "toy/catch" in error
+
+
+def test_a_name_of_another_project_after_the_flag_env_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("train", "atari/Pong", "--env", "PongNoFrameskip-v4", "--dry-run") == 2
+    assert "write atari/Pong" in capsys.readouterr().err
+
+
 def test_dry_run_prints_the_config_and_writes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert command("train", "atari/Pong", "--torso", "resnet", "--dry_run", "--lr=1e-3") == 0
     output = capsys.readouterr().out
