@@ -48,7 +48,10 @@ def _parser() -> Parser:
         "start a cluster on this machine for the run; auto: use the cluster that runs on this machine; or host:port)",
     )
     parser.add_argument("program", metavar="PROGRAM", help=f"original program: {', '.join(PROGRAMS)}")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENT", help="flags of the original program")
+    arguments = parser.add_argument(
+        "arguments", nargs=argparse.REMAINDER, metavar="ARGUMENT", help="flags of the original program"
+    )
+    arguments.required = False  # argparse would otherwise name it as missing if PROGRAM is missing
     return parser
 
 

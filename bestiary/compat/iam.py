@@ -28,7 +28,7 @@ def environment(values: Values) -> Words:
     """Return the name of the environment and its options."""
     name = env_name(values["env-name"])
     if name != "warehouse":
-        return Words((name,))
+        return Words((name, "--time-limit", "100k"))  # time limit of Gym: 400,000 frames
     return Words(
         # In the original, VecNormalize normalises rewards only if the observations are vectors, not in Atari games.
         (name, "--legacy", "on", "--algo.reward-clipping", "return_std"),

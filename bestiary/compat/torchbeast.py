@@ -210,6 +210,11 @@ def _move_reward(penalty: float) -> str:
     return f"smooth:{format_value(penalty)}" if penalty >= 0 else f"center:{format_value(-penalty)}"
 
 
+def time_limit(values: Values) -> Words:
+    """Return the option for the time limit of Gym: 400,000 frames, in Space Invaders 300,000 frames."""
+    return Words(("--time-limit", "75k" if task_names(values["env"]) == ("atari/SpaceInvaders",) else "100k"))
+
+
 # --- checkpoints and tests ---
 
 
@@ -266,13 +271,12 @@ def fork_note(values: Values) -> Words:
 TRAIN_FIXED = (
     ("--algo.optimizer rmsprop", "RMSProp of PyTorch"),
     ("--algo.lam 1", "V-trace without lambda"),
-    ("--time-limit 100k", "time limit of Gym: 400,000 frames"),
 )
 TRAIN_DIFFERENCES = (
     "episodes.csv has both lives and whole games; the original program logs only the returns of lives",
     "Atari: starts of lives and the time limit differ slightly (docs/atari.md)",
 )
-NETWORK_RULES = (network, frames, critic, proxy_reward, lr_schedule, checkpoint_schedule, fork_note)
+NETWORK_RULES = (network, frames, critic, proxy_reward, lr_schedule, checkpoint_schedule, time_limit, fork_note)
 TRAIN = Mode(
     command=("train",),
     rules=(environments, new_run, num_envs, *NETWORK_RULES),

@@ -44,6 +44,8 @@ def command_of(program: str, arguments: str, cluster: str | None = None) -> str:
         ("torchbeast.monobeast", "--frame_height 96", "--frame-size 96x84"),
         ("torchbeast.monobeast", "--aaa_input_format rgb_last", "--gray off --frame-stack 1"),
         ("torchbeast.polybeast", "--env three --num_actors 3", "train atari/AirRaid atari/Carnival atari/DemonAttack"),
+        ("torchbeast.polybeast", "--env SpaceInvadersNoFrameskip-v4", "--time-limit 75k"),
+        ("torchbeast.polybeast", "--env six", "--time-limit 100k"),
         ("torchbeast.polybeast", "--save_model_every_nsteps 1000000", "--save-every 1M --keep-at 0"),
         ("torchbeast.polybeast", "--disable_cuda --disable_checkpoint", "--save-minutes 1000000000"),
         # memories on ProcGen
@@ -76,6 +78,7 @@ def command_of(program: str, arguments: str, cluster: str | None = None) -> str:
             "train procgen/dodgeball:memory procgen/heist:memory procgen/maze:memory procgen/miner:memory ",
         ),
         # influence-aware memory
+        ("iam.main", "--env-name BreakoutNoFrameskip-v4 --IAM", "train atari/Breakout --time-limit 100k"),
         ("iam.main", "--env-name warehouse --use-gae --gae-lambda 0.9", "--algo.lam 0.9 "),
         ("iam.main", "--env-name warehouse --use-linear-lr-decay", "--algo.lr-schedule linear"),
         ("iam.main", "--env-name warehouse --num-mini-batch 32", "--algo.minibatches 16"),
@@ -173,6 +176,7 @@ def test_environment_servers_are_explained_and_started_only_with_a_cluster(monke
     ("program", "arguments", "expected"),
     [
         ("torchbeast.monobeats", "", ("unknown program", "did you mean torchbeast.monobeast")),
+        ("python", "-m torchbeast.monobeast", ("unknown program", "leave out")),
         (
             "torchbeast.monobeast",
             "--num_actorz 3 --lr 1",
