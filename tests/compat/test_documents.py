@@ -39,3 +39,24 @@ def test_other_commands_are_translated(command: Other) -> None:
     translation = translate(*program_and_arguments(command.text))
     assert [" ".join(words) for words in translation.commands] == command.commands
     assert translation.starts
+
+
+@pytest.mark.parametrize(
+    ("preset", "command"),
+    [
+        ("fnn1-bislip", "--env-name warehouse --num-steps 1 --recurrent-policy"),
+        ("fnn8-bislip", "--env-name warehouse --num-steps 8 --recurrent-policy"),
+        ("gru-bislip", "--env-name warehouse --num-steps 8"),
+        ("iam-bislip", "--env-name warehouse --num-steps 8 --IAM"),
+        ("iam-breakout", "--env-name BreakoutNoFrameskip-v4 --num-processes 8 --num-env-steps 50000000 --IAM"),
+    ],
+)
+def test_presets_have_the_configuration_of_the_commands(preset: str, command: str) -> None:
+    # The time limit is listed in docs/migration.md; the other two options have no effect on learning.
+    differs = ("log_every", "save_every", "env.time_limit")
+    (words,) = translate("iam.main", command.split()).commands
+    expected = flatten(resolve_words(words).tables())
+    found = flatten(resolve_words(("train", "--preset", preset)).tables())
+    assert {k: v for k, v in found.items() if k not in differs} == {
+        k: v for k, v in expected.items() if k not in differs
+    }
