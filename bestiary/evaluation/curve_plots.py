@@ -71,7 +71,8 @@ def _draw_curve(axes: Any, group: CurveGroup, colour: str, window: tuple[float, 
     if window is not None:
         shown &= (group.x >= window[0]) & (group.x <= window[1])
     x = group.x[shown]
-    (line,) = axes.plot(x, group.mean[shown], color=colour, linewidth=1.6)
+    marker = "o" if len(np.unique(x)) == 1 else None  # a line through one point is invisible
+    (line,) = axes.plot(x, group.mean[shown], color=colour, linewidth=1.6, marker=marker)
     axes.fill_between(x, group.lowest[shown], group.highest[shown], color=colour, alpha=0.2, linewidth=0)
     return line
 

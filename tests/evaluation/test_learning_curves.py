@@ -138,6 +138,16 @@ def test_zoom_adds_a_panel(catch_runs: list[Run]) -> None:
             parse_range(invalid)
 
 
+def test_a_curve_with_one_point_is_visible() -> None:
+    # In the warehouse, all games have 100 steps, so the first 16 games end at the same step.
+    options: dict[str, Any] = {"num_envs": 16, "steps": 2_000, "runtime": "serial", "run_dir": "one"}
+    run = bestiary.train("warehouse", torso="mlp", rollout_length=25, **options)
+    plot_curves({"": group_runs([run])}, Path("one.png"))
+    blue = (imageio.imread("one.png")[..., :3] == (0x1F, 0x77, 0xB4)).all(-1)
+    squares = np.lib.stride_tricks.sliding_window_view(blue, (5, 5))
+    assert squares.all((-1, -2)).any()  # a disc; the line in the legend is thinner
+
+
 def test_unknown_figure_format_is_refused(catch_runs: list[Run]) -> None:
     with pytest.raises(UserError, match="figures are"):
         compare_runs(catch_runs, Path("curves.xls"))
