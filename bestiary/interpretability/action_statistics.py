@@ -1,8 +1,9 @@
 """Action statistics (`bestiary look actions`): how often agents choose each action, as figure, table and CSV file.
 
 Two policies with similar returns may use different actions, or never use some actions. The share of each action is
-computed for each game, so that the standard deviation over games is known. In some environments, the names of actions
-end with FIRE, for example LEFTFIRE. The shares are then also computed for groups of actions, in two ways ("groupings"):
+computed for each game, so that the standard deviation over games is known. In some environments, the names of some
+actions end with FIRE, for example LEFTFIRE. The shares are then also computed for groups of actions, in two ways
+("groupings"):
 
     movement        actions with the same movement form a group, for example LEFT and LEFTFIRE
     fire merged     all actions that fire form a group; not computed for Pong
@@ -37,7 +38,7 @@ class ActionShares:
 
     run: str
     task: str
-    checkpoint: int  # step count
+    checkpoint: int  # step count of the checkpoint
     names: tuple[str, ...]  # names of the actions
     shares: np.ndarray  # [G,A] how often each action was chosen, divided by the number of steps of the game
 
@@ -99,7 +100,7 @@ def measure_actions(
 
     Args:
         out: path of the figure. The default is a new file in the folder of the first run.
-        episodes: number of games of each task.
+        episodes: number of games that each agent plays in each of its tasks.
         checkpoint_steps: for each run, the step count of its checkpoint, or None for the newest checkpoint. If the
             sequence is empty, the newest checkpoint of each run is used.
     """

@@ -21,7 +21,7 @@ from bestiary.utils.console import note, progress_bar
 from bestiary.utils.errors import UserError
 from bestiary.utils.images import join_panels
 
-SATURATION = 5  # if attention is at least this many times uniform attention, it is drawn in full colour
+SATURATION = 5  # attention is drawn in full colour if it is at least this many times as large as uniform attention
 
 
 def render_attention(

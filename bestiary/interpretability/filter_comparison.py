@@ -2,8 +2,8 @@
 
 Two checkpoints are compared layer by layer, with two measures of similarity:
 
-    distance   squared differences of the weights: their sum, their mean per kernel and their mean per weight. If
-               layers have different kernel sizes, compare only their means per weight. The distance is computed only
+    distance   squared differences of the weights: their sum, their mean per kernel and their mean per weight. Only the
+               mean per weight is comparable between layers with different kernel sizes. The distance is computed only
                if the layer has the same shape in both checkpoints.
     CKA        linear centred kernel alignment of the layers' outputs on the same frames (Kornblith et al. 2019). CKA
                does not depend on the order of the channels, so it is the more reliable measure. The agents must have
@@ -43,7 +43,7 @@ from bestiary.training.factory import make_untrained_agent
 from bestiary.utils.console import format_count, note, progress_bar, warn
 from bestiary.utils.errors import UserError
 
-MEASURES = ("sum", "per_kernel", "per_weight", "cka")  # columns of the CSV file
+MEASURES = ("sum", "per_kernel", "per_weight", "cka")  # columns of the CSV file with the distances and the CKA
 CheckpointPair = tuple[Checkpoint, Checkpoint]
 
 
@@ -164,9 +164,10 @@ def _make_pairs(
 def _pair_by_fraction(chosen: list[Checkpoint], run: Run) -> list[tuple[Checkpoint, int]]:
     """Pair checkpoints of two runs that are at about the same fraction of training.
 
-    `chosen` are checkpoints of one run; `run` is the other run. Each chosen checkpoint is paired with the nearest
-    checkpoint of `run`. If several chosen checkpoints have the same nearest checkpoint, only the nearest of these is
-    paired. Return (chosen checkpoint, step count of the checkpoint of `run`) for each pair.
+    `chosen` are checkpoints of one run; `run` is the other run. Each chosen checkpoint is paired with the checkpoint of
+    `run` whose fraction of training is nearest. No checkpoint of `run` is paired twice: if it is the nearest for
+    several chosen checkpoints, only the nearest of these is paired. Return (chosen checkpoint, step count of the
+    checkpoint of `run`) for each pair.
     """
     available = [checkpoint.steps for checkpoint in run.checkpoints]
     pairs: dict[int, tuple[float, Checkpoint]] = {}
@@ -184,7 +185,7 @@ def _pair_by_fraction(chosen: list[Checkpoint], run: Run) -> list[tuple[Checkpoi
 def _check_comparable(
     label: str, first: Checkpoint, second: Checkpoint, match: str, features: "LayerFeatures | None"
 ) -> list[str]:
-    """Return notes for the user about layers of two checkpoints whose distance cannot be computed.
+    """Return notes for the user about layers whose distance between two checkpoints cannot be computed.
 
     Raise UserError if no layer can be compared, neither by distance nor by CKA.
     """
@@ -224,7 +225,8 @@ def _warn_about_equal_initial_weights(runs: Sequence[Run]) -> None:
         if equal:
             warn(
                 f"{runs[0].path} and {run.path} had the same initial weights in {_first_of(equal)}, so their distance "
-                "starts at 0; published comparisons have different initial weights: train with another --seed"
+                "starts at 0; published comparisons have different initial weights: train with different --seed, and "
+                "not with the same --init-from"
             )
 
 
@@ -261,7 +263,7 @@ class LayerFeatures:
 
     def __init__(self, runs: Sequence[Run]):
         self.agents: dict[Path, Any] = {}  # run folder -> agent, if it has the same observations as the first run
-        self.cache: dict[Path, dict[str, Tensor]] = {}  # folder -> features, for the last two checkpoints used
+        self.cache: dict[Path, dict[str, Tensor]] = {}  # checkpoint folder -> features; only the last two checkpoints
         spec = None
         for run in runs:
             spec = spec or run.config.interface.observation_spec

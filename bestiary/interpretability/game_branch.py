@@ -1,4 +1,4 @@
-"""Play a game to a step, change it there, and play on: the games of interventions.
+"""Play a game to a step, apply interventions at this step, and play on.
 
     branch = open_branch(run, PlaybackOptions(seed=3))
     branch.play_to(120)                       # the game that `bestiary video` shows with this seed
@@ -67,11 +67,12 @@ class GameBranch:
         self.actions: list[str] = []  # actions taken so far
         self.rewards: list[float] = []
         self.game_over = False
-        self.chosen_action: str | None = None  # the agent's choice at this step, once it was drawn
-        self.forced_action: str | None = None  # set by an intervention
+        self.chosen_action: str | None = None  # action that the agent chooses at this step; None: not drawn yet
+        self.forced_action: str | None = None  # action that an intervention takes at this step instead
         self.snapshots: list[Any] = []  # emulator states of the stacked frames, newest last; only with `ale`
         self.redrawn_screen: np.ndarray | None = None  # the screen after labelled quantities were set; only with `ale`
-        # The inputs with which an intervention is compared: those of the step, or redrawn ones (see `_redraw`).
+        # The agent's inputs without the intervention, after `intervene`. If labelled quantities of an Atari game were
+        # set, the image is redrawn like the changed image (see `_redraw`).
         self.compared_inputs: Inputs | None = None
         self.first_step = viewer.first_step or viewer.pool.reset()
         self.record: StepRecord
@@ -108,7 +109,8 @@ class GameBranch:
     def advance(self, action: str | None = None) -> None:
         """Take an action (default: the action of the agent), and run the agent on the next observation.
 
-        In both cases, the random numbers with which the agent samples an action are consumed.
+        Even if `action` is given, the agent samples its own action. Later samples therefore use the same random numbers
+        as in a game without `action`.
         """
         if self.game_over:
             raise RunError(f"the game ended after {self.t} steps")
@@ -240,8 +242,8 @@ def _with_array(inputs: Inputs, kind: str, array: np.ndarray) -> Inputs:
 def open_branch(run: Run, options: PlaybackOptions) -> GameBranch:
     """Start the game that `bestiary video` plays with the same options.
 
-    In a recorded game, the agent plays from the start of this game. To repeat the game, pass the recorded actions to
-    `advance`.
+    If `options` contain a recorded game, the branch starts like this game, but the agent chooses the actions. To repeat
+    the recorded game, pass its actions to `advance`.
     """
     viewer, _ = open_game(run, options)
     return GameBranch(viewer, options.greedy)
@@ -278,7 +280,7 @@ def repeat_branch(
 
 
 def _find_noops(viewer: Viewer, ale: AleBackend, first_step: Step) -> None:
-    """Set the number of no-ops with which the emulator starts the same game. Raise RunError if there is none."""
+    """Set `ale.noops` such that the emulator's game starts with `first_step`. Raise RunError if this is impossible."""
     for ale.noops in range(viewer.pool.unwrapped.options.noop_max + 1):
         if np.array_equal(viewer.pool.reset().measures["ram"], first_step.measures["ram"]):
             return

@@ -93,7 +93,7 @@ def move(image: np.ndarray, rectangle: Rectangle, x: int, y: int) -> np.ndarray:
 
 
 def replace_pixels(image: np.ndarray, mask: np.ndarray, background: np.ndarray) -> np.ndarray:
-    """Replace the pixels in `mask`, bool [C,H,W], by those of `background` [C,H,W]. This erases an object exactly."""
+    """Replace the pixels in `mask`, bool [C,H,W], by those of `background` [C,H,W]."""
     return np.where(mask, background, image).astype(image.dtype)
 
 

@@ -137,7 +137,8 @@ def apply_layer(layer: nn.Module, reference: Tensor, windows: Windows) -> tuple[
         # The index of the first output that depends on the window: (start - k + 1) / s, rounded up.
         corners.append((-((k - 1 - start) // s)).clamp(0, count - affected))
         # Number of rows or columns at the end that no output uses (the stride does not divide the size). The old window
-        # may contain them. The extended window must contain the whole old window, so it includes them, too.
+        # may contain these rows or columns. The extended window must contain the whole old window, so it is enlarged by
+        # their number.
         unused = (padded.shape[axis] - k) % s
         sizes.append(s * (affected - 1) + k + unused)
     receptive_field = extend_windows(padded, inside, corners[0] * stride[0], corners[1] * stride[1], *sizes)

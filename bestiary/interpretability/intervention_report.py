@@ -1,8 +1,9 @@
 """Carry out interventions at one step of a game and report their effect (`bestiary intervene`): table, CSV and PNG.
 
 The report contains the probabilities of the actions and the value before and after the interventions. If the agent
-observes images, it also contains the saliency of the changed region, in the unit of the measured effect. If the game
-continues, the values, rewards and actions of both games are written to a second CSV file.
+observes images, it also contains the saliency of the changed region, in the unit of the measured effect. With
+`--continue`, the game is played on with and without the interventions, and the values, actions and rewards of both
+games are written to a second CSV file.
 """
 
 import csv
@@ -32,14 +33,14 @@ BEFORE_COLOUR, AFTER_COLOUR = "#0072B2", "#D55E00"  # distinguishable for colour
 class RegionSaliency:
     """The saliency of the changed region of an image: mean over its pixels, in the unit of `Effect.policy_score`."""
 
-    policy: float
-    value: float
-    policy_map: np.ndarray  # [H,W] score of each pixel of the observation
+    policy: float  # saliency of the policy
+    value: float  # saliency of the value
+    policy_map: np.ndarray  # [H,W] saliency of the policy for each pixel of the observation
 
 
 @dataclass
 class InterventionReport:
-    """The result of interventions at one step of a game."""
+    """The result of interventions at one step of a game. Fields about images are None if the agent observes none."""
 
     run: str
     step: int
@@ -49,10 +50,10 @@ class InterventionReport:
     action_before: str  # action that is taken without the interventions
     action_after: str
     screens: tuple[np.ndarray, np.ndarray]  # rendered screen [H,W,3] before and after
-    frames: tuple[np.ndarray, np.ndarray] | None  # newest observed frame [H,W,3] before and after; None: no images
-    changed_region: np.ndarray | None  # bool [H,W]: pixels of the observation that differ; None: no images
-    saliency: RegionSaliency | None  # None: no images, or the observation does not change
-    continuations: tuple[Continuation, Continuation] | None  # without and with the interventions
+    frames: tuple[np.ndarray, np.ndarray] | None  # newest observed frame [H,W,3] before and after
+    changed_region: np.ndarray | None  # bool [H,W]: pixels of the observation that differ
+    saliency: RegionSaliency | None  # also None if the observation does not change
+    continuations: tuple[Continuation, Continuation] | None  # without and with the interventions; None: not played on
     paths: tuple[Path, ...] = ()
 
 
@@ -196,7 +197,8 @@ def _step_cells(continuation: Continuation, k: int) -> tuple[Any, ...]:
 def _rows(report: InterventionReport) -> list[tuple[str, float | None, float | None]]:
     """Return the rows of the CSV file: (quantity, before, after).
 
-    Quantities that describe the change, for example its size, have no value before it: `before` is None.
+    Quantities that describe the change itself, for example the KL divergence, have no value before the change: `before`
+    is None.
     """
     effect = report.effect
     rows: list[tuple[str, float | None, float | None]] = [
@@ -230,7 +232,9 @@ def _print_report(report: InterventionReport) -> None:
         one, other = report.continuations
         change = other.game_return - one.game_return
         steps = len(one.values)
-        label = f"return of {steps} steps" if steps == len(other.values) else "return to the end"
+        label = f"return of {steps} steps"
+        if len(other.values) != steps:
+            label = f"return of {steps} and {len(other.values)} steps"
         table.add_row(label, f"{one.game_return:g}", f"{other.game_return:g}", f"{change:+g}")
     stdout.print(table)
     note(f"KL(before || after) = {effect.kl:.4g} nats")
@@ -250,7 +254,10 @@ def _print_report(report: InterventionReport) -> None:
 
 
 def _draw_figure(report: InterventionReport, path: Path) -> None:
-    """Draw the images before and after, the saliency, the probabilities and, if the game continues, its values."""
+    """Draw images before and after the interventions, the saliency and the probabilities of the actions.
+
+    If the game is played on, also draw its values and rewards.
+    """
     plt = import_pyplot()
     images = _figure_images(report)
     continues = report.continuations is not None

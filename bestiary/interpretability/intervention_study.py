@@ -35,36 +35,39 @@ from bestiary.utils.errors import UserError
 
 DETECTIONS = ("labels", "changes", "items")
 KINDS = ("erase", "move")
-SALIENCY_GRID = 4.0  # distance of saliency patches, in pixels of an image of 84x84
+SALIENCY_GRID = 4.0  # distance between neighbouring saliency patches, in pixels of an image of 84x84
 SHIFT_SHARE = 1 / 8  # an object is moved by this share of the image height or width
-ALL = "all objects"
+ALL = "all objects"  # name of the summaries over all objects
 
 
 @dataclass(frozen=True)
 class Measurement:
     """The effect of one change of one object at one step."""
 
-    game: int
-    step: int
+    game: int  # index of the game
+    step: int  # step within the game
     name: str  # name of the object
     kind: str  # erase or move
     effect: Effect
     action: int  # index of the action that was taken
-    policy_saliency: float  # mean over the pixels or entries of the object
-    value_saliency: float
+    policy_saliency: float  # mean saliency of the policy over the pixels or entries of the object
+    value_saliency: float  # mean saliency of the value
 
 
 @dataclass(frozen=True)
 class Summary:
-    """The mean over games of a quantity; each game has one value, the mean over its measurements."""
+    """The mean of a quantity over games, for one object and one kind of change.
 
-    name: str
-    kind: str
-    quantity: str
+    Each game has one value: the mean over its measurements, or the rank correlation of its measurements.
+    """
+
+    name: str  # name of the object, or ALL
+    kind: str  # erase or move
+    quantity: str  # a key of QUANTITIES or CORRELATIONS
     mean: float
     interval: Interval
-    games: int
-    measurements: int
+    games: int  # number of games with a value
+    measurements: int  # number of measurements in all games
 
 
 def study_interventions(
@@ -85,7 +88,8 @@ def study_interventions(
     samples = play_and_sample(run, [agent], sampling, env)
     measurements = measure_objects(agent, samples, how, sampling.seed)
     if not measurements:
-        raise UserError(f"{run.path}: no objects were found ({how}); try --objects changes or more --episodes")
+        advice = "try --objects changes or more --episodes" if how == "labels" else "try more --episodes"
+        raise UserError(f"{run.path}: no objects were found with --objects {how}; {advice}")
     summaries = summarise_measurements(measurements)
     if path is None:
         path = run.new_output_path("interpretability", f"interventions-{chosen.steps:012d}", ".png")
@@ -111,8 +115,8 @@ def choose_detection(run: Run, objects: str, env: str | None = None) -> str:
         has_items = any(label.group == "item positions" for label in interface.labels.values())
         if not has_items or objects not in ("auto", "items"):
             raise UserError(
-                f"--objects {objects}: the agent of {run.path} observes {', '.join(interface.observation_spec)}; "
-                f"objects can be found in images{' or as --objects items' if has_items else ' only'}"
+                f"--objects {objects}: the agent of {run.path} observes {', '.join(interface.observation_spec)} and no "
+                f"images; {'choose --objects items' if has_items else 'objects can be found only in images'}"
             )
         return "items"
     from bestiary.envs.ram_labels import OBJECTS
@@ -127,7 +131,10 @@ def choose_detection(run: Run, objects: str, env: str | None = None) -> str:
 
 
 def measure_objects(agent: Agent, samples: Samples, how: str, seed: int = 0) -> list[Measurement]:
-    """Erase and move each object at all steps, and return the effects. `seed` draws the places to move objects to."""
+    """Erase and move each object at all steps, and return the effects.
+
+    `how` says how objects are found: one of DETECTIONS. The places to which objects are moved are drawn with `seed`.
+    """
     rng = np.random.default_rng(seed)
     measurements: list[Measurement] = []
     if how == "items":
@@ -234,13 +241,13 @@ CORRELATIONS = {
     "policy_rank_correlation": lambda m: (m.policy_saliency, m.effect.policy_score),
     "value_rank_correlation": lambda m: (m.value_saliency, m.effect.value_score),
 }
-MIN_PAIRS = 5  # smallest number of measurements of a game from which a rank correlation is computed
+MIN_PAIRS = 5  # minimum number of measurements of a game for a rank correlation
 
 
 def summarise_measurements(measurements: Sequence[Measurement]) -> list[Summary]:
     """Return the mean effects of each object and kind of change, and the rank correlations with saliency.
 
-    A game is the unit: its value is the mean over its measurements, or the rank correlation within it.
+    See `Summary` for the value of each game. A rank correlation needs at least MIN_PAIRS measurements of a game.
     """
     summaries = []
     # Shorter names come first, so that "item of age 9" is before "item of age 10".
@@ -271,14 +278,17 @@ def _summary(name: str, kind: str, quantity: str, values: list[float], measureme
 
 
 def _clipped(interval: Interval) -> Interval:
-    """Return the interval of a mean correlation with limits between -1 and 1. The t interval may exceed them."""
+    """Limit the interval of a mean correlation to [-1, 1]. An interval with Student's t may exceed this range."""
     if interval.low is None or interval.high is None:
         return interval
     return replace(interval, low=max(-1.0, interval.low), high=min(1.0, interval.high))
 
 
 def rank_correlation(x: np.ndarray, y: np.ndarray) -> float:
-    """Return Spearman's rank correlation of two samples; equal values share their mean rank. nan: one is constant."""
+    """Return Spearman's rank correlation of two samples; equal values share their mean rank.
+
+    If a sample is constant, return NaN.
+    """
     from scipy.stats import rankdata  # here, because the import takes a second
 
     a, b = rankdata(x), rankdata(y)
@@ -349,7 +359,7 @@ def _format(summary: Summary) -> str:
 
 
 def draw_figure(measurements: Sequence[Measurement], summaries: Sequence[Summary], path: Path, title: str) -> None:
-    """Draw the mean KL divergence and value change of each object, and the effect of erasing over the saliency."""
+    """Draw the mean KL divergence and value change of each object, and the effect of erasing against the saliency."""
     plt = import_pyplot()
     figure, (kl_axes, value_axes, scatter) = plt.subplots(1, 3, figsize=(13, 3.9), dpi=150)
     for axes, quantity, label in (
@@ -361,13 +371,14 @@ def draw_figure(measurements: Sequence[Measurement], summaries: Sequence[Summary
     names = sorted({m.name for m in erased}, key=lambda name: (len(name), name))
     for k, name in enumerate(names):
         points = np.array([(m.policy_saliency, m.effect.policy_score) for m in erased if m.name == name])
-        floor = 1e-6  # values of zero are drawn at this value
+        floor = 1e-6  # smaller values, for example zero, are drawn at this value, because the axes are logarithmic
         colour = plt.get_cmap("viridis")(0.85 * k / max(1, len(names) - 1))
         scatter.plot(*np.maximum(points, floor).T, ".", markersize=2.5, alpha=0.5, label=name, color=colour)
     scatter.set_xscale("log")
     scatter.set_yscale("log")
     for axis in (scatter.xaxis, scatter.yaxis):
-        axis.set_major_formatter(lambda value, _: f"{value:g}")  # formulas are turned off in all figures
+        # The default labels of logarithmic axes are formulas, which are turned off in all figures.
+        axis.set_major_formatter(lambda value, _: f"{value:g}")
     scatter.set_xlabel("policy saliency of the object (mean)", fontsize="small")
     scatter.set_ylabel("measured effect of erasing it", fontsize="small")
     correlation = [s for s in summaries if s.quantity == "policy_rank_correlation" and s.kind == "erase"]

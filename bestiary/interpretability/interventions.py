@@ -24,7 +24,7 @@ from bestiary.rollout import Inputs
 from bestiary.utils.errors import UserError
 from bestiary.utils.options import suggest
 
-# Formats of the values on the command line.
+# Format of the value of each command-line option: --erase X,Y,WIDTH,HEIGHT.
 FORMATS = {
     "erase": "X,Y,WIDTH,HEIGHT",
     "blur": "X,Y,WIDTH,HEIGHT",
@@ -52,8 +52,8 @@ class Intervention:
     rectangle: Rectangle | None = None  # erase, blur, move, copy
     to: tuple[int, int] | None = None  # move, copy: x and y of the new place of the upper left pixel
     label: str = ""  # set: name of a labelled quantity
-    value: float = 0.0  # set: its new value
-    action: str = ""  # action: name of the action that is taken instead of the agent's
+    value: float = 0.0  # set: new value of the quantity
+    action: str = ""  # action: name of the action that is taken instead of the agent's action
 
     @property
     def changes_observation(self) -> bool:
@@ -201,7 +201,10 @@ def apply_to_image(interventions: Sequence[Intervention], image: np.ndarray) -> 
 
 
 def apply_to_inputs(interventions: Sequence[Intervention], inputs: Inputs, interface: EnvInterface) -> Inputs:
-    """Return new inputs [1,1,...] with the edits of the observation. Interventions of other kinds are ignored."""
+    """Return new inputs [1,1,...] with the edits of the observation. Interventions of other kinds are ignored.
+
+    In a vector observation, the entries inside the rectangle are set to 0.
+    """
     if not any(one.changes_observation for one in interventions):
         return inputs
     if "image" in inputs.observation:

@@ -5,7 +5,7 @@ import re
 from torch import Tensor
 
 MATCHINGS = ("index", "optimal", "filters")
-MAX_MATCHED_KERNELS = 4096  # limit of the matching "optimal"; with more kernels, it takes minutes and gigabytes
+MAX_MATCHED_KERNELS = 4096  # maximum for the matching "optimal"; with more kernels, it would take minutes and gigabytes
 
 
 def convolution_weights(model: dict[str, Tensor]) -> dict[str, Tensor]:

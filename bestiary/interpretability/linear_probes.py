@@ -4,8 +4,8 @@ A probe is a ridge regression with a closed-form solution. Its R2 is measured on
 
     R2 = 1 - sum of squared errors / sum of squared deviations from the mean of the fitted games
 
-Games are split into folds, so that each game is held out once. The strength of the penalty is chosen inside of the
-fitted games: a quarter of them is set aside for this.
+Games are split into folds, so that each game is held out once. The strength of the penalty is chosen with the fitted
+games only, a quarter of which is set aside for this choice.
 
 Letters of shapes: n samples, d features.
 """
@@ -16,9 +16,9 @@ import numpy as np
 
 from bestiary.evaluation.statistics import summarise_reward_per_step
 
-PENALTIES = 10.0 ** np.arange(-6, 2)
-MIN_SAMPLES = 20
-FOLDS = 5
+PENALTIES = 10.0 ** np.arange(-6, 2)  # strengths of the penalty from which one is chosen for each target
+MIN_SAMPLES = 20  # minimum number of samples of a target
+FOLDS = 5  # number of folds; fewer if there are fewer games
 
 
 @dataclass(frozen=True)
@@ -26,10 +26,10 @@ class ProbeResult:
     """The accuracy of a probe on held-out games, with a 95 % interval over games."""
 
     r2: float
-    low: float | None
+    low: float | None  # lower limit of the interval; None: unknown
     high: float | None
     games: int
-    samples: int
+    samples: int  # number of samples, summed over the targets
 
 
 class Ridge:
@@ -43,7 +43,7 @@ class Ridge:
     """
 
     def __init__(self, x: np.ndarray, y: np.ndarray):
-        """Fit features x [n,d] to k targets y [n,k]."""
+        """Prepare the fit of k targets y [n,k] from features x [n,d]. `predict` applies the penalties."""
         x = x.astype(np.float64)
         self.mean = x.mean(axis=0)
         self.scale = 1 / max(1e-12, float(np.sqrt(x.var(axis=0).sum())))
@@ -77,8 +77,8 @@ def game_folds(games: np.ndarray, folds: int = FOLDS, seed: int = 0) -> list[np.
 def held_out_errors(x: np.ndarray, y: np.ndarray, games: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Fit probes, and return the errors [G,k] of each of G games while it is held out.
 
-    The result is (games, sums of squared errors, sums of squared deviations from the mean of the fitted games). `x` are
-    features [n,d], `y` k targets [n,k], `games` the game of each sample [n].
+    The result is (games [G], sums of squared errors [G,k], sums of squared deviations from the mean of the fitted games
+    [G,k]). `x` are features [n,d], `y` k targets [n,k], `games` the game of each sample [n].
     """
     result = []
     for held_out in game_folds(games):
@@ -96,7 +96,7 @@ def held_out_errors(x: np.ndarray, y: np.ndarray, games: np.ndarray) -> tuple[np
 
 
 def _fit_and_predict(x: np.ndarray, y: np.ndarray, games: np.ndarray, new_x: np.ndarray) -> np.ndarray:
-    """Choose the penalty of each target on a quarter of the games, fit all of them, and predict targets for `new_x`."""
+    """Choose the penalty of each target with a quarter of the games, fit all games, and predict targets for `new_x`."""
     penalties = np.full(y.shape[1], PENALTIES[-1])
     set_aside = np.isin(games, game_folds(games, 4, seed=1)[0])
     if set_aside.any() and (~set_aside).sum() >= 2:
@@ -110,12 +110,14 @@ def _fit_and_predict(x: np.ndarray, y: np.ndarray, games: np.ndarray, new_x: np.
 
 
 def measure_probe(x: np.ndarray, targets: list[np.ndarray], games: np.ndarray) -> ProbeResult | None:
-    """Return the R2 of linear probes from features x [n,d] on held-out games; None if the data does not suffice.
+    """Return one R2, on held-out games, of linear probes that predict all targets from features x [n,d].
 
-    `targets` are one or more quantities [n], each with its own probe; nan: the quantity does not exist at this sample.
-    The errors of all quantities of a game are added.
+    Each target [n] has its own probe. NaN means that the target does not exist at this sample. The errors of all
+    targets are added. A target is left out if it is constant, or has fewer than MIN_SAMPLES samples or only one game.
+    Return None if no target is left.
     """
-    usable: dict[bytes, list[np.ndarray]] = {}  # targets that exist at the same samples are fitted together
+    # Targets that exist at the same samples are fitted together. Key: these samples, as the bytes of a bool array.
+    usable: dict[bytes, list[np.ndarray]] = {}
     for y in targets:
         exists = np.isfinite(y)
         if exists.sum() >= MIN_SAMPLES and np.ptp(y[exists]) > 0 and len(np.unique(games[exists])) >= 2:
@@ -132,7 +134,7 @@ def measure_probe(x: np.ndarray, targets: list[np.ndarray], games: np.ndarray) -
             deviations[int(game)] = deviations.get(int(game), 0.0) + float(deviation.sum())
     if not errors or sum(deviations.values()) == 0:
         return None
-    # The share of unexplained variance is a ratio of two sums over games, like the reward per step.
+    # 1 - R2 is a ratio of two sums over games, like the reward per step. So the same function computes its interval.
     ratio = summarise_reward_per_step(np.array(list(errors.values())), np.array(list(deviations.values())))
     low = None if ratio["ci_high"] is None else 1 - ratio["ci_high"]
     high = None if ratio["ci_low"] is None else 1 - max(0.0, ratio["ci_low"])

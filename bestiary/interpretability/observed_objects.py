@@ -17,11 +17,13 @@ from bestiary.envs.ram_labels import SCREEN
 from bestiary.interpretability.image_edits import Rectangle, replace_pixels
 from bestiary.interpretability.sampled_steps import SampledStep, Samples
 
-MIN_DIFFERENCE = 20  # grey levels by which a pixel of an object differs from the background
-MIN_AREA = 2  # pixels; smaller regions are ignored
-MAX_SHARE = 0.25  # a region that covers more of the image is not an object
-MAX_REGIONS = 8  # the largest regions of an image that are regarded as objects
-MARGIN = 1  # pixels that are added on each side of an object's place
+# Limits for the detection "changes".
+MIN_DIFFERENCE = 20  # a pixel belongs to an object if it differs from the background by more than 20 of 255 grey levels
+MIN_AREA = 2  # minimum size of an object, in pixels
+MAX_SHARE = 0.25  # maximum size of an object, as a share of the image
+MAX_REGIONS = 8  # maximum number of objects in an image; the largest regions are kept
+
+MARGIN = 1  # number of pixels that are added on each side of an object, for all detections in images
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,10 @@ def _widened(positions: slice) -> slice:
 
 
 def _changed_regions(image: np.ndarray, background: np.ndarray, depth: int) -> list[ObservedObject]:
-    """Return the connected regions in which a stacked frame differs from the background, the largest region first."""
+    """Return the connected regions in which any of the `depth` stacked frames differs from the background.
+
+    The largest region comes first.
+    """
     from scipy import ndimage  # here, because only this tool needs it
 
     channels = image.shape[0] // depth

@@ -14,9 +14,10 @@ DIMMING = 0.6  # pixels at which a map is 1 are darkened by this fraction, so th
 
 
 def overlay_map(image: np.ndarray, cells: np.ndarray, box: Box = WHOLE_IMAGE, strength: float = 0.6) -> np.ndarray:
-    """Colour the part `box` of an image red.
+    """Colour the part `box` of an image red, as much as the map `cells` [h,w] says.
 
-    The map `cells` [h,w] is resized to this part. Its values say how red the image becomes: from 0 to 1 (most red).
+    The map is resized to this part. Where it is 0, the image does not change. Where it is 1, the share `strength` of
+    the colour is replaced by red.
     """
     heat = strength * resize_map_to_box(cells, image.shape[:2], box)[..., None]
     return (image * (1 - heat) + np.array(RED, np.float32) * heat).astype(np.uint8)

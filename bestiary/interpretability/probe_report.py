@@ -31,8 +31,8 @@ from bestiary.runs.run import Run
 from bestiary.utils.console import note, plain, progress_bar, stdout
 from bestiary.utils.errors import UserError
 
-OBSERVATION, STATE, MEMORY = "observation", "recurrent state", "memory"
-TRAINED, UNTRAINED, INPUT = "trained", "untrained", "observation"
+OBSERVATION, STATE = "observation", "recurrent state"  # values of `ProbeRow.layer` that are not names of modules
+TRAINED, UNTRAINED, INPUT = "trained", "untrained", "observation"  # values of `ProbeRow.network`
 BATCH = 64  # number of steps whose activations are computed at once
 HEADS = ("policy", "critic", "policy_mlp", "value_mlp")  # children of an agent that are not probed
 
@@ -44,7 +44,7 @@ class ProbeRow:
     quantity: str
     layer: str
     network: str  # trained, untrained or observation
-    features: int
+    features: int  # number of activations
     result: ProbeResult
 
 
@@ -112,9 +112,9 @@ def measure_layers(agents: Sequence[Agent], samples: Samples) -> list[ProbeRow]:
 
 
 def make_targets(steps: Sequence[SampledStep], interface: EnvInterface) -> dict[str, list[np.ndarray]]:
-    """Return the quantities [n] of each group by the name of the group. nan: a quantity does not exist at a step.
+    """Return {name of a group: its quantities}. A quantity is an array [n] with its values at n steps.
 
-    A quantity without a group is a group of its own.
+    NaN means that the quantity does not exist at this step. A quantity without a group is a group of its own.
     """
     targets: dict[str, list[np.ndarray]] = {}
     for name, label in interface.labels.items():
@@ -137,8 +137,8 @@ def observations(steps: Sequence[SampledStep]) -> np.ndarray:
 def layer_names(agent: Agent, steps: Sequence[SampledStep]) -> list[str]:
     """Return the names of the layers to probe, in the order in which the agent computes them.
 
-    They are all submodules with parameters and without children, except for the heads. The output of the memory and
-    the recurrent state follow, if the agent has a memory.
+    The layers are all submodules that have parameters of their own, except for the heads. If the agent has a recurrent
+    state, STATE is the last name.
     """
     order: list[str] = []
     hooks = [
@@ -236,7 +236,7 @@ def _print_table(rows: Sequence[ProbeRow], run: str, samples: Samples, sampling:
             network, plain(layer), *(plain(format_result(cells[q])) if q in cells else "" for q in quantities)
         )
     stdout.print(table)
-    note(f"{FOLDS} folds of {sampling.episodes} games; each game is held out once")
+    note(f"{sampling.episodes} games in {min(FOLDS, sampling.episodes)} folds; each game is held out once")
 
 
 def format_result(result: ProbeResult) -> str:

@@ -29,8 +29,8 @@ from bestiary.interpretability.incremental_conv import with_incremental_convolut
 from bestiary.rollout import Inputs, ObservationSpec
 from bestiary.utils.errors import UserError
 
-MIN_RADIUS = 0.5  # in pixels
-MIN_BLUR = 1.0  # in pixels
+MIN_RADIUS = 0.5  # minimum radius of the patches if the user does not set a radius, in pixels
+MIN_BLUR = 1.0  # minimum standard deviation of the filter that makes the blurred image, in pixels
 MAX_BATCH_BYTES = 2**22  # maximum size of the images and states of one batch, so that they fit into the CPU cache
 ROUNDING_ERROR = 1e-5  # smaller relative changes of outputs are regarded as floating-point errors
 
@@ -204,10 +204,10 @@ def blur_matrix(size: int, sigma: float) -> Tensor:
 
 
 class BlurProfiles:
-    """One-dimensional profiles of blurred points at all positions of one axis of the image.
+    """One-dimensional blurred points, one for each position along one axis of the image.
 
     `point[i]` is a blurred point at position i. `neighbours[i]` is the sum of the blurred points at i - 1 and i + 1.
-    `Saliency.masks` multiplies profiles of the rows with profiles of the columns to make a blurred cross.
+    `Saliency.masks` multiplies the profiles of a row with those of a column to make a blurred cross.
     """
 
     def __init__(self, size: int, radius: float):

@@ -1,4 +1,4 @@
-"""Play games with an agent and keep what some steps need for a later analysis: inputs, recurrent states and labels.
+"""Play games with an agent, and keep the inputs, recurrent states and labels of some steps for a later analysis.
 
 All games are played with the same agent. Other agents may observe the same games: their recurrent states are kept, too.
 """
@@ -51,7 +51,8 @@ class SampledStep:
     states: tuple[State, ...]  # recurrent state before the step, one for each agent; batch size 1
     labels: dict[str, float]  # labelled quantities
     action: int  # action that was taken
-    boxes: list[dict[str, Box]]  # objects by name on each stacked frame, oldest frame first; empty if unknown
+    # {name of a visible object: its place}, one dict for each stacked frame, oldest frame first. Empty dicts: unknown.
+    boxes: list[dict[str, Box]]
 
 
 @dataclass
@@ -148,7 +149,7 @@ def _play(
     if cut_off:
         warn(f"{cut_off} games were cut off after {options.max_steps} steps")
     if not steps:
-        raise RunError("no step was kept, because all games are too short; choose a smaller --every")
+        raise RunError(f"--every {options.every}: no step was kept, because all games are too short; reduce the number")
     return Samples(steps, np.stack(frames) if frames else None, pool.interface)
 
 
