@@ -88,8 +88,8 @@ def sum_seq(
 ) -> tuple[Tensor, Tensor]:
     """Compute the sum rule over T steps. Return the outputs o [B,H,T,M] and the final fast weights W [B,H,E,M].
 
-    Each step computes W <- W + k ⊗ v and then o = q W, where ⊗ is the outer product. Raise ValueError if the shapes of
-    the arguments are inconsistent.
+    Each step computes W <- W + k ⊗ v and then o = q W, where ⊗ is the outer product. If `truncate` is True, no gradient
+    flows from a step to the previous step. Raise ValueError if the shapes of the arguments are inconsistent.
     """
     batch, heads, steps, rows = k.shape
     _check("q", q, (batch, heads, steps, rows))
@@ -120,7 +120,8 @@ def srwm_seq(
 
         shift_i <- shift_i + k ⊗ (b_i (q - k) W_i)
 
-    Raise ValueError if the shapes of the arguments are inconsistent.
+    If `truncate` is True, no gradient flows from a step to the previous step. Raise ValueError if the shapes of the
+    arguments are inconsistent.
     """
     batch, heads, steps, rows = x.shape
     columns = base[0].shape[-1]
@@ -179,7 +180,7 @@ def load_implementation(name: str, device: str, dtype: torch.dtype = torch.float
         return _import("bestiary.kernels.numba_kernels", "numba", "llvmlite")
     if name == "triton":
         if device != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
-            raise UserError(f"triton needs a GPU, not {device}; choose --memory.kernel numba or reference")
+            raise UserError(f"triton supports only GPUs, not {device}; choose --memory.kernel numba or reference")
         if dtype != torch.float32:
             raise UserError(f"triton supports only float32, not {dtype}; choose --memory.kernel reference")
         return _import("bestiary.kernels.triton_kernels", "triton")

@@ -99,15 +99,15 @@ def delta_backward(q, k, beta, decay, done, errors, saved, d_out, d_state, trunc
 
     See `delta_forward` for the shapes. `errors` and `saved` are results of the forward pass. `d_out` [N,T,M] is the
     gradient of the outputs. `d_state` [N,E,M] is the gradient of the final state, and is overwritten with the gradient
-    of the initial state. If `truncate` is not 0, no gradient flows from each `truncate`-th step to the previous step.
-    Without decay, `decay` and `d_decay` are empty.
+    of the initial state. If `truncate` is not 0, no gradient flows from the steps 0, `truncate`, 2 `truncate`, ... to
+    the previous step. Without decay, `decay` and `d_decay` are empty.
     """
     num_sequences, num_steps, rows = k.shape
     columns = d_out.shape[2]
     matrix_size = rows * columns
     num_heads = num_sequences // done.shape[1]
-    states = np.empty((CHUNK, rows, columns), k.dtype)  # the decayed state before each step of a chunk
-    undecayed = np.empty((CHUNK if len(decay) else 0, rows, columns), k.dtype)  # the same before the decay
+    states = np.empty((CHUNK, rows, columns), k.dtype)  # for each step of a chunk: the state after decay, before update
+    undecayed = np.empty((CHUNK if len(decay) else 0, rows, columns), k.dtype)  # the states before decay
     update = np.empty(columns, k.dtype)  # beta (v - kW)
     minus_d_error = np.empty(columns, k.dtype)  # negative gradient of the error v - kW
     for n in range(num_sequences):

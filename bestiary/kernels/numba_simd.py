@@ -164,7 +164,7 @@ def _constant_vector(number: float) -> Any:
     return constant
 
 
-# zeros(array) and ones(array) return constant SIMD vectors with the element type of the array.
+# zeros(array) and ones(array) return a SIMD vector of zeros or ones, which has the element type of the array.
 zeros = _constant_vector(0.0)
 ones = _constant_vector(1.0)
 

@@ -315,8 +315,8 @@ def copy_columns(source, i, target, j, width):
 class SRWMFunction(torch.autograd.Function):
     """Autograd function of `srwm_seq`. `matrices` are the four base matrices [H,E,...] and the four shifts [N,E,...].
 
-    x is [N,T,E]. The first axis has N = B * H entries, one per head of each batch entry. If `save` is False, the
-    forward pass saves nothing, and no backward pass is possible.
+    x is [N,T,E], `done` is [T,B]. N = B * H is the number of sequences, one per head of each batch entry. If `save` is
+    False, the forward pass saves nothing, and no backward pass is possible.
     """
 
     @staticmethod

@@ -25,7 +25,8 @@ def delta_seq(
     """Compute the delta rule over T steps. Return the outputs o [B,H,T,M] and the final fast weights W [B,H,E,M].
 
     Each step computes W <- decay W, then W <- W + k ⊗ (beta (v - k W)) and then o = q W. If `done` is True, W is set to
-    zero before the step. If `truncate` is not 0, no gradient flows from each `truncate`-th step to the previous step.
+    zero before the step. If `truncate` is not 0, no gradient flows from the steps 0, `truncate`, 2 `truncate`, ... to
+    the previous step.
     """
     weights = state
     outputs = []

@@ -6,7 +6,7 @@ Shapes: B batch entries, H heads, T steps, E rows and M columns of a weight matr
 import torch
 from torch import Tensor
 
-CHUNK = 64  # steps that are processed at once; the products need B * H * CHUNK^2 numbers
+CHUNK = 64  # number of steps that are processed at once; the products of queries and keys are [B,H,CHUNK,CHUNK]
 
 
 def sum_seq(
@@ -33,8 +33,8 @@ def sum_seq(
 def _sum_chunk(q: Tensor, k: Tensor, v: Tensor, done: Tensor, state: Tensor, truncate: bool) -> tuple[Tensor, Tensor]:
     """Compute the sum rule over a few steps, with the arguments and results of `sum_seq`.
 
-    The output of step t is the sum of three parts: the value of the step itself, the values of earlier steps s of the
-    same episode, and the value in the initial state, unless an episode has started since:
+    The output of step t is the sum of three parts: the value written at step t, the values written at earlier steps s
+    of the same episode, and the value read from the initial state W_0, if no episode has started up to step t:
 
         o_t = (q_t . k_t) v_t + sum_s (q_t . k_s) v_s + q_t W_0
     """

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 CHUNK = 16  # number of steps in a chunk; the forward pass saves the weights at the start of each chunk
-RUNTIME = ["T", "B", "H", "truncate"]  # arguments whose values are not compiled into the kernels
+RUNTIME = ["T", "B", "H", "truncate"]  # kernel arguments that can change without a new compilation of the kernel
 
 
 # --- operations on rows and matrices ----------------------------------------------------------------------------------
@@ -95,6 +95,12 @@ def delta_forward(
     E: tl.constexpr, M: tl.constexpr, EP: tl.constexpr, MP: tl.constexpr, CHUNK: tl.constexpr, DECAY: tl.constexpr,
     SAVE: tl.constexpr,
 ):  # fmt: skip
+    """Run the forward pass of the delta rule. Write the outputs to `out` and the final weights to `last`.
+
+    The inputs, from `q` to `state`, have the shapes of `reference.delta_seq`; without DECAY, `decay` is empty. With
+    SAVE, write also the error of each step to `errors` [B,H,T,M], and the weights at the start of each chunk to `saved`
+    [B*H,chunks,E,M].
+    """
     n = tl.program_id(0).to(tl.int64)
     chunks = (T + CHUNK - 1) // CHUNK
     weights = _load(state + n * E * M, M, E, M, EP, MP)
@@ -120,6 +126,11 @@ def delta_backward(
     T, B, H, truncate,
     E: tl.constexpr, M: tl.constexpr, EP: tl.constexpr, MP: tl.constexpr, CHUNK: tl.constexpr, DECAY: tl.constexpr,
 ):  # fmt: skip
+    """Run the backward pass of the delta rule. Write the gradients of the inputs to the tensors `d_q` to `d_state`.
+
+    `errors` and `saved` are results of the forward pass. `d_out` and `d_last` are the gradients of the outputs and of
+    the final weights. `buffer` [B*H,CHUNK,E,M] is memory for the weights of one chunk.
+    """
     n = tl.program_id(0).to(tl.int64)
     chunks = (T + CHUNK - 1) // CHUNK
     buffer += n * CHUNK * E * M
@@ -206,6 +217,12 @@ def srwm_forward(
     x, done, base, shift, y, last, qs, ks, bs, errors, saved, T, B, H,
     E: tl.constexpr, M: tl.constexpr, EP: tl.constexpr, MP: tl.constexpr, CHUNK: tl.constexpr, SAVE: tl.constexpr,
 ):  # fmt: skip
+    """Run the forward pass of the SRWM. Write the outputs to `y` [B,H,T,M] and the final shift to `last` [B,H,E,D].
+
+    The inputs are x [B,H,T,E], done [T,B], base [H,E,D] and shift [B,H,E,D]. With SAVE, write also the queries to `qs`
+    [B*H,T,E], the keys to `ks` [B*H,T,E], the learning rates to `bs` [B*H,T,4], the errors (q - k) W to `errors`
+    [B*H,T,D], and the shift at the start of each chunk to `saved` [B*H,chunks,E,D].
+    """
     D: tl.constexpr = M + 2 * E + 4
     n = tl.program_id(0).to(tl.int64)
     chunks = (T + CHUNK - 1) // CHUNK
@@ -248,6 +265,12 @@ def srwm_backward(
     x, done, base, qs, ks, bs, errors, saved, buffer, d_out, d_last, d_x, d_base, d_shift, T, B, H, truncate,
     E: tl.constexpr, M: tl.constexpr, EP: tl.constexpr, MP: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
+    """Run the backward pass of the SRWM. Write the gradients of the inputs to `d_x`, `d_base` and `d_shift`.
+
+    `d_base` [B,H,E,D] has one gradient for each batch entry; the caller adds them. `qs` to `saved` are results of the
+    forward pass. `d_out` and `d_last` are the gradients of the outputs and of the final shift. `buffer`
+    [B*H,CHUNK,E,D] is memory for the weights of one chunk.
+    """
     D: tl.constexpr = M + 2 * E + 4
     n = tl.program_id(0).to(tl.int64)
     chunks = (T + CHUNK - 1) // CHUNK

@@ -54,7 +54,7 @@ def test_autocast_does_not_round_results(implementation):
 @pytest.mark.parametrize(
     ("device", "implementation", "message"),
     [
-        ("cpu", "triton", "triton needs a GPU, not cpu; choose --memory.kernel numba or reference"),
+        ("cpu", "triton", "triton supports only GPUs, not cpu; choose --memory.kernel numba or reference"),
         ("cpu", "cuda", "unknown kernel cuda; choose one of auto, reference, numba, triton"),
         ("meta", "numba", "numba supports only CPUs, not meta; choose --memory.kernel triton or reference"),
     ],
