@@ -66,7 +66,7 @@ def export_torch(
     except BaseException:
         path.unlink()
         raise
-    note(f"the loaded program equals the agent on random states (largest difference {difference:.0e})")
+    note(f"the program gives the same outputs as the agent on random states (largest difference {difference:.0e})")
     return path
 
 
@@ -75,8 +75,8 @@ def export_onnx(
 ) -> Path:
     """Write the agent as an ONNX file and return the path.
 
-    The file is written only if ONNX Runtime computes the outputs of the agent, on random states and with random resets
-    (see `check_equal`). If `out` is None, the file is written into the run folder.
+    The file is written only if ONNX Runtime computes the same outputs as the agent, on random states and with random
+    resets (see `check_equal`). If `out` is None, the file is written into the run folder.
     """
     _check_onnx_packages()
     chosen = checkpoints.choose(run.path, checkpoint)
@@ -86,7 +86,7 @@ def export_onnx(
     model = convert_to_onnx(exported, example, describe(run, chosen))
     difference = check_equal(program, exported, example, OnnxRunner(model, example), "--format onnx")
     path.write_bytes(model)
-    note(f"ONNX Runtime computes the outputs of the agent on random states (largest difference {difference:.0e})")
+    note(f"the program gives the same outputs as the agent on random states (largest difference {difference:.0e})")
     return path
 
 
@@ -110,7 +110,7 @@ def convert_to_onnx(exported: Any, example: StepExample, description: str = "{}"
             )
     except Exception as error:
         raise UserError(
-            f"--format onnx: ONNX cannot express this agent ({error_line(error)}); use --format torch or --format npz"
+            f"--format onnx: ONNX cannot express this agent ({error_line(error)}); use --format torch"
         ) from error
     model = converted.model_proto
     _name_batch_axis(model)

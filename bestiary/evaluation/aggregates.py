@@ -18,7 +18,7 @@ import numpy as np
 
 from bestiary.evaluation.statistics import LEVEL
 
-NUM_RESAMPLES = 2000
+NUM_RESAMPLES = 2000  # number of bootstrap resamples for an interval
 STRATIFIED_BOOTSTRAP = f"stratified percentile bootstrap, {NUM_RESAMPLES} resamples"
 WHOLE_RUN_BOOTSTRAP = f"percentile bootstrap of whole runs, {NUM_RESAMPLES} resamples"
 MAX_BLOCK_SIZE = 2**21  # approximate maximum number of resampled scores that the bootstrap holds in memory at once

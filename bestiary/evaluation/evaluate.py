@@ -32,7 +32,7 @@ from bestiary.utils.errors import RunError, UserError
 from bestiary.utils.options import same_options
 
 DEFAULT_GAMES = 100
-MAX_DEFAULT_LEVELS = 1_000  # by default, a range of at most this many levels is played with one game per level
+MAX_DEFAULT_LEVELS = 1_000  # default number of games: one per level if the range has at most this many levels
 
 
 def evaluate(
@@ -158,9 +158,9 @@ def evaluate(
                 evaluation.save(path)
             except OSError as error:
                 writable, path, evaluation.path = False, None, None
-                warn(f"{error.strerror or error}: the results are shown, but not saved")
+                warn(f"{run.path} cannot be written ({error.strerror or error}); the results are shown, but not saved")
     if not evaluation.results:
-        raise RunError(f"{run.path}: no game ended at any checkpoint; choose a larger --max-steps")
+        raise RunError(f"{run.path}: no checkpoint could be evaluated; if no game ended, choose a larger --max-steps")
     if len(evaluation.checkpoints) > 1 and path is not None:
         evaluation.figure = plot_checkpoint_curves(evaluation.results, path.with_suffix(".png"))
     return evaluation

@@ -8,7 +8,7 @@ from bestiary.evaluation.media import FIGURE_SUFFIXES, check_output
 from bestiary.utils import local_config
 from bestiary.utils.errors import UserError
 
-MAX_PANELS = 240  # 4 panels for each of 60 tasks
+MAX_PANELS = 240  # maximum number of panels of a figure: 4 panels for each of 60 tasks
 
 
 def check_figure_path(out: str | Path, overwrite: bool) -> Path:
@@ -40,7 +40,7 @@ def panel_grid(plt: Any, panels: Sequence[Any]) -> tuple[Any, list[Any]]:
     Raise UserError if there are more than MAX_PANELS panels: drawing them would take minutes.
     """
     if len(panels) > MAX_PANELS:
-        raise UserError(f"the figure would have {len(panels)} panels; at most {MAX_PANELS} are drawn")
+        raise UserError(f"the figure would have {len(panels)} panels, the maximum is {MAX_PANELS}; choose fewer tasks")
     if len(panels) == 1:
         figure, axes = plt.subplots(figsize=(7, 4.2), dpi=150)
         return figure, [axes]

@@ -41,7 +41,7 @@ class CurveGroup:
     task: str | None = None  # None if the runs have only one task
     column: str = GAME_RETURN  # the column of episodes.csv that contains the returns
     true_group: "CurveGroup | None" = None  # curves of the true returns; None if a run has no true reward
-    smooth: int = DEFAULT_SMOOTH  # see `trailing_means`
+    smooth: int = DEFAULT_SMOOTH  # minimum number of games of a mean, see `trailing_means`
     is_named: bool = False  # True: the user chose the label, and legends do not show names of runs
 
     @property
@@ -166,7 +166,7 @@ def panels_by_task(
     panels: dict[str, list[CurveGroup]] = {}
     tasks = dict.fromkeys(task for run in runs for task in finished[run.path])
     if len(tasks) > MAX_TASKS:
-        raise UserError(f"the curves of {len(tasks)} tasks would be drawn; at most {MAX_TASKS} are supported")
+        raise UserError(f"the runs have {len(tasks)} tasks, the maximum is {MAX_TASKS}; choose runs with fewer tasks")
     for task in tasks:
         members = {label: [run for run in own if task in finished[run.path]] for label, own in groups.items()}
         panels[task] = [

@@ -1,4 +1,4 @@
-"""Write videos and images, and a file with data for each step shown in them; check output paths.
+"""Write videos, images, and files with the data of the steps that they show. Check the paths of output files.
 
 Images are uint8 [H,W,3].
 """

@@ -124,7 +124,7 @@ class _EpisodeColumns:
 def _play_episodes(records: Iterator[tuple[StepRecord, np.ndarray]], pool: VectorEnv, episodes: int) -> Iterator[Any]:
     """Yield `episodes` whole episodes. Each environment plays a fixed number of episodes.
 
-    Without this rule, the episodes that end first would be preferred, which are mostly short.
+    If instead the first episodes to end were taken, most of them would be short.
     """
     n = pool.num_envs
     quota = np.full(n, episodes // n) + (np.arange(n) < episodes % n)

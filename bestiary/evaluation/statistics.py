@@ -15,8 +15,9 @@ LEVEL = 0.95  # confidence level of all intervals
 # The percentile bootstrap interval of few values is too narrow. For normally distributed values, it contains the true
 # mean in 51 % of cases for n = 2, in 85 % for n = 5 and in 92 % for n = 20 (examples/interval_coverage.py).
 T_INTERVAL_BELOW = 20
-NUM_RESAMPLES = 2000
+NUM_RESAMPLES = 2000  # number of bootstrap resamples for an interval
 
+# Names of the methods with which intervals are computed (`Interval.method`).
 STUDENT_T = "Student's t"
 STUDENT_T_OF_TASKS = "Student's t with Satterthwaite's degrees of freedom"
 BOOTSTRAP = f"percentile bootstrap, {NUM_RESAMPLES} resamples"
@@ -165,7 +166,7 @@ def _satterthwaite_df(variances: np.ndarray, counts: Sequence[int]) -> float:
 
 
 def _t_quantile(df: float) -> float:
-    """Return the two-sided 95 % quantile of Student's t distribution with `df` degrees of freedom."""
+    """Return the 97.5 % quantile of Student's t distribution with `df` degrees of freedom, for a 95 % interval."""
     from scipy.special import stdtrit
 
     return float(stdtrit(df, (1 + LEVEL) / 2))

@@ -27,7 +27,8 @@ from bestiary.rollout import ActionSpec, Inputs, ObservationSpec, Tensors
 from bestiary.utils.errors import RunError, UserError
 from bestiary.utils.plugins import error_line
 
-# Largest allowed difference of an output. Differences are divided by the largest number of a tensor if it exceeds 1.
+# Largest allowed difference between an output of the agent and of the exported program. If the output contains numbers
+# above 1, the difference is divided by the largest number.
 TOLERANCE = 1e-5
 MAX_BATCH = 65_536  # upper bound of the batch size that is declared in exported programs
 
@@ -36,7 +37,7 @@ StepResults = tuple[Tensor, Tensor, State]
 
 
 class StepProgram(nn.Module):
-    """One step of an agent: observations, last rewards, resets, last actions, tasks and state in; outputs out."""
+    """Module that computes one step of an agent for a batch of environments."""
 
     def __init__(self, agent: Agent):
         super().__init__()
@@ -69,7 +70,7 @@ class StepExample:
 
     @classmethod
     def of(cls, agent: Agent, interface: EnvInterface) -> "StepExample":
-        """Return the examples for an agent that was trained on environments with this interface."""
+        """Return a StepExample for an agent that was trained on environments with this interface."""
         return cls(agent, interface.observation_spec, interface.action_spec, len(interface.tasks))
 
     def arguments(self, batch: int, seed: int, state: State | None = None) -> StepArguments:
@@ -117,7 +118,7 @@ def trace(program: StepProgram, example: StepExample, flag: str) -> Any:
     except Exception as error:
         raise UserError(
             f"{flag}: the agent cannot be expressed as a graph of tensor operations ({error_line(error)}); "
-            "its code must not depend on the values of tensors; use --format npz or --format minari"
+            "its code must not depend on the values of tensors (--format npz and --format minari export rollouts)"
         ) from error
 
 
@@ -188,7 +189,10 @@ def check_equal(program: StepProgram, exported: Any, example: StepExample, run: 
             rounding = float((rounded - expected).abs().max()) / scale
             difference = float((torch.as_tensor(found) - expected).abs().max()) / scale
             if not difference <= max(TOLERANCE, 2 * rounding):  # also if it is not a number
-                raise RunError(f"{flag}: the exported program differs from the agent by {difference:.1e}")
+                raise RunError(
+                    f"{flag}: the exported program differs from the agent by {difference:.1e}, so it is not written; "
+                    "choose another format"
+                )
             largest = max(largest, difference)
     return largest
 

@@ -56,9 +56,10 @@ def show_game(
     """Show a game in a window while the agent plays it, until the game ends or the user closes the window.
 
     The arguments are those of `record_video`, but a video is written only if `out` is given. Return the path of the
-    video, or None. Call `window.display_problem` before.
+    video, or None. Call `window.display_problem` first, to check that a window can be opened.
     """
-    check_fps(options.fps, out if out is not None else "window.mp4")
+    if out is not None:
+        check_fps(options.fps, out)
     path = check_output(out, overwrite) if out is not None else None
     playback = open_playback(run, options)
     (viewer,) = playback.viewers

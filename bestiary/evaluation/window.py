@@ -11,7 +11,7 @@ from bestiary.utils.images import enlarge
 os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")  # pygame would print its version when it is imported
 
 MIN_HEIGHT = 420  # a smaller image is enlarged by an integer factor to about this height, in pixels
-HIDDEN_DRIVERS = ("dummy", "offscreen", "evdev")  # SDL uses these video drivers without a screen
+HIDDEN_DRIVERS = ("dummy", "offscreen", "evdev")  # video drivers of SDL that need no screen and show nothing
 
 
 def display_problem() -> str | None:
@@ -39,7 +39,7 @@ def display_problem() -> str | None:
 class Window:
     """A window that shows one image after the other with a constant frame rate.
 
-    A `with` statement closes the window at its end. Call `display_problem` before.
+    A `with` statement closes the window at its end. Call `display_problem` first, to check that a window can be opened.
     """
 
     def __init__(self, title: str, fps: float):
