@@ -44,7 +44,7 @@ from bestiary.runs.run import Run
 from bestiary.utils.console import note, plain, stdout
 from bestiary.utils.errors import UserError
 
-RANDOM_STREAM = 5  # part of the seed; other numbers in training, evaluation and playback give other random numbers
+RANDOM_STREAM = 5  # part of the seed; training, evaluation and playback use other numbers, so their games differ
 
 
 def audit(
@@ -133,9 +133,9 @@ def _choose_checkpoints(run: Run, every_checkpoint: bool) -> list[Checkpoint]:
 
 @dataclass
 class _Auditor:
-    """Play new games with the agent of a run, and measure its training return and its true return.
+    """Plays new games with the agent of a run, and measures its training return and its true return.
 
-    The fields are the options of the audit, see `audit`.
+    The fields are the options of `audit`.
     """
 
     trusted: Run | None

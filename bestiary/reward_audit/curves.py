@@ -29,15 +29,15 @@ class AuditRow:
 
     run: str
     environment: str  # name, and the options that do not have the default value
-    rewards: RewardConfig  # training reward of the run; true rewards chosen by --true-reward of `bestiary audit`
+    rewards: RewardConfig  # training reward of the run, and true rewards that the audit reports for this run
     settings: dict[str, Any]  # all settings of the run, see `comparable_settings`
-    steps: int
-    parameters: int
+    steps: int  # step count of the checkpoint
+    parameters: int  # number of parameters of the agent
     fc_parameters: int  # number of parameters in the fully connected layers of the torso
     training: np.ndarray  # training return of each game
     true: dict[str, np.ndarray]  # name of the true reward -> true return of each game
     lengths: np.ndarray  # number of steps of each game
-    correlations: dict[str, float]
+    correlations: dict[str, float]  # correlations of the training reward with the true rewards
     distances: dict[str, float] = field(default_factory=dict)  # distances from the policy of the trusted run
 
     def to_record(self) -> dict[str, Any]:
