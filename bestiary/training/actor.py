@@ -28,7 +28,7 @@ from bestiary.utils.errors import RunError, UserError
 
 CPU = torch.device("cpu")
 CPU_GENERATOR_BYTES = 5056  # size of the state of a CPU generator of PyTorch
-MT19937_WORDS = 624
+MT19937_WORDS = 624  # number of words in the state of such a generator
 
 
 class EnvCall(NamedTuple):
@@ -326,17 +326,17 @@ class Actor:
 
 
 def check_generator_state(state: np.ndarray) -> None:
-    """Raise ValueError if native code of PyTorch would read outside of the array of this state of a CPU generator.
+    """Raise ValueError if native code of PyTorch would read outside of an array because of this state of a generator.
 
-    The generator (MT19937) has 624 words. The state contains the number of words that are left (int32, byte 8) and the
-    index of the next word (uint64, byte 16). PyTorch checks each of the two numbers, but not their sum.
+    A CPU generator (MT19937) has 624 words. The state contains the number of words that are left (int32, byte 8) and
+    the index of the next word (uint64, byte 16). PyTorch checks each of the two numbers, but not their sum.
     """
     if len(state) != CPU_GENERATOR_BYTES:  # the state of another device
         return
     left = int(state[8:12].view(np.int32)[0])
     following = int(state[16:24].view(np.uint64)[0])
     if not (1 <= left <= MT19937_WORDS and following + left <= MT19937_WORDS + 1):
-        raise ValueError(f"next word {following}, but {left} words are left")
+        raise ValueError(f"the next word has the index {following} and {left} words are left, of {MT19937_WORDS} words")
 
 
 def _is_finite(array: np.ndarray) -> bool:

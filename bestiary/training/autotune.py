@@ -30,7 +30,7 @@ from bestiary.utils.console import note
 from bestiary.utils.cpu import num_cores
 
 MEASURE_SECONDS = 0.1  # duration of one measurement of one size, in seconds
-NUM_PASSES = 3  # measurements per size; only the fastest one counts, because other programs may slow down the others
+NUM_PASSES = 3  # number of measurements per size; the fastest one counts, because other programs can slow them down
 MAX_BATCH_SECONDS = 1.0  # if the gradient of a batch takes longer than this, larger sizes are not measured
 # A size is clearly slower than the fastest size if its speed is below this fraction of the highest speed.
 CLEARLY_SLOWER = 0.9

@@ -233,7 +233,7 @@ def max_rollouts_in_flight(algorithm: Algorithm, training: Training) -> int:
     (1) The largest multiple M of R for which the policy lag is at most --max-lag. If at most M rollouts are in flight,
     a rollout is received by one of the first M / R learn calls after its start.
 
-    (2) `pools` + max(2, R). More rollouts in flight would increase the lag but not the speed.
+    (2) The number of vector environments + max(2, R). More rollouts in flight would increase the lag but not the speed.
     """
     sizes = learn_sizes(algorithm, training)
     if algorithm.on_policy:

@@ -6,7 +6,7 @@ that tools such as `timeout` send a signal to the process and to its process gro
 twice.
 
 SIGHUP is sent when the terminal is closed. If the process was started with `nohup`, SIGHUP stays ignored. SIGPIPE is
-sent when a program writes to a closed connection, for example the connection of a logger. Python always ignores it.
+sent when a program writes to a closed connection, for example the connection of a logger. Python ignores SIGPIPE.
 """
 
 import signal

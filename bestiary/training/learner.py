@@ -304,7 +304,7 @@ class Learner:
         """
         for name in ("steps", "version", "skipped_updates"):
             if type(counters.get(name)) is not int or not 0 <= counters[name] < 2**63:
-                raise UserError(f"state.json: {name} is {counters.get(name)!r}; expected a number of at least 0")
+                raise UserError(f"state.json: {name} is {counters.get(name)!r}; expected a whole number from 0 on")
         for name, parameter in self.algorithm.parameters().items():
             found, expected = (
                 describe_tensor(value) for value in (tensors["algorithm"].get(f"parameter.{name}"), parameter)

@@ -65,6 +65,7 @@ def _is_monitor(value: Any) -> bool:
     )
 
 
+# {key of a value in state.json, with slashes between nested keys: function that returns whether the value is valid}
 CHECKS: dict[str, Check] = {
     "steps": _is_count,
     "version": _is_count,

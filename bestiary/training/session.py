@@ -66,7 +66,8 @@ class Session:
         self.clock = TrainingClock(state["seconds"])
         self.logged_steps = learner.steps  # step count of the learner at the last call of `log`
         self.runtime_metrics: dict[str, float] = {}  # last `runtime_metrics` passed to `log`
-        self.runtime_counters: dict[str, int] = state["runtime_counters"]  # cluster only: restarts, dropped rollouts
+        # On a cluster: numbers of restarts and of dropped rollouts. In other runtimes, the dict is empty.
+        self.runtime_counters: dict[str, int] = state["runtime_counters"]
         self.interrupts = Interrupts()
         self.stop_requested = False
         self.warned: set[str] = set()  # warnings that `warn_once` has printed

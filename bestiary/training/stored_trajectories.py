@@ -1,7 +1,7 @@
 """Check of the trajectories in checkpoints: those of a replay buffer, and those that wait for the next batch.
 
 A run folder may be damaged or come from another person. Compiled code uses the task, the actions and the recurrent
-state of a trajectory without a check, so trajectories are compared with those that the run itself would store.
+state of a trajectory without a check. Therefore this module checks the names, types, shapes and values of all tensors.
 """
 
 from collections.abc import Mapping
@@ -15,10 +15,10 @@ from bestiary.rollout import Rollout
 from bestiary.training.parameter_group import describe_tensor
 from bestiary.utils.errors import UserError
 
-# Starts of the names of tensors in algorithm.safetensors.
-STATE_PREFIX = "state."  # result of `Algorithm.save`
-WAITING_PREFIX = "waiting."  # result of `WaitingTrajectories.save`
-GROUPS = ("observation.", "measures.", "extras.", "state.")  # start of the names of tensors that are stored by name
+# Prefixes of the names of tensors in algorithm.safetensors.
+STATE_PREFIX = "state."  # tensors of `Algorithm.save`
+WAITING_PREFIX = "waiting."  # tensors of `WaitingTrajectories.save`
+GROUPS = ("observation.", "measures.", "extras.", "state.")  # second prefix, for example in waiting.observation.image
 
 
 def check_stored_trajectories(config: Config, tensors: Mapping[str, Tensor], source: object) -> None:
@@ -62,7 +62,7 @@ def _check(config: Config, found: Mapping[str, Tensor], extras: Mapping[str, tup
 
 
 def _expected_tensors(config: Config, extras: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
-    """Return one trajectory as `Algorithm.save` would store it, without useful values."""
+    """Return the tensors of one trajectory, with the names, types and shapes of stored trajectories but any values."""
     interface, length = config.interface, config.make_algorithm().sequence_length
     state = config.make_agent().initial_state(1)
     rollout = Rollout.empty(length, 1, interface.observation_spec, interface.measures_spec, state)

@@ -97,7 +97,7 @@ def find_bottleneck(fractions: dict[str, float], batch_size_hint: str) -> tuple[
 
     Args:
         fractions: result of `Utilisation.time_fractions`.
-        batch_size_hint: flag with which the user can increase the batch size of the algorithm.
+        batch_size_hint: what the user must change for larger batches, for example "--batch-size".
     """
     gpu = " or a GPU (--device cuda)" if torch.cuda.is_available() else ""
     if fractions["actor_wait"] > fractions["learner_wait"]:

@@ -36,7 +36,7 @@ class Validator:
     interval: int  # number of steps between validations
     episodes: int  # number of games per task in each validation
     greedy: bool  # whether to choose the most probable action instead of sampling
-    seed: int
+    seed: int  # seed of the run
     rewards: RewardConfig = DEFAULT_REWARDS
 
     def validate(

@@ -1,4 +1,4 @@
-"""The trajectories that wait until there are enough of them for a batch."""
+"""Trajectories that wait for the next learn call, because they are too few for a batch."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from bestiary.rollout import Rollout, Tensors, concatenate
 
 
 class WaitingTrajectories:
-    """Holds the trajectories of a learn call that were too few for a further batch.
+    """Holds the trajectories that are left after a learn call: fewer than a batch needs.
 
     Args:
         batch_size: number of trajectories per batch. None: no trajectory ever waits.
@@ -46,7 +46,7 @@ class WaitingTrajectories:
         """Restore the result of `save`.
 
         Raises:
-            KeyError, ValueError: the tensors are not the trajectories of fewer than `batch_size` environments.
+            KeyError, ValueError: the tensors are not valid, or contain too many trajectories to wait.
         """
         self.rollout = None
         if not tensors:
@@ -62,8 +62,9 @@ class WaitingTrajectories:
         for shape, found in expected.items():
             if any(tensor.shape[: len(shape)] != shape for tensor in found):
                 raise ValueError("the waiting trajectories have tensors of different lengths")
-        if self.batch_size is None or count >= self.batch_size:
-            raise ValueError(f"{count} trajectories are waiting, but a batch needs only {self.batch_size}")
+        max_waiting = 0 if self.batch_size is None else self.batch_size - 1
+        if count > max_waiting:
+            raise ValueError(f"{count} trajectories are waiting, but at most {max_waiting} can wait in this run")
         if not all(_is_finite(tensor) for found in expected.values() for tensor in found):
             raise ValueError("the waiting trajectories have values that are not finite")
         self.rollout = rollout.to(device)

@@ -14,7 +14,7 @@ from bestiary.utils.errors import RunError
 if TYPE_CHECKING:  # the session imports this module
     from bestiary.training.session import Session
 
-MIN_GAMES_FOR_BEST = 20  # a mean return over fewer games is not compared with the best one
+MIN_GAMES_FOR_BEST = 20  # a mean return over fewer games is not compared with the best mean return
 FIRST_RETRY_SECONDS = 15.0  # time between a failed save and the next attempt; it doubles with each failure
 MAX_RETRY_SECONDS = 600.0  # maximum time between two attempts
 FINAL_SAVE_SECONDS = 1800.0  # at the end of the training, saving is tried again for at most this time
@@ -74,7 +74,10 @@ class CheckpointManager(Callback):
         while not session.save_checkpoint():
             retry_time = time.monotonic() + min(self.retry_seconds, limit / 4)
             if retry_time < deadline:
-                note(f"the final state of {session.run.shown_path} is not saved yet; free space on the disk")
+                note(
+                    f"the final state of {session.run.shown_path} is not saved yet ({self.save_error}); solve this "
+                    "problem, for example free space on the disk"
+                )
             while time.monotonic() < retry_time < deadline and session.interrupts.received == signal_before:
                 time.sleep(0.2)
             if retry_time >= deadline or session.interrupts.received != signal_before:

@@ -40,7 +40,7 @@ class MetricsWriter(Callback):
         self.saved_rows = {"metrics": 0, "episodes": 0}
         self.log_intervals = 0  # number of completed intervals of --log-every steps
         self.pending: list[dict[str, float]] = []  # metrics of each update since the last row of metrics.csv
-        self.tables: list[CsvTable] = []  # the tables below
+        self.tables: list[CsvTable] = []  # metrics.csv and episodes.csv, after `on_start`
 
     def on_start(self, session: Session) -> None:
         folder = session.run.path
@@ -163,7 +163,8 @@ class MetricsWriter(Callback):
                 if alerts is not None:
                     columns[f"{prefix}reward_hacking_alerts"] = alerts
             if several:
-                # A user's vector environment with several tasks does not say which environment plays which task.
+                # A user's vector environment with several tasks does not say which environment plays which task. The
+                # tasks are then assumed to have equally many environments.
                 share = len(session.config.envs_of_task(index)) or total_envs / len(session.tasks)
                 columns[f"{name}/steps"] = int(session.learner.steps * share / total_envs)
                 columns[f"{name}/games"] = task.games

@@ -10,13 +10,13 @@ from bestiary.training.session import Session
 from bestiary.utils import plugins
 from bestiary.utils.console import note, warn
 
-SEED = 0  # the seed of `bestiary video`, so that this command records the same games
+SEED = 0  # the default seed of `bestiary video`, so that the command records the same games
 
 
 class VideoRecorder(Callback):
     """Records one game of each task with a copy of the agent, in an environment of its own.
 
-    The video therefore has no effect on the training. A video that fails causes a warning.
+    The video therefore has no effect on the training. If a recording fails, a warning is printed.
 
     Args:
         loggers: loggers of the run, which get the videos.
