@@ -96,7 +96,7 @@ def read_machine(path: Path, name: str) -> Machine:
     """Read the throughput of the configuration `name` from a result file of `bestiary bench --json`.
 
     Raises:
-        UserError: the file is not a result file, or has no result for the configuration.
+        UserError: the file cannot be read, is not a result file, or has no result for the configuration.
     """
     try:
         results: list[dict[str, Any]] = json.loads(path.read_text())

@@ -31,7 +31,8 @@ def bench_operations(repeats: int = 7, seconds: float = 0.0) -> list[dict[str, A
     `repeats` and `seconds` are arguments of `median_times`, which measures the times. A row has these keys:
 
         name                    name of the operation
-        saved_bytes             bytes that the forward pass saves for the backward pass, per step, batch entry and head
+        saved_bytes             bytes that the forward pass of the Numba implementation saves for the backward pass, per
+                                step, batch entry and head
         <phase>_numba_ms        time of the Numba implementation
         <phase>_reference_ms    time of the reference implementation
         <phase>_speedup         time of the reference implementation divided by the time of the Numba implementation

@@ -164,9 +164,9 @@ def print_memories(result: dict[str, Any]) -> None:
     stdout.print(table)
     note(
         "speedup: speed relative to the reference implementation; state: number of elements of the recurrent state of "
-        "one environment; saved bytes: memory that the forward pass saves for the backward pass, per step, batch entry "
-        "and head; act/ResNet: time of act divided by the time of the ResNet torso; update/LSTM: time of an update "
-        "divided by that of an update with an LSTM"
+        "one environment; saved bytes: memory that the forward pass with Numba saves for the backward pass, per step, "
+        "batch entry and head; act/ResNet: time of act divided by the time of the ResNet torso; update/LSTM: time of "
+        "an update divided by the time of an update with an LSTM"
     )
 
 

@@ -1,9 +1,9 @@
 """Measure saliency maps (`bestiary bench --config saliency`): batched computation against a sequential procedure.
 
 A saliency map shows how much the agent's output changes if a small patch of the frame is blurred. Bestiary evaluates
-the patches in batches. The sequential procedure comes from the published multi-task fork of TorchBeast. It
-evaluates one patch after the other. For each patch, it computes the mask and blurs the whole frame again. It processes
-all patches twice: first for the policy, then for the value. It uses the channels-first memory format for images and
+the patches in batches. The sequential procedure comes from the published multi-task fork of TorchBeast. It evaluates
+one patch after the other. For each patch, it computes the mask and blurs the whole frame again. It processes all
+patches twice: first for the policy, then for the value. It uses the channels-first memory format for images and
 weights. The benchmark measures the sequential procedure on SAMPLE_SIZE patches and extrapolates to all patches.
 
 Both procedures use the same frame of Pong. The batched computation is measured on all cores and on one core.
