@@ -25,8 +25,7 @@ def rewards_and_discounts(rollout: Rollout, options: ActorCriticOptions) -> tupl
     N is the number of environments. The rewards are those of `learner_rewards`. The bootstrapped rewards are equal to
     the rewards, with one exception: if a time limit ended an episode, the reward of the last action is increased by the
     discounted value of the final observation (`rollout.bootstrap`). The reason is that a time limit is not a terminal
-    state.
-    The discount is zero if the action ended the episode.
+    state. The discount is zero if the action ended the episode.
     """
     transformed = learner_rewards(rollout, options)
     discounts = options.discount * (~rollout.done[1:]).float()

@@ -38,8 +38,9 @@ class ActorCriticOptions:
     value_coef: float = option(0.5, "coefficient of the value loss", low=0)
     reward_clipping: str = option(
         "auto",
-        "how rewards are clipped before learning (abs_one: to [-1,1]; return_std: divided by the running standard "
-        "deviation of the discounted returns, then clipped to [-10,10]; auto: abs_one; with --critic popart: none)",
+        "how rewards are clipped before learning (abs_one: to [-1,1]; soft_asymmetric: 5 tanh(r/5), times 0.3 if "
+        "negative; return_std: divided by the running standard deviation of the discounted returns, then clipped to "
+        "[-10,10]; auto: abs_one, or none with --critic popart)",
         choices=REWARD_CLIPPING,
     )
     reward_scale: float | None = option(

@@ -26,7 +26,7 @@ from bestiary.rollout import Inputs, Rollout, Tensors, concatenate
 from bestiary.utils.options import option
 
 Metrics = dict[str, float]
-MAIN_OPTIMIZER = "main"
+MAIN_OPTIMIZER = "main"  # name of the optimizer of algorithms that have only one
 
 
 @dataclass
@@ -77,7 +77,7 @@ class Algorithm:
 
     on_policy = False  # True if rollouts must be collected with the newest weights; actors then wait during updates
     mean_loss = False  # True if the learner divides the gradient by the number of steps in the batch
-    batch_size_hint = "--batch-size"  # what messages advise to change to get larger batches
+    batch_size_hint = "--batch-size"  # the change that messages advise to the user for larger batches
 
     @dataclass(frozen=True)
     class Options(ActorCriticOptions):

@@ -45,7 +45,8 @@ class LearnSizes:
         """The maximum number of trajectories that wait for the next learn call. It is 0 if batches fit exactly."""
         if self.on_policy:
             return 0
-        # All numbers of waiting trajectories are multiples of `unit`. The sizes of two different pools differ by 1.
+        # All numbers of waiting trajectories are multiples of `unit`. Pools of different sizes differ by 1 environment,
+        # so `unit` is then 1.
         unit = gcd(self.rollouts * self.pool_size, self.batch_size) if self.pool_size == self.largest_pool_size else 1
         return self.batch_size - unit
 

@@ -64,7 +64,7 @@ class PPO(Algorithm):
             low=1,
         )
         epochs: int = option(4, "number of epochs (passes) over each rollout", low=1, high=1000)
-        minibatches: int = option(4, "number of minibatches, which is the number of updates per epoch", low=1)
+        minibatches: int = option(4, "number of minibatches per epoch, with one update for each minibatch", low=1)
         lr: float = option(
             2.5e-4, "initial learning rate (with --algo.lr-schedule warmup: the highest rate)", above=0, unprefixed=True
         )

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from bestiary.rollout import Rollout, Tensors, concatenate
 
-MAX_SEEN = 2**62  # limit of the number of trajectories in a run
-TENSOR_FIELDS = tuple(f.name for f in fields(Rollout) if f.name != "episodes")
+MAX_SEEN = 2**62  # a larger number of trajectories in a checkpoint is refused
+TENSOR_FIELDS = tuple(f.name for f in fields(Rollout) if f.name != "episodes")  # fields with tensors
 
 
 class ReservoirBuffer:
@@ -60,7 +60,7 @@ class ReservoirBuffer:
         """
         self.num_seen = int(tensors["num_seen"])
         if not 0 <= self.num_seen < MAX_SEEN:
-            raise ValueError(f"num_seen is {self.num_seen}; expected a number from 0 to {MAX_SEEN - 1}")
+            raise ValueError(f"num_seen is {self.num_seen}; expected a whole number from 0 to {MAX_SEEN - 1}")
         self.trajectories = []
         if "reward" in tensors:
             everything = unpack_trajectories(tensors)
