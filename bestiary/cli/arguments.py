@@ -202,10 +202,14 @@ def add_playback_arguments(parser: Parser) -> None:
     )
     add_overwrite(parser)
     add_task(parser)
+    add_replay(parser)
+
+
+def add_replay(parser: Parser) -> None:
     parser.add_argument(
         "--replay",
         metavar="FILE",
-        help="draw a recorded game instead of playing a new one; FILE is recordings/NAME.json in a run folder",
+        help="use a recorded game instead of playing a new one; FILE is recordings/NAME.json in a run folder",
     )
     parser.add_integer(
         "--game", "with --replay: index of the game: its row in recordings/NAME.csv, counted from 0 (default: 0)"

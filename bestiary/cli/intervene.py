@@ -6,10 +6,11 @@ from bestiary.cli.arguments import (
     Parser,
     add_overwrite,
     add_policy_arguments,
+    add_replay,
     add_run_argument,
     add_task,
 )
-from bestiary.cli.playback_arguments import parse_with_env_options, select_checkpoint
+from bestiary.cli.playback_arguments import parse_with_env_options, select_checkpoint, select_replay
 from bestiary.utils.errors import UserError
 
 DEFAULT_CONTINUATION = 100  # default of --continue, in steps, with --set or --action; otherwise the default is 0
@@ -64,6 +65,11 @@ def intervene_command(argv: list[str]) -> None:
         metavar="STEPS",
     )
     parser.add_argument(
+        "--earlier-actions",
+        metavar="STEP:NAME,...",
+        help="actions that are taken before --step instead of those of the agent, for example 120:LEFT,130-145:RIGHT",
+    )
+    parser.add_argument(
         "--out",
         metavar="FILE",
         help="output file of the figure (.png, .svg or .pdf); CSV files with the data are written next to it (default: "
@@ -71,12 +77,14 @@ def intervene_command(argv: list[str]) -> None:
     )
     add_overwrite(parser)
     add_task(parser)
+    add_replay(parser)
     add_policy_arguments(parser)
     a, run, env_options = parse_with_env_options(parser, argv)
     if run is None:
         raise UserError(f"{a.run}: a scripted policy has no network to inspect; give a run folder")
 
     from bestiary.evaluation.playback import PlaybackOptions
+    from bestiary.interpretability.game_branch import parse_earlier_actions
     from bestiary.interpretability.intervention_report import intervene
     from bestiary.interpretability.interventions import parse_intervention
 
@@ -84,13 +92,20 @@ def intervene_command(argv: list[str]) -> None:
     steps = getattr(a, "continue")
     if steps is None:
         steps = DEFAULT_CONTINUATION if any(one.kind in ("set", "action") for one in interventions) else 0
-    options = PlaybackOptions(checkpoint=select_checkpoint(a.checkpoint, run), env=a.env, greedy=a.greedy, seed=a.seed)
+    options = PlaybackOptions(
+        checkpoint=select_checkpoint(a.checkpoint, run),
+        env=a.env,
+        greedy=a.greedy,
+        seed=a.seed,
+        replay=select_replay(a),
+    )
     intervene(
         run.with_env_options(env_options),
         options,
         a.step,
         interventions,
         continue_steps=steps,
+        earlier_actions=parse_earlier_actions(a.earlier_actions) if a.earlier_actions else None,
         out=a.out,
         overwrite=a.overwrite,
     )

@@ -9,7 +9,7 @@ A second branch with the same options plays the same game, and samples actions w
 continuations therefore differ only because of the intervention.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -126,10 +126,13 @@ class GameBranch:
         self.redrawn_screen = None
         self._observe(step)
 
-    def play_to(self, step: int) -> None:
-        """Let the agent play until `step`. Raise UserError if the game ends before this step."""
+    def play_to(self, step: int, actions: Mapping[int, str] | None = None) -> None:
+        """Let the agent play until `step`. Raise UserError if the game ends before this step.
+
+        `actions` is {step: action that is taken there instead of that of the agent}.
+        """
         while self.t < step:
-            self.advance()
+            self.advance((actions or {}).get(self.t))
             if self.game_over:
                 self.close()
                 raise UserError(f"--step {step}: the game ended after {self.t} steps; choose a step below {self.t}")
@@ -285,3 +288,31 @@ def _find_noops(viewer: Viewer, ale: AleBackend, first_step: Step) -> None:
         if np.array_equal(viewer.pool.reset().measures["ram"], first_step.measures["ram"]):
             return
     raise RunError(f"{viewer.pool.tasks[0]}: ale-py cannot repeat the start of the game, so its RAM cannot be changed")
+
+
+def parse_earlier_actions(text: str) -> dict[int, str]:
+    """Return {step: action} for a text such as "120:LEFT,130-145:RIGHT". Raise UserError if it has another format."""
+    actions: dict[int, str] = {}
+    for part in text.split(","):
+        steps, colon, name = part.partition(":")
+        first, _, last = steps.partition("-")
+        if not (colon and name and first.isdecimal() and (last or first).isdecimal()) or int(last or first) < int(
+            first
+        ):
+            raise UserError(
+                f"--earlier-actions {part}: expected STEP:ACTION or FIRST-LAST:ACTION, for example "
+                "120:LEFT,130-145:RIGHT"
+            )
+        actions |= dict.fromkeys(range(int(first), int(last or first) + 1), name)
+    return actions
+
+
+def format_earlier_actions(actions: Mapping[int, str]) -> str:
+    """Return the text of `parse_earlier_actions`. Equal actions at consecutive steps become one part."""
+    parts: list[tuple[int, int, str]] = []
+    for step, name in sorted(actions.items()):
+        if parts and parts[-1][1:] == (step - 1, name):
+            parts[-1] = (parts[-1][0], step, name)
+        else:
+            parts.append((step, step, name))
+    return ",".join(f"{first}:{name}" if first == last else f"{first}-{last}:{name}" for first, last, name in parts)

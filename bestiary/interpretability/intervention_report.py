@@ -7,7 +7,7 @@ games are written to a second CSV file.
 """
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -64,22 +64,25 @@ def intervene(
     interventions: Sequence[Intervention],
     *,
     continue_steps: int = 0,
+    earlier_actions: Mapping[int, str] | None = None,
     out: str | Path | None = None,
     overwrite: bool = False,
 ) -> InterventionReport:
     """Play a game to a step, apply interventions there, print the effect, and write a figure and CSV files.
 
-    The game is that of `bestiary video` with the same options. If `continue_steps` is not 0, the game is played on with
-    and without the interventions, for at most this number of steps.
+    The game is that of `bestiary video` with the same options, except for `earlier_actions`: {step: action that is
+    taken there instead of that of the agent or of the recording}. If `continue_steps` is not 0, the game is played on
+    with and without the interventions, for at most this number of steps.
     """
     path = _check_paths(out, overwrite, continue_steps > 0) if out is not None else None
     if not interventions:
         raise UserError("intervene: no intervention given; for example: --erase 30,40,8,8")
     check_interventions(interventions, run.config.interface)
+    actions = _actions_before(run, options, step, earlier_actions or {})
     branch = open_branch(run, options)
     other = branch
     try:
-        branch.play_to(step)
+        branch.play_to(step, actions)
         record, screen, action = branch.record, branch.screen, branch.peek_action()
         sets_labels = any(one.kind == "set" for one in interventions)
         if continue_steps or sets_labels:
@@ -97,6 +100,23 @@ def intervene(
     _print_report(report)
     note(f"written: {', '.join(str(p) if k == 0 else p.name for k, p in enumerate(report.paths))}")
     return report
+
+
+def _actions_before(
+    run: Run, options: PlaybackOptions, step: int, earlier_actions: Mapping[int, str]
+) -> dict[int, str]:
+    """Return {step: action} of all steps before `step` at which the agent does not choose the action."""
+    names = run.config.interface.action_spec.names
+    for at, name in earlier_actions.items():
+        if name not in names:
+            raise UserError(f"--earlier-actions {at}:{name}: no such action; expected one of {', '.join(names)}")
+        if at >= step:
+            raise UserError(f"--earlier-actions {at}:{name}: must be before --step {step}")
+    recorded: list[str] = []
+    if options.replay is not None:
+        recording, game = options.replay
+        recorded = recording.game_actions(game)
+    return {**dict(enumerate(recorded)), **earlier_actions}
 
 
 def _check_paths(out: str | Path, overwrite: bool, continues: bool) -> Path:

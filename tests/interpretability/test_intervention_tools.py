@@ -218,6 +218,8 @@ def test_intervene_compares_the_effect_with_the_saliency_of_the_region() -> None
         ("intervene zoo/warehouse-iam --set age_3=8", ["age_3=8", "7"]),
         ("intervene zoo/warehouse-iam --step 200 --action up", ["--step 200", "100"]),
         ("intervene zoo/pong --set ball=3", ["ball=3", "ball_x"]),
+        ("intervene zoo/pong --step 9 --erase 0,0,2,2 --earlier-actions 3:JUMP", ["3:JUMP", "RIGHTFIRE"]),
+        ("intervene zoo/pong --step 9 --erase 0,0,2,2 --earlier-actions 9:LEFT", ["9:LEFT", "--step 9"]),
         ("intervene scripted:nearest --env warehouse --action up", ["scripted:nearest"]),
         ("look interventions zoo/warehouse-iam --objects labels", ["--objects labels", "items"]),
         ("look probes zoo/warehouse-iam --episodes 1", ["--episodes 1", "2"]),

@@ -13,7 +13,13 @@ from bestiary.agents.distributions import Categorical
 from bestiary.envs import make_env
 from bestiary.evaluation.playback import Playback, PlaybackOptions, open_viewer
 from bestiary.interpretability import image_edits
-from bestiary.interpretability.game_branch import GameBranch, open_branch, repeat_branch
+from bestiary.interpretability.game_branch import (
+    GameBranch,
+    format_earlier_actions,
+    open_branch,
+    parse_earlier_actions,
+    repeat_branch,
+)
 from bestiary.interpretability.image_edits import Rectangle
 from bestiary.interpretability.interventions import (
     EXAMPLES,
@@ -92,6 +98,16 @@ def test_scaled_rectangle_covers_the_same_part_of_the_screen() -> None:
 @pytest.mark.parametrize("kind", FORMATS)
 def test_options_can_be_parsed_and_written_again(kind: str) -> None:
     assert parse_intervention(kind, EXAMPLES[kind]).option == f"--{kind} {EXAMPLES[kind]}"
+
+
+def test_earlier_actions_can_be_parsed_and_written_again() -> None:
+    text = "3:LEFT,5-7:RIGHT,8:LEFT"
+    actions = parse_earlier_actions(text)
+    assert actions == {3: "LEFT", 5: "RIGHT", 6: "RIGHT", 7: "RIGHT", 8: "LEFT"}
+    assert format_earlier_actions(actions) == text
+    for wrong in ("LEFT", "3:", "x:LEFT", "7-5:LEFT", "3:LEFT,,", "-1:LEFT"):
+        with pytest.raises(UserError, match="STEP:ACTION"):
+            parse_earlier_actions(wrong)
 
 
 @pytest.mark.parametrize(
