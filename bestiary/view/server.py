@@ -136,6 +136,8 @@ def open_socket(port: int | None, default_port: int = 8020) -> socket.socket:
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind((HOST, candidate))
+            # From now on, connections wait until the server runs. The URL is printed before.
+            listener.listen()
             return listener
         except OSError:
             listener.close()

@@ -12,7 +12,9 @@ from urllib.parse import quote, urlencode
 import pytest
 
 from bestiary.cli.main import run_command
+from bestiary.utils.errors import UserError
 from bestiary.view.security import cookie_name, is_local_host, is_own_origin
+from bestiary.view.server import open_socket
 from tests.view.conftest import HOSTILE_NAMES, Server, Tab, run_path
 
 pytestmark = pytest.mark.xdist_group("browser")
@@ -207,6 +209,15 @@ def test_wrong_arguments_are_refused(words: list[str], message: str, capsys: pyt
 def test_a_used_port_is_reported(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["view", str(server.folder), "--port", str(server.port)]) == 2
     assert f"--port {server.port}" in capsys.readouterr().err
+
+
+def test_connections_wait_until_the_server_runs() -> None:
+    """The URL is printed before the server runs. A browser that opens it at once must not be refused."""
+    with open_socket(None) as listener:
+        address = listener.getsockname()
+        socket.create_connection(address, timeout=20).close()
+        with pytest.raises(UserError, match=str(address[1])):
+            open_socket(address[1])
 
 
 def test_the_token_is_not_visible_to_other_users(server: Server) -> None:
