@@ -6,6 +6,7 @@ framework evaluates the value of a key that starts with a colon as JavaScript. T
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,20 @@ GRID_COLOUR = "rgba(128,128,128,0.25)"
 DOTS_COLOUR = "rgba(128,128,128,0.45)"
 AXIS_COLOUR = "rgba(128,128,128,0.8)"
 DIGITS = 6  # significant digits of numbers in charts
+UP_TRIANGLE, DOWN_TRIANGLE = "triangle", "path://M0 0L10 0L5 8Z"
+RIGHT_MARGIN = 34  # pixels; space for the half of the last label of the x axis that is right of the axis
+
+
+@dataclass
+class Dots:
+    """Points that are drawn in addition to curves, for example one per game."""
+
+    name: str
+    x: np.ndarray  # [P]
+    y: np.ndarray  # [P]
+    colour: str = DOTS_COLOUR
+    size: int = 5  # pixels
+    symbol: str = "circle"
 
 
 def line_chart(
@@ -29,33 +44,39 @@ def line_chart(
     y_name: str = "",
     log_x: bool = False,
     log_y: bool = False,
-    dots: tuple[np.ndarray, np.ndarray] | None = None,
-    dots_name: str = "",
-    dots_colour: str = DOTS_COLOUR,
+    dots: Sequence[Dots] = (),
     marks: Sequence[tuple[float, str]] = (),
     max_points: int = 400,
 ) -> dict[str, Any]:
-    """Return the options of a chart of curves with bands.
-
-    Args:
-        dots: x and y of points that are drawn in addition to the curves, for example one per game.
-        marks: vertical lines as pairs (x, text).
-    """
-    series: list[dict[str, Any]] = []
-    if dots is not None:
-        series.append(_dots_series(dots, dots_name, dots_colour, log_x, log_y))
+    """Return the options of a chart of curves with bands. `marks` are vertical lines as pairs (x, text)."""
+    series = [_dots_series(one, log_x, log_y) for one in dots]
+    is_empty = not any(len(curve.x) for curve in curves) and not any(len(one.x) for one in dots)
     for number, curve in enumerate(curves):
         series += _curve_series(curve, number, log_x, log_y, max_points)
     if marks and series:
         series[-1]["markLine"] = _mark_lines(marks)
-    names = [curve.name for curve in curves] + ([dots_name] if dots is not None else [])
+    names = [curve.name for curve in curves] + [one.name for one in dots]
     return {
         "animation": False,
         "color": list(PALETTE),
-        "grid": {"left": 8, "right": 16, "top": 36 if len(names) > 1 else 24, "bottom": 28, "containLabel": True},
-        "legend": {"show": len(names) > 1, "type": "scroll", "top": 0, "left": 0, "data": names},
+        "grid": {
+            "left": 8,
+            "right": RIGHT_MARGIN,
+            "top": 36 if len(names) > 1 else 24,
+            "bottom": 28,
+            "containLabel": True,
+        },
+        "legend": {"show": len(names) > 1 and not is_empty, "type": "scroll", "top": 0, "left": 0, "data": names},
         "tooltip": {"trigger": "axis", "renderMode": "richText", "confine": True, "transitionDuration": 0},
-        "xAxis": _axis(x_name, log_x, is_x=True),
+        "graphic": {
+            "id": "empty",
+            "type": "text",
+            "ignore": not is_empty,
+            "left": "center",
+            "top": "middle",
+            "style": {"text": "no values yet", "fontSize": 12},
+        },
+        "xAxis": _axis("" if is_empty else x_name, log_x, is_x=True),
         "yAxis": _axis(y_name if len(names) == 1 else "", log_y, is_x=False),
         "series": series,
     }
@@ -122,16 +143,15 @@ def _curve_series(curve: Curve, number: int, log_x: bool, log_y: bool, max_point
     return series
 
 
-def _dots_series(
-    dots: tuple[np.ndarray, np.ndarray], name: str, colour: str, log_x: bool, log_y: bool
-) -> dict[str, Any]:
+def _dots_series(dots: Dots, log_x: bool, log_y: bool) -> dict[str, Any]:
     return {
         "type": "scatter",
-        "name": name,
-        "data": pairs(*dots, log_x, log_y),
-        "symbolSize": 5 if colour == DOTS_COLOUR else 9,
-        "itemStyle": {"color": colour},
-        "color": colour,
+        "name": dots.name,
+        "data": pairs(dots.x, dots.y, log_x, log_y),
+        "symbol": dots.symbol,
+        "symbolSize": dots.size,
+        "itemStyle": {"color": dots.colour},
+        "color": dots.colour,
         "z": 3,
     }
 
@@ -142,7 +162,7 @@ def _mark_lines(marks: Sequence[tuple[float, str]]) -> dict[str, Any]:
         "silent": True,
         "animation": False,
         "lineStyle": {"color": "#D55E00", "type": "dashed", "width": 1.2},
-        "label": {"position": "insideEndTop", "fontSize": 10},
+        "label": {"position": "end", "distance": 2, "fontSize": 10},
         "data": [{"xAxis": float(x), "label": {"formatter": text}} for x, text in marks],
     }
 

@@ -11,7 +11,6 @@ with the same actions, so it is exact for all environments, and raises RunError 
 """
 
 import io
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -121,7 +120,17 @@ class WatchedGame:
         self._add_step()
         if self.steps[t].png != expected.png or self.steps[t].agents[0] != expected.agents[0]:
             raise RunError("the environment does not repeat the game exactly, so earlier steps cannot be changed")
-        self.is_changed = self._has_changed(actions)
+        self.is_changed = bool(self.changed_actions(t))
+
+    def changed_actions(self, t: int) -> dict[int, str]:
+        """Return {step: action} of the steps before `t` at which the user has chosen another action.
+
+        In a changed recorded game, this includes all steps at which the action is not that of the recording.
+        """
+        played = [step.choice for step in self.steps[:t]]
+        if self.recorded is not None:
+            played[: len(self.recorded)] = self.recorded[:t]
+        return {k: str(self.steps[k].action) for k in range(t) if self.steps[k].action != played[k]}
 
     def branch_at(self, t: int, settable: bool = False) -> GameBranch:
         """Return a second game of the first agent at step `t`, for an intervention. The caller closes it."""
@@ -176,11 +185,6 @@ class WatchedGame:
                 branch.close()
             raise
         return branches
-
-    def _has_changed(self, actions: Sequence[str]) -> bool:
-        if self.recorded is not None:
-            return list(actions) != self.recorded[: len(actions)]
-        return any(step.action != step.choice for step in self.steps[: len(actions)])
 
     def _add_step(self) -> None:
         t = len(self.steps)

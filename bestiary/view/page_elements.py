@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-from nicegui import ui
+from nicegui import events, ui
 
 THEME_COOKIE = "bestiary-theme"
 THEMES = {"light": False, "dark": True, "auto": None}  # auto: the setting of the operating system
 THEME_ICONS = {"light": "light_mode", "dark": "dark_mode", "auto": "contrast"}
+SHORT_CRUMB = 8  # links in the header with at most this number of characters are never shortened
 STYLE_SHEET = Path(__file__).with_name("style.css")
 # The theme is stored in the browser, because each browser has its own. The names of the themes are constants.
 STORE_THEME = f"document.cookie = '{THEME_COOKIE}={{name}}; path=/; SameSite=Strict; max-age=31536000'"
@@ -28,7 +29,7 @@ def page_frame(title: str, *crumbs: tuple[str, str]) -> Iterator[None]:
         ui.link("Bestiary", "/").classes("brand")
         for text, url in (("Runs", "/"), *crumbs):
             ui.label("/").classes("crumb-separator").props('aria-hidden="true"')
-            ui.link(text, url).classes("crumb")
+            ui.link(text, url).classes("crumb" if len(text) > SHORT_CRUMB else "crumb crumb-short")
         ui.space()
         button = ui.button(icon=THEME_ICONS[theme]).props('flat round dense aria-label="Change the theme"')
         button.classes("theme-button")
@@ -87,15 +88,22 @@ LINK_CELL = """
 
 
 def text_table(
-    columns: list[str], rows: list[list[str]], *, urls: list[str | None] | None = None, wrap: bool = False
+    columns: list[str],
+    rows: list[list[str]],
+    *,
+    urls: list[str | None] | None = None,
+    wrap: bool = False,
+    empty: str = "There are no values yet.",
 ) -> ui.table:
-    """Add a table of texts. The first cell of row k is a link if `urls[k]` is given.
+    """Add a table of texts. The first cell of row k is a link if `urls[k]` is given. `empty` is shown without rows.
 
     The names of the fields are numbers, because names that begin with a colon would be evaluated as JavaScript.
     """
     table = ui.table(columns=_columns(columns, wrap), rows=table_rows(rows, urls), row_key="id")
     table.classes("table-wrap").props("flat dense")
     table.add_slot("body-cell-c0", LINK_CELL)
+    table.props["no-data-label"] = empty
+    table.props["hide-no-data-icon"] = True
     return table
 
 
@@ -135,3 +143,12 @@ def add_chart(options: dict[str, Any], label: str) -> ui.echart:
     chart.props["role"] = "img"
     chart.props["aria-label"] = label
     return chart
+
+
+async def clicked_x(chart: ui.echart, event: events.GenericEventArguments) -> float | None:
+    """Return the x coordinate of a click on a chart, or None if the click is outside of the axes, on the legend."""
+    position = [event.args["offsetX"], event.args["offsetY"]]
+    if not await chart.run_chart_method("containPixel", "grid", position):
+        return None
+    point = await chart.run_chart_method("convertFromPixel", "grid", position)
+    return float(point[0]) if isinstance(point, list) and isinstance(point[0], int | float) else None

@@ -64,6 +64,7 @@ def add_pages(catalogue: Catalogue) -> None:
         policy: str = "sampled",
         levels: str | None = None,
         second: str | None = None,
+        second_checkpoint: int | None = None,
         recording: str | None = None,
         game: int = 0,
         step: int = 0,
@@ -74,7 +75,17 @@ def add_pages(catalogue: Catalogue) -> None:
             return
         policy = policy if policy in POLICIES else POLICIES[0]
         query = PlayerQuery(
-            run, checkpoint, env, max(0, seed), policy, levels, second, recording, max(0, game), max(0, step)
+            run=run,
+            checkpoint=checkpoint,
+            env=env,
+            seed=max(0, seed),
+            policy=policy,
+            levels=levels,
+            second=second,
+            second_checkpoint=second_checkpoint,
+            recording=recording,
+            game=max(0, game),
+            step=max(0, step),
         )
         player_page(catalogue, query)
 

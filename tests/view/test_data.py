@@ -191,6 +191,13 @@ def test_charts_have_no_keys_that_are_evaluated() -> None:
     assert "yellow" not in charts.PALETTE
 
 
+def test_an_empty_chart_says_so() -> None:
+    empty = Curve("a", np.zeros(0), np.zeros(0))
+    assert charts.line_chart([empty, empty], x_name="steps")["graphic"]["ignore"] is False
+    dots = charts.Dots("one game", np.ones(1), np.ones(1))
+    assert charts.line_chart([empty], x_name="steps", dots=[dots])["graphic"]["ignore"] is True
+
+
 def test_very_many_columns_of_a_table_are_left_out(tmp_path: Path) -> None:
     """Otherwise a short file would need seconds, and space for the rows of each column."""
     header = ",".join(map(str, range(200_000)))

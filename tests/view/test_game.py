@@ -1,6 +1,8 @@
 """Watched games: the same game as that of `bestiary video`, exact rewinds, overlays, questions and the keyboard."""
 
+import csv
 import io
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,8 +11,10 @@ import PIL.Image
 import pytest
 
 import bestiary
+from bestiary.cli.main import run_command
 from bestiary.evaluation.playback import PlaybackOptions, open_playback
 from bestiary.evaluation.video import record_video
+from bestiary.interpretability.game_branch import format_earlier_actions
 from bestiary.interpretability.image_edits import Rectangle
 from bestiary.interpretability.interventions import Intervention
 from bestiary.interpretability.saliency import Saliency, SaliencyOptions
@@ -251,6 +255,54 @@ def test_questions_about_a_step() -> None:
         answer_question(game, 59, [Intervention("erase", Rectangle(80, 80, 20, 20))], 0, None)
     assert [step.png for step in game.steps] == before
     game.close()
+
+
+def value_of_command(options: str) -> float:
+    """Return the value before the intervention that `bestiary intervene` measures."""
+    assert run_command([*shlex.split(f"intervene {options}"), "--out", "c.png", "--overwrite"]) == 0
+    rows = {row["quantity"]: row for row in csv.DictReader(Path("c.csv").read_text().splitlines())}
+    return float(rows["value"]["before"])
+
+
+def test_a_changed_game_is_repeated_by_the_command() -> None:
+    """The command with the changed actions reaches the same state as the game in the browser."""
+    game = play(open_run("zoo/warehouse-iam"), 11, seed=3)
+    unchanged = play(open_run("zoo/warehouse-iam"), 21, seed=3)
+    other = next(name for name in game.action_names if name != game.steps[10].choice)
+    for action in (other, None, other):
+        game.advance(action)
+    while len(game.steps) < 21:
+        game.advance()
+    changes = game.changed_actions(20)
+    assert changes[10] == other
+    assert set(changes) <= {10, 12}  # the agent may have chosen the same action at step 12
+    assert game.changed_actions(10) == {}
+    options = f"--seed 3 --step 20 --earlier-actions {format_earlier_actions(changes)} --action up --continue 0"
+    value = value_of_command(f"zoo/warehouse-iam {options}")
+    assert value == pytest.approx(game.steps[20].agents[0].value, rel=1e-4)
+    assert value != pytest.approx(unchanged.steps[20].agents[0].value, rel=1e-4)
+    game.close()
+    unchanged.close()
+
+
+def test_a_recorded_game_is_repeated_by_the_command() -> None:
+    options = {"steps": 400, "num_envs": 4, "batch_size": 4, "runtime": "serial", "record": True}
+    run = bestiary.train("toy/catch", run_dir="recorded", **options)  # type: ignore[arg-type]
+    recording = open_recording(next(Path("recorded/recordings").glob("*.json")))
+    watched = play(run, 100, replay=(recording, recording.game(5)))
+    value = value_of_command(f"recorded --replay {recording.path} --game 5 --step 6 --action left --continue 0")
+    assert value == pytest.approx(watched.steps[6].agents[0].value, rel=1e-4)
+    other = next(name for name in watched.action_names if name != watched.steps[2].action)
+    watched.rewind(2)
+    watched.advance(other)
+    while len(watched.steps) < 7:
+        watched.advance()
+    earlier = format_earlier_actions(watched.changed_actions(6))
+    value = value_of_command(
+        f"recorded --replay {recording.path} --game 5 --step 6 --earlier-actions {earlier} --action left --continue 0"
+    )
+    assert value == pytest.approx(watched.steps[6].agents[0].value, rel=1e-4)
+    watched.close()
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,44 @@ def test_pages_fit_a_phone(path: str, open_tab: Callable[..., Tab]) -> None:
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
+def test_a_phone_shows_the_state_and_the_return(open_tab: Callable[..., Tab]) -> None:
+    """On a phone, the table of runs has no columns that can only be seen after scrolling."""
+    page = open_tab(width=390).open("/")
+    page.locator(".run-table tbody tr").first.wait_for()
+    edges = {}
+    for header in page.locator(".run-table th:visible").all():
+        name = header.inner_text().replace("arrow_upward", "")  # the symbol with which the table is sorted
+        edges[name.strip()] = header.bounding_box()["x"] + header.bounding_box()["width"]
+    assert {"run", "state", "steps", "return"} <= {name for name, edge in edges.items() if edge <= 390}, edges
+    assert "seed" not in edges
+
+
+CONTRAST = """
+element => {
+  const channels = text => text.match(/[\\d.]+/g).slice(0, 3).map(Number);
+  const light = rgb => rgb.map(c => c / 255).map(c => c <= 0.04 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, c, k) => sum + c * [0.2126, 0.7152, 0.0722][k], 0);
+  const pair = [getComputedStyle(element).color, getComputedStyle(element.closest('.box')).backgroundColor]
+    .map(channels).map(light).sort((a, b) => b - a);
+  return (pair[0] + 0.05) / (pair[1] + 0.05);
+}
+"""
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_buttons_are_readable_and_show_the_focus(theme: str, open_tab: Callable[..., Tab]) -> None:
+    """The text has the contrast that WCAG 2 demands (4.5), and the keyboard focus is marked."""
+    page = open_tab(theme=theme).open("/player?run=a1")
+    button = page.get_by_role("button", name="New game")
+    button.wait_for()
+    assert button.evaluate(CONTRAST) >= 4.5
+    assert button.evaluate("element => getComputedStyle(element).boxShadow") == "none"
+    page.get_by_label("Second agent").first.focus()
+    page.keyboard.press("Tab")
+    assert button.evaluate("element => element === document.activeElement")
+    page.wait_for_function("e => getComputedStyle(e).boxShadow !== 'none'", arg=button.element_handle())
+
+
 def test_the_theme_is_kept(open_tab: Callable[..., Tab]) -> None:
     """The page follows the operating system first; the choice of the user is kept in the browser."""
     tab = open_tab(theme="dark")

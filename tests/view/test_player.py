@@ -39,7 +39,7 @@ def wait_for_step(page: Any, step: int) -> None:
 
 def check_picture(page: Any, frame: np.ndarray) -> None:
     """Check that the player shows a frame. The browser may show the number of the step before its picture."""
-    for _ in range(100):
+    for _ in range(600):
         if np.array_equal(picture(page), frame):
             break
         page.wait_for_timeout(100)
@@ -72,12 +72,11 @@ def test_a_game_of_pong(server: Server, open_tab: Callable[..., Tab]) -> None:
     stopped = step_of(page)
 
     plain = picture(page)
+    source = "document.querySelector('.picture img').src"
+    before = page.evaluate(source)
     page.get_by_label("Overlay").click()
     page.get_by_role("option", name="saliency: both").click()
-    for _ in range(100):
-        if not np.array_equal(picture(page), plain):
-            break
-        page.wait_for_timeout(100)
+    page.wait_for_function(f"before => {source} !== before", arg=before)  # other tests may use all cores
     coloured = picture(page)
     assert coloured.shape == plain.shape
     assert not np.array_equal(coloured, plain)
@@ -103,6 +102,15 @@ def test_a_game_of_pong(server: Server, open_tab: Callable[..., Tab]) -> None:
 
     page.get_by_role("button", name="Take over").click()
     page.get_by_role("button", name="Hand back to the agent").wait_for()
+    page.wait_for_function(  # the whole picture is visible, and stays visible while keys are pressed
+        "() => { const box = document.querySelector('.picture').getBoundingClientRect();"
+        " return box.top >= 0 && box.bottom <= innerHeight; }"
+    )
+    place = page.evaluate("scrollY")
+    for key in ("ArrowUp", " ", "ArrowDown", "ArrowDown"):
+        page.keyboard.press(key)
+    page.wait_for_timeout(300)
+    assert page.evaluate("scrollY") == place
     page.keyboard.down("ArrowLeft")
     page.wait_for_function("/^action LEFT( |$)/.test(document.querySelector('.output').innerText)")
     page.get_by_text(re.compile("changed game")).wait_for()
@@ -111,6 +119,57 @@ def test_a_game_of_pong(server: Server, open_tab: Callable[..., Tab]) -> None:
     page.get_by_role("button", name="Take over").wait_for()
     page.keyboard.press("p")
     page.get_by_label("Play", exact=True).wait_for()
+    page.get_by_role("button", name="Measure").click()
+    page.wait_for_function("document.querySelector('.command').innerText.includes(' --earlier-actions ')")
+
+
+def test_rewards_are_found_with_the_keyboard(open_tab: Callable[..., Tab]) -> None:
+    """The key R goes to the steps with a reward, and plays the game on if necessary."""
+    page = open_tab().open("/player?run=zoo/warehouse-iam&seed=3")
+    wait_for_step(page, 0)
+    game = open_playback(open_run("zoo/warehouse-iam"), PlaybackOptions(length=40, seed=3))
+    rewards = [float(frame.record.step.reward[0]) for (frame,) in game]
+    rewarded = [t for t, reward in enumerate(rewards) if t and reward]
+    assert len(rewarded) > 2
+    for t in rewarded[:3]:
+        page.keyboard.press("r")
+        wait_for_step(page, t)
+    page.get_by_text("positive reward").wait_for()
+    page.keyboard.press("Shift+R")
+    wait_for_step(page, rewarded[1])
+    page.evaluate("scrollTo(0, 200)")
+    page.keyboard.press("Home")  # it belongs to the player and does not scroll the page
+    wait_for_step(page, 0)
+    assert page.evaluate("scrollY") == 200
+
+
+def test_a_click_beside_a_curve_does_nothing(open_tab: Callable[..., Tab]) -> None:
+    """A click on the legend hides a curve. It must not go to another step or page."""
+    tab = open_tab()
+    page = tab.open("/player?run=a1&seed=1&step=5&second=b1")
+    wait_for_step(page, 5)
+    chart = page.get_by_role("img", name="Value at each step")
+    name = chart.get_by_text("b1", exact=True)
+    shown = name.get_attribute("fill")
+    name.click()
+    page.wait_for_function("([text, fill]) => text.getAttribute('fill') !== fill", arg=[name.element_handle(), shown])
+    assert step_of(page) == 5
+    page = tab.open("/run?run=a1")
+    chart = page.locator(".returns .chart").first
+    name = chart.get_by_text("one game", exact=True)
+    shown = name.get_attribute("fill")
+    name.click()
+    page.wait_for_function("([text, fill]) => text.getAttribute('fill') !== fill", arg=[name.element_handle(), shown])
+    page.wait_for_timeout(500)
+    assert "/run?run=a1" in page.url
+
+
+def test_two_checkpoints_of_one_run_are_compared(open_tab: Callable[..., Tab]) -> None:
+    page = open_tab().open("/player?run=a1&seed=1&second=a1&second_checkpoint=2240&step=2")
+    wait_for_step(page, 2)
+    captions = page.locator(".player-pictures figcaption").all_inner_texts()
+    assert [re.sub(r"\D", "", caption) for caption in captions] == ["6400", "2240"]
+    assert page.get_by_label("Its checkpoint").input_value() == "2,240"
 
 
 def test_two_tabs_have_two_games(server: Server, open_tab: Callable[..., Tab]) -> None:

@@ -21,6 +21,16 @@ DIRECTION_KEYS = {
 FIRE_KEY = " "
 IDLE_NAMES = ("NOOP", "noop", "stay", "none", "wait")
 LEAVE_FOCUS = "document.activeElement && document.activeElement.blur()"
+# The browser scrolls the page with some keys of the player. This must not move the picture out of the window.
+KEEP_PAGE = """
+window.userPlays = false;
+document.addEventListener('keydown', event => {
+  if (event.ctrlKey || event.altKey || event.metaKey || event.target.closest('input, select, textarea')) return;
+  const keys = window.userPlays ? ['ArrowUp', 'ArrowDown', 'ArrowLeft', 'ArrowRight', ' '] : ['Home', 'End'];
+  if (keys.includes(event.key)) event.preventDefault();
+});
+"""
+SHOW_PICTURE = "document.querySelector('.player-pictures').scrollIntoView({block: 'nearest'})"
 
 
 def action_of_keys(pressed: set[str], names: tuple[str, ...]) -> str | None:
@@ -69,6 +79,7 @@ class KeyboardControl:
         self.has_control = False
         self.pressed: set[str] = set()
         ui.keyboard(on_key=self._on_key, ignore=["input", "select", "textarea"])
+        ui.run_javascript(KEEP_PAGE)
 
     @property
     def action(self) -> str | None:
@@ -82,13 +93,15 @@ class KeyboardControl:
         if await self.player.rewind(self.player.shown):
             self.has_control = True
             self.pressed = set()
-            ui.run_javascript(LEAVE_FOCUS)  # otherwise the space bar would press the focused button
+            # If a button had the focus, the space bar would press it.
+            ui.run_javascript(f"{LEAVE_FOCUS}; window.userPlays = true; {SHOW_PICTURE}")
             self.player.questions.show_control(True)
             await self.player.play()
 
     def hand_back(self) -> None:
         """Give the control back to the agent. The game goes on."""
         self.has_control = False
+        ui.run_javascript("window.userPlays = false")
         self.player.questions.show_control(False)
 
     async def _on_key(self, event: events.KeyEventArguments) -> None:
@@ -111,6 +124,8 @@ class KeyboardControl:
             await self.player.step_by(-count)
         elif key == "ArrowRight":
             await self.player.step_by(count)
+        elif key == "r" and not event.action.repeat:
+            await self.player.to_reward(-1 if event.modifiers.shift else 1)
         elif key == "Home":
             await self.player.show(0)
         elif key == "End":

@@ -20,11 +20,11 @@ from bestiary.runs.run import Run
 from bestiary.utils.console import format_number, printable
 from bestiary.utils.errors import RunError, UserError
 from bestiary.view.catalogue import Catalogue
-from bestiary.view.charts import PALETTE, bar_chart, line_chart
+from bestiary.view.charts import DOWN_TRIANGLE, PALETTE, UP_TRIANGLE, Dots, bar_chart, line_chart
 from bestiary.view.curves import Curve
 from bestiary.view.game import GameSetup, WatchedGame
 from bestiary.view.overlays import NO_OVERLAY, Overlays
-from bestiary.view.page_elements import add_chart, heading, page_frame, page_url, section, set_chart
+from bestiary.view.page_elements import add_chart, clicked_x, heading, page_frame, page_url, section, set_chart
 from bestiary.view.pages.keyboard import LEAVE_FOCUS, KeyboardControl
 from bestiary.view.pages.questions import Questions
 
@@ -50,6 +50,7 @@ class PlayerQuery:
     policy: str = "sampled"
     levels: str | None = None
     second: str | None = None
+    second_checkpoint: int | None = None
     recording: str | None = None
     game: int = 0
     step: int = 0
@@ -87,7 +88,7 @@ def make_setup(catalogue: Catalogue, query: PlayerQuery) -> GameSetup:
     )
     others: list[tuple[Run, int | None]] = []
     if query.second is not None and query.second in catalogue.runs:
-        others.append((catalogue.run(query.second), None))
+        others.append((catalogue.run(query.second), query.second_checkpoint))
     return GameSetup(run, options, others)
 
 
@@ -104,7 +105,7 @@ class PlayerPage:
         self.is_busy = False
         self.is_closed = False
         self.charts_drawn = 0.0
-        # All operations of a game are done in one thread. Saliency maps of later steps are computed in another one.
+        # All operations of a game are done in one thread, so that they do not stop the server.
         self.thread = ThreadPoolExecutor(1, "game")
         self.client = ui.context.client
         self.keyboard: KeyboardControl | None = None
@@ -119,15 +120,11 @@ class PlayerPage:
 
     def _add_setup(self) -> None:
         query = self.query
-        run = self.catalogue.run(query.run)
         options = self.catalogue.options(query.run)
-        saved = [checkpoint.steps for checkpoint in run.checkpoints]
         names = [str(name) for name in options.get("env", [])]
         with ui.element("div").classes("controls"):
-            newest = {None: "newest"} | {steps: f"{steps:,}" for steps in reversed(saved)}
-            wanted = query.checkpoint
-            checkpoint = None if wanted is None or not saved else min(saved, key=lambda s: abs(s - wanted))
-            self.checkpoint = ui.select(newest, value=checkpoint, label="Checkpoint").props("dense")
+            self.checkpoint = ui.select({None: "newest"}, value=None, label="Checkpoint").props("dense")
+            self._offer_checkpoints(self.checkpoint, query.run, query.checkpoint)
             self.env = ui.select(
                 {k: printable(name) for k, name in enumerate(names)} or {0: ""}, value=0, label="Task"
             ).props("dense")
@@ -138,13 +135,28 @@ class PlayerPage:
             self.policy = ui.select(list(POLICIES), value=query.policy, label="Actions").props("dense")
             self.levels = ui.input("Levels", value=query.levels or "").props("dense")
             self.levels.set_visibility("env.levels" in options)
-            others = [key for key in self.catalogue.runs if key != query.run]
+            others = sorted(self.catalogue.runs, key=lambda key: key != query.run)  # the own run comes first
             second = query.second if query.second in others else NO_RUN
             self.second = ui.select([NO_RUN, *others], value=second, label="Second agent", with_input=True)
             self.second.props("dense").classes("second")
+            self.second_checkpoint = ui.select({None: "newest"}, value=None, label="Its checkpoint").props("dense")
+            self._show_second_checkpoints(query.second_checkpoint)
+            self.second.on_value_change(lambda: self._show_second_checkpoints(None))
             ui.button("New game", on_click=self._open_chosen).props("outline dense no-caps").classes("new-game")
         if query.recording is not None:
             ui.label(f"Recorded game {query.game} of {printable(query.recording)}").classes("muted")
+
+    def _offer_checkpoints(self, select: ui.select, key: str, wanted: int | None) -> None:
+        """Offer the checkpoints of a run, and choose the one that is nearest to the wanted number of steps."""
+        saved = [checkpoint.steps for checkpoint in self.catalogue.run(key).checkpoints]
+        chosen = None if wanted is None or not saved else min(saved, key=lambda steps: abs(steps - wanted))
+        select.set_options({None: "newest"} | {steps: f"{steps:,}" for steps in reversed(saved)}, value=chosen)
+
+    def _show_second_checkpoints(self, wanted: int | None) -> None:
+        key = self.second.value
+        self.second_checkpoint.set_visibility(key in self.catalogue.runs)
+        if key in self.catalogue.runs:
+            self._offer_checkpoints(self.second_checkpoint, str(key), wanted)
 
     def _open_chosen(self) -> None:
         """Open the page again with the chosen options, so that its URL describes the game."""
@@ -157,6 +169,7 @@ class PlayerPage:
             policy=self.policy.value,
             levels=self.levels.value or None,
             second=None if self.second.value == NO_RUN else self.second.value,
+            second_checkpoint=None if self.second.value == NO_RUN else self.second_checkpoint.value,
         )
         ui.navigate.to(chosen.url())
 
@@ -178,6 +191,17 @@ class PlayerPage:
         await self.play_to(self.query.step)
         await self.show(self.query.step)
 
+    @property
+    def agent_names(self) -> list[str]:
+        """The names of the agents: their runs, with the checkpoints if both agents are of the same run."""
+        if self.game is None or not self.game.setup.others:
+            return [self.query.run]
+        keys = [self.query.run, self.query.second or ""]
+        if keys[0] != keys[1]:
+            return keys
+        steps = [branch.viewer.checkpoint_steps for branch in self.game.branches]
+        return [f"{which}, step {count:,}" for which, count in zip(("first", "second"), steps, strict=True)]
+
     async def compute(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call a function in the thread of the game. Raise RunError if the game was closed."""
         if self.is_closed:
@@ -193,7 +217,7 @@ class PlayerPage:
         with ui.element("div").classes("player-top"):
             with ui.element("section").classes("box player-pictures"):
                 self.pictures = []
-                names = [self.query.run, *(self.query.second or "" for _ in game.setup.others)]
+                names = self.agent_names
                 with ui.element("div").classes("pictures"):
                     for name in names:
                         with ui.element("figure"):
@@ -225,7 +249,9 @@ class PlayerPage:
             if game.steps[0].agents[0].state_norm is not None:
                 heading("Norm of the recurrent state", 3)
                 self.norm_chart = add_chart(line_chart([], x_name="step"), "Norm of the recurrent state").classes("low")
-            ui.label("Dots are steps with a reward. A click shows the step.").classes("muted")
+            ui.label(
+                "Triangles are steps with a positive (up) or negative (down) reward. A click shows the step."
+            ).classes("muted")
         self.questions = Questions(self)
         self.keyboard = KeyboardControl(self)
 
@@ -241,6 +267,7 @@ class PlayerPage:
             self.play_button = ui.button(icon="play_arrow", on_click=self.toggle).props('round dense aria-label="Play"')
             ui.button(icon="chevron_right", on_click=lambda: self.step_by(1)).props(f'{flat} aria-label="Forward"')
             ui.button(icon="last_page", on_click=lambda: self.show(10**9)).props(f'{flat} aria-label="Newest step"')
+            ui.button("Next reward", on_click=lambda: self.to_reward(1)).props("flat dense no-caps")
             self.step_text = ui.label().classes("step-text")
         with ui.element("div").classes("controls"):
             self.speed = ui.select(list(SPEEDS), value="normal speed", label="Speed").props("dense")
@@ -250,7 +277,10 @@ class PlayerPage:
             self.target = ui.number("Go to step", min=0, precision=0).props("dense").classes("seed")
             self.target.on("keydown.enter", self._go_to)
             ui.button("Go", on_click=self._go_to).props("flat dense no-caps")
-        ui.label("Keys: P play or pause, arrows back and forward (with Shift: 10 steps), Home, End.").classes("muted")
+        ui.label(
+            "Keys: P play or pause, arrows back and forward (with Shift: 10 steps), R next reward (with Shift: "
+            "previous), Home, End."
+        ).classes("muted")
 
     # --- playing ---
 
@@ -337,6 +367,33 @@ class PlayerPage:
             self.shown = max(0, self.shown + count)
         await self._draw()
 
+    async def to_reward(self, direction: int) -> None:
+        """Show the next (1) or previous (-1) step with a reward. If necessary, the game is played on."""
+        assert self.game is not None
+        if self.is_busy:
+            return
+        self.is_playing = False
+        rewarded = [k + 1 for k, step in enumerate(self.game.steps) if step.reward]
+        if direction < 0:
+            await self.show(max((k for k in rewarded if k < self.shown), default=0))
+            return
+        found = min((k for k in rewarded if k > self.shown), default=None)
+        while found is None and self.game is not None and not self.game.is_over:
+            first = len(self.game.steps) - 1
+            if not await self.guarded(partial(self._play_to_reward, first + 50)):
+                return
+            if self.game is not None and self.game.steps[-1 if self.game.is_over else -2].reward:
+                found = len(self.game.steps)
+            self.step_text.text = f"step {first} ..."
+        await self.show(10**9 if found is None else found)
+
+    def _play_to_reward(self, last: int) -> None:
+        assert self.game is not None
+        while len(self.game.steps) <= last and not self.game.is_over:
+            self.game.advance()
+            if self.game.steps[-1 if self.game.is_over else -2].reward:
+                break
+
     async def play_to(self, step: int) -> None:
         """Play new steps up to a step or to the end of the game."""
         while self.game is not None and len(self.game.steps) <= step and not self.game.is_over:
@@ -389,11 +446,15 @@ class PlayerPage:
             if not overlays.is_ready(kind, t) and not during_play:
                 self._set_pictures([step.png] * len(self.pictures))
             pictures = [step.png] * len(self.pictures)
+            count = len(pictures)
             try:
-                pictures = await self.compute(lambda: [overlays.picture(kind, t, k) for k in range(len(pictures))])
+                # If the user has gone to another step while earlier maps were computed, this map is not needed.
+                pictures = await self.compute(
+                    lambda: [overlays.picture(kind, t, k) for k in range(count)] if t == self.shown else []
+                )
             except (UserError, RunError) as error:
                 self.message.text = printable(str(error))
-            if t != self.shown:  # the user has gone to another step in the meantime
+            if t != self.shown or not pictures:
                 return
         self._set_pictures(pictures)
         last = max(1, len(game.steps) - 1)
@@ -402,6 +463,8 @@ class PlayerPage:
         self.position.set_value(t)
         end = " · the game is over" if game.is_over and t == len(game.steps) - 1 else ""
         changed = " · changed game" if game.is_changed else ""
+        if self.keyboard is not None and self.keyboard.has_control:
+            changed += " · you play (Esc: hand back)"
         self.step_text.text = f"step {t} of {len(game.steps) - 1}{changed}{end}"
         if not during_play or time.monotonic() - self.charts_drawn > CHART_SECONDS:
             self.charts_drawn = time.monotonic()
@@ -417,7 +480,7 @@ class PlayerPage:
     def _draw_output(self, t: int) -> None:
         assert self.game is not None
         game, step = self.game, self.game.steps[t]
-        names = [self.query.run, *(self.query.second or "" for _ in game.setup.others)]
+        names = self.agent_names
         set_chart(
             self.probabilities, bar_chart(game.action_names, [agent.probabilities for agent in step.agents], names)
         )
@@ -452,14 +515,21 @@ class PlayerPage:
     def _draw_values(self, t: int) -> None:
         assert self.game is not None
         steps = self.game.steps
-        names = [self.query.run, *(self.query.second or "" for _ in self.game.setup.others)]
+        names = self.agent_names
         x = np.arange(len(steps), dtype=float)
         values = np.array([[agent.value for agent in step.agents] for step in steps])
-        rewarded = np.array([k + 1 for k, step in enumerate(steps[:-1]) if step.reward], dtype=int)
-        dots = (x[rewarded], values[rewarded, 0]) if len(rewarded) else None
+        rewards = np.array([0.0, *(step.reward or 0.0 for step in steps[:-1])])
+        dots = [
+            Dots(name, x[rows], values[rows, 0], colour, 11, symbol)
+            for name, rows, colour, symbol in (
+                ("positive reward", rewards > 0, PALETTE[2], UP_TRIANGLE),
+                ("negative reward", rewards < 0, PALETTE[3], DOWN_TRIANGLE),
+            )
+            if rows.any()
+        ]
         curves = [Curve(name, x, values[:, k]) for k, name in enumerate(names)]
         marks = [(float(t), str(t))]
-        options = line_chart(curves, x_name="step", marks=marks, dots=dots, dots_name="reward", dots_colour=PALETTE[3])
+        options = line_chart(curves, x_name="step", marks=marks, dots=dots)
         set_chart(self.value_chart, options)
         if self.norm_chart is not None:
             norms = np.array([[agent.state_norm or 0.0 for agent in step.agents] for step in steps])
@@ -479,11 +549,10 @@ class PlayerPage:
         await self.show(self.shown)
 
     async def _seek(self, event: events.GenericEventArguments) -> None:
-        position = [event.args["offsetX"], event.args["offsetY"]]
-        point = await self.value_chart.run_chart_method("convertFromPixel", "grid", position)
-        if isinstance(point, list) and isinstance(point[0], int | float):
+        x = await clicked_x(self.value_chart, event)
+        if x is not None:
             self.is_playing = False
-            await self.show(round(point[0]))
+            await self.show(round(x))
 
     # --- end ---
 

@@ -10,7 +10,7 @@ import numpy as np
 from nicegui import events, ui
 
 from bestiary.evaluation.playback import newest_frame
-from bestiary.interpretability.game_branch import Continuation
+from bestiary.interpretability.game_branch import Continuation, format_earlier_actions
 from bestiary.interpretability.image_edits import Rectangle
 from bestiary.interpretability.interventions import (
     Effect,
@@ -151,7 +151,8 @@ class Questions:
         heading("What if you play?", 3)
         with ui.element("div").classes("controls"):
             self.control = ui.button("Take over", on_click=self._toggle_control).props("dense no-caps outline")
-        ui.label("Arrow keys or W A S D, space: FIRE, digits: number of the action, Esc: hand back.").classes("muted")
+        digits = ", ".join(f"{number} {name}" for number, name in enumerate(names[:10]))
+        ui.label(f"Arrow keys or W A S D; space: FIRE; Esc: hand back; digits: {digits}.").classes("muted")
 
     def _add_edit_question(self) -> None:
         assert self.size is not None
@@ -189,7 +190,7 @@ class Questions:
             return
         heading("What if the game were different?", 3)
         with ui.element("div").classes("controls"):
-            self.label = ui.select(settable, value=settable[0], label="Quantity", on_change=self._show_label)
+            self.label = ui.select(settable, value=settable[0], label="Quantity", on_change=self._choose_label)
             self.label.props("dense")
             self.label_value = ui.number("Value", precision=0).props("dense")
             ui.button("Set and compare", on_click=self._ask_label).props("dense no-caps outline")
@@ -236,6 +237,10 @@ class Questions:
         self.label_note.text = f"{name} is {now:g} now; possible: {label.low:g} to {label.high:g}"
         if self.label_value.value is None:
             self.label_value.value = now
+
+    def _choose_label(self) -> None:
+        self.label_value.value = None  # replaced by the present value of the quantity
+        self._show_label()
 
     def _mark(self) -> None:
         """Draw the rectangle on the observation."""
@@ -338,8 +343,11 @@ class Questions:
             f"The value changes from {format_number(effect.value_before)} to {format_number(effect.value_after)}.",
             f"KL divergence of the policy: {format_number(effect.kl)} nats.",
         ]
-        if all(one.kind == "action" for one in interventions):
-            texts = [f"Step {t}: the action {interventions[0].action} is taken."]
+        is_action = all(one.kind == "action" for one in interventions)
+        if is_action:
+            texts = [f"Step {t}: the action {interventions[0].action} is taken instead of {self.game.steps[t].choice}."]
+        elif not np.isclose(effect.value_before, self.game.steps[t].agents[0].value):
+            texts.append("Both values are measured on a screen that is drawn again, without and with the change.")
         if answer.saliency is not None:
             policy, value = map(format_number, answer.saliency)
             texts.append(
@@ -348,15 +356,19 @@ class Questions:
                 f"{value} (in the same units: half the squared change of the logits and of the value)."
             )
         if answer.as_played is not None and answer.changed is not None:
-            texts.append(
-                f"In the next {len(answer.changed.rewards)} steps, the return is "
-                f"{format_number(answer.changed.game_return)} instead of {format_number(answer.as_played.game_return)}."
-            )
+            changed, as_played = answer.changed.game_return, answer.as_played.game_return
+            found = f"is {format_number(changed)} instead of" if changed != as_played else "stays"
+            steps = len(answer.changed.rewards)
+            texts.append(f"In the next {steps} steps, the return {found} {format_number(as_played)}.")
         self.answer_text.text = " ".join(texts)
         self.answer_box.set_visibility(True)
-        probabilities = [effect.before.tolist(), effect.after.tolist()]
-        set_chart(self.answer_chart, bar_chart(names, probabilities, ["before", "after"]))
-        self._show_pictures(t, answer)
+        # Another action does not change the output of the agent at this step.
+        self.answer_chart.set_visibility(not is_action)
+        self.answer_pictures.set_visibility(not is_action)
+        if not is_action:
+            probabilities = [effect.before.tolist(), effect.after.tolist()]
+            set_chart(self.answer_chart, bar_chart(names, probabilities, ["before", "after"]))
+            self._show_pictures(t, answer)
         self._show_continuations(t, answer)
         self.command.text = self.command_line(t, interventions, horizon)
 
@@ -398,14 +410,18 @@ class Questions:
             words += ["--checkpoint", str(options.checkpoint)]
         if options.env is not None:
             words += ["--env", options.env]
-        words += ["--greedy"] if options.greedy else []
-        words += ["--seed", str(options.seed), "--step", str(t)]
+        words += ["--levels", self.player.query.levels] if self.player.query.levels else []
+        if options.replay is not None:
+            words += ["--replay", str(options.replay[0].path), "--game", str(self.player.query.game)]
+        else:
+            words += ["--greedy"] if options.greedy else []
+            words += ["--seed", str(options.seed)]
+        words += ["--step", str(t)]
+        changes = self.game.changed_actions(t)
+        words += ["--earlier-actions", format_earlier_actions(changes)] if changes else []
         words += [word for one in interventions for word in one.option.split(" ", 1)]
         words += ["--continue", str(horizon)] if horizon else []
-        note = "  # without the changes of the game before this step" if self.game.is_changed else ""
-        if options.replay is not None:
-            note = "  # a new game, not the recorded one"
-        return printable(shlex.join(words) + note)
+        return printable(shlex.join(words))
 
 
 def _png_size(png: bytes) -> tuple[int, int]:

@@ -14,9 +14,18 @@ from bestiary.utils.errors import UserError
 from bestiary.utils.html import MIME_TYPES
 from bestiary.view import run_data
 from bestiary.view.catalogue import Catalogue
-from bestiary.view.charts import line_chart
+from bestiary.view.charts import Dots, line_chart
 from bestiary.view.curves import X_AXES, option_text, read_curve
-from bestiary.view.page_elements import add_chart, page_frame, page_url, section, set_chart, table_rows, text_table
+from bestiary.view.page_elements import (
+    add_chart,
+    clicked_x,
+    page_frame,
+    page_url,
+    section,
+    set_chart,
+    table_rows,
+    text_table,
+)
 
 REFRESH_SECONDS = 1.5
 SLOW_REFRESH_SECONDS = 10.0  # for checkpoints, evaluations and videos
@@ -41,6 +50,7 @@ class RunPage:
         self.drawn: Any = None
         self.charts: dict[str, tuple[ui.echart, list[str]]] = {}  # title -> chart and its columns
         self.dot_rows: dict[int, np.ndarray] = {}  # for each chart of returns, the rows of its dots in episodes.csv
+        self.has_opened_game = False  # whether the last click has opened a recorded game
         self.return_charts: list[tuple[ui.echart, str]] = []  # charts and their columns of metrics.csv
         with section(key) as box:
             box.props('aria-label="Summary"')
@@ -66,7 +76,7 @@ class RunPage:
                 self.other = ui.select([], label="Other metrics", multiple=True).props("dense use-chips")
             self.other_box = ui.element("div").classes("chart-grid")
         with section("Checkpoints"):
-            self.checkpoints = text_table(["steps", "names"], [])
+            self.checkpoints = text_table(["steps", "names"], [], empty="The run has no checkpoint yet.")
         self.evaluation_box = ui.element("section").classes("box")
         self.media_box = ui.element("section").classes("box")
         self._add_config()
@@ -168,7 +178,7 @@ class RunPage:
             is_returns = title == "Training and true return"
             curves = [read_curve(metrics, c, self.x_axis.value, self.smoothing.value, c) for c in columns]
             marks = [(step, "alert") for step in alerts] if is_returns and self.x_axis.value == "steps" else []
-            options = line_chart(curves, x_name="", marks=marks, max_points=SMALL_POINTS)
+            options = line_chart(curves, x_name=self.x_axis.value, marks=marks, max_points=SMALL_POINTS)
             options["title"] = chart_title(title.removeprefix("other: "))
             options["grid"]["top"] = 56 if len(curves) > 1 else 34
             options["legend"]["top"] = 22
@@ -182,12 +192,12 @@ class RunPage:
 
     def _draw_returns(self, number: int, chart: ui.echart, column: str, metrics: Any, episodes: Any) -> None:
         task = column.rpartition("/")[0] or None
-        dots = None
+        dots = []
         if self.show_games.value and self.x_axis.value == "steps":
             steps, returns, self.dot_rows[number] = run_data.game_dots(episodes, task)
-            dots = (steps, returns)
+            dots = [Dots("one game", steps, returns)]
         curve = read_curve(metrics, column, self.x_axis.value, self.smoothing.value, "mean of 100 games")
-        options = line_chart([curve], x_name=self.x_axis.value, log_y=self.log_y.value, dots=dots, dots_name="one game")
+        options = line_chart([curve], x_name=self.x_axis.value, log_y=self.log_y.value, dots=dots)
         options["title"] = chart_title(column)
         options["grid"]["top"] = 56
         options["legend"]["top"] = 22
@@ -196,12 +206,12 @@ class RunPage:
     # --- links to the player ---
 
     async def _open_nearest(self, chart: ui.echart, event: events.GenericEventArguments) -> None:
-        """Open the checkpoint that is nearest to the place of a click."""
-        position = [event.args["offsetX"], event.args["offsetY"]]
-        point = await chart.run_chart_method("convertFromPixel", "grid", position)
-        if not isinstance(point, list) or not isinstance(point[0], int | float):
-            return
-        self._open_player(self._to_steps(point[0]))
+        """Open the checkpoint that is nearest to the place of a click, unless the click has opened a recorded game."""
+        x = await clicked_x(chart, event)
+        if self.has_opened_game:
+            self.has_opened_game = False
+        elif x is not None:
+            self._open_player(self._to_steps(x))
 
     def _to_steps(self, x: float) -> float:
         metrics = self.catalogue.metrics(self.key)
@@ -225,6 +235,7 @@ class RunPage:
             float(episodes["step"][row]) / max(1.0, float(episodes["step"][-1])),
         )
         if game is not None:
+            self.has_opened_game = True
             self._open_player(float(episodes["step"][row]), recording=game.recording, game=game.number)
 
     def _open_player(self, step: float, **parameters: object) -> None:

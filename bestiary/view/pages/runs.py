@@ -35,12 +35,14 @@ COLUMNS = (
     ("returns", "return", "right"),
     ("age", "changed", "right"),
 )
+WIDE_COLUMNS = ("envs", "seed", "rate", "age")  # columns that are hidden on a phone
 NAME_CELL = '<q-td :props="props"><a :href="props.row.url">{{ props.row.name }}</a></q-td>'
 STATE_CELL = """
 <q-td :props="props"><span :class="'state state-' + props.row.state_class">{{ props.row.state }}</span></q-td>
 """
+TEXT_CELL = '<q-td :props="props" class="only-wide">{{ props.row.%s }}</q-td>'
 # Columns that are sorted by a number and shown as text.
-NUMBER_CELL = '<q-td :props="props">{{ props.row.%s_text }}</q-td>'
+NUMBER_CELL = '<q-td :props="props" class="%s">{{ props.row.%s_text }}</q-td>'
 
 
 def table_row(run: RunSummary, now: float) -> dict[str, Any]:
@@ -106,7 +108,14 @@ class RunsPage:
 
     def _add_table(self) -> ui.table:
         columns = [
-            {"name": name, "label": label, "field": name, "align": align, "sortable": True}
+            {
+                "name": name,
+                "label": label,
+                "field": name,
+                "align": align,
+                "sortable": True,
+                "headerClasses": "only-wide" if name in WIDE_COLUMNS else "",
+            }
             for name, label, align in COLUMNS
         ]
         table = ui.table(
@@ -120,8 +129,10 @@ class RunsPage:
         table.classes("run-table").props("flat dense")
         table.add_slot("body-cell-name", NAME_CELL)
         table.add_slot("body-cell-state", STATE_CELL)
+        for name in ("envs", "seed"):
+            table.add_slot(f"body-cell-{name}", TEXT_CELL % name)
         for name in ("steps", "rate", "returns", "age"):
-            table.add_slot(f"body-cell-{name}", NUMBER_CELL % name)
+            table.add_slot(f"body-cell-{name}", NUMBER_CELL % ("only-wide" if name in WIDE_COLUMNS else "", name))
         self.search.bind_value_to(table, "filter", forward=lambda text: text or "")
         return table
 
