@@ -28,6 +28,8 @@ from bestiary.utils.errors import UserError
 
 BEFORE_COLOUR, AFTER_COLOUR = "#0072B2", "#D55E00"  # distinguishable for colour-blind readers
 
+STEPS_END = "-steps"  # end of the name of the CSV file with the steps of the continued games
+
 
 @dataclass
 class RegionSaliency:
@@ -95,7 +97,7 @@ def intervene(
     finally:
         branch.close()
         other.close()
-    path = path or run.new_output_path("interpretability", f"intervention-{file_stem}-{step}", ".png")
+    path = path or run.new_output_path("interpretability", f"intervention-{file_stem}-{step}", ".png", STEPS_END)
     report.paths = _write_files(report, path)
     _print_report(report)
     note(f"written: {', '.join(str(p) if k == 0 else p.name for k, p in enumerate(report.paths))}")
@@ -128,7 +130,7 @@ def _check_paths(out: str | Path, overwrite: bool, continues: bool) -> Path:
 
 def _steps_path(path: Path) -> Path:
     """Return the path of the CSV file with the steps of the continued games."""
-    return path.with_name(f"{path.stem}-steps.csv")
+    return path.with_name(f"{path.stem}{STEPS_END}.csv")
 
 
 def _make_report(

@@ -17,6 +17,7 @@ from rich.table import Table
 
 from bestiary.agents.agent import Agent
 from bestiary.evaluation.figure_helpers import check_figure_path, import_pyplot
+from bestiary.evaluation.media import check_output
 from bestiary.evaluation.statistics import Interval, mean_interval
 from bestiary.interpretability.interventions import Effect, measure_effects, with_observation
 from bestiary.interpretability.observed_objects import (
@@ -33,6 +34,7 @@ from bestiary.runs.run import Run
 from bestiary.utils.console import note, plain, progress_bar, stdout
 from bestiary.utils.errors import UserError
 
+ROWS_END = "-rows"  # end of the name of the CSV file with all measurements
 DETECTIONS = ("labels", "changes", "items")
 KINDS = ("erase", "move")
 SALIENCY_GRID = 4.0  # distance between neighbouring saliency patches, in pixels of an image of 84x84
@@ -82,6 +84,8 @@ def study_interventions(
 ) -> list[Summary]:
     """Measure the effect of erasing and moving objects, print a table, and write CSV files and a figure."""
     path = check_figure_path(out, overwrite) if out is not None else None
+    if path is not None:
+        check_output(_rows_path(path), overwrite, (".csv",), "tables")
     chosen = checkpoints.choose(run.path, checkpoint)
     agent = run.agent(chosen)
     how = choose_detection(run, objects, env)
@@ -92,15 +96,20 @@ def study_interventions(
         raise UserError(f"{run.path}: no objects were found with --objects {how}; {advice}")
     summaries = summarise_measurements(measurements)
     if path is None:
-        path = run.new_output_path("interpretability", f"interventions-{chosen.steps:012d}", ".png")
+        path = run.new_output_path("interpretability", f"interventions-{chosen.steps:012d}", ".png", ROWS_END)
     title = f"{run.name}: {len({m.game for m in measurements})} games, {len(samples.steps)} steps, objects: {how}"
     draw_figure(measurements, summaries, path, title)
-    rows_path = path.with_name(f"{path.stem}-rows.csv")
+    rows_path = _rows_path(path)
     _write_summaries(summaries, path.with_suffix(".csv"), run.name, chosen.steps, how, sampling)
     _write_measurements(measurements, rows_path)
     _print_table(summaries, title)
     note(f"written: {path}, {path.with_suffix('.csv').name} and {rows_path.name}")
     return summaries
+
+
+def _rows_path(path: Path) -> Path:
+    """Return the path of the CSV file with all measurements."""
+    return path.with_name(f"{path.stem}{ROWS_END}.csv")
 
 
 def choose_detection(run: Run, objects: str, env: str | None = None) -> str:

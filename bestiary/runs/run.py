@@ -280,12 +280,13 @@ class Run:
             )
         return changed
 
-    def new_output_path(self, folder: str, stem: str, suffix: str) -> Path:
+    def new_output_path(self, folder: str, stem: str, suffix: str, companion: str = "") -> Path:
         """Return the path of a new file in a subfolder of the run folder, and create the subfolder.
 
         The name of the file is the first free stem of STEM, STEM-2, STEM-3, ..., plus the suffix. A stem is free if no
         file in the subfolder has this stem. The suffix is ignored, because files that belong together differ only in
-        their suffix.
+        their suffix. If `companion` is given, for example "-steps", no file may have the stem STEM-steps either: the
+        caller also writes a file with this stem.
 
         The folder of a zoo agent is read-only. For a zoo agent, the subfolder is therefore created in runs/zoo-NAME.
         """
@@ -296,7 +297,8 @@ class Run:
         safe_files.make_folder(parent, root)
         candidates = itertools.chain([stem], (f"{stem}-{number}" for number in itertools.count(2)))
         taken = {path.stem for path in parent.iterdir()}
-        return parent / f"{next(name for name in candidates if name not in taken)}{suffix}"
+        free = (name for name in candidates if taken.isdisjoint((name, f"{name}{companion}")))
+        return parent / f"{next(free)}{suffix}"
 
     @property
     def in_zoo(self) -> bool:
