@@ -41,7 +41,7 @@ from bestiary.rollout import Step
 from bestiary.runs import checkpoints
 from bestiary.runs.checkpoints import Checkpoint
 from bestiary.runs.run import Run
-from bestiary.utils.console import note, plain, stdout
+from bestiary.utils.console import note, plain, stdout, valid_text
 from bestiary.utils.errors import UserError
 
 RANDOM_STREAM = 5  # part of the seed; training, evaluation and playback use other numbers, so their games differ
@@ -188,7 +188,7 @@ class _Auditor:
         # [R,S]: R rewards, S steps of all environments. Entry 0 of `step_rewards` is the reset, which has no reward.
         flat_rewards = np.concatenate(step_rewards[1:], axis=1)
         return AuditRow(
-            run=str(run.path),
+            run=valid_text(str(run.path)),
             environment=describe_environment(run.config),
             rewards=rewards,
             settings=settings,

@@ -26,6 +26,7 @@ from bestiary.runs.format_version import check_version
 from bestiary.runs.listing import COLUMNS, describe_run
 from bestiary.runs.tables import Table, html_table
 from bestiary.utils import safe_files
+from bestiary.utils.console import valid_text
 from bestiary.utils.errors import UserError
 from bestiary.utils.options import option, parse_options, suggest
 from bestiary.utils.plugin_names import PluginRef
@@ -128,8 +129,8 @@ class Run:
 
     @property
     def name(self) -> str:
-        """The name of the run folder."""
-        return self.path.resolve().name
+        """The name of the run folder, as valid text."""
+        return valid_text(self.path.resolve().name)
 
     @property
     def id(self) -> str:
@@ -362,7 +363,7 @@ def _import_hint(path: Path) -> str:
 def run_labels(runs: Sequence[Run]) -> list[str]:
     """Return a label for each run in a figure: its name or, if several runs have this name, its path."""
     names = [run.name for run in runs]
-    paths = [f"zoo/{run.name}" if run.in_zoo else str(run.path) for run in runs]
+    paths = [f"zoo/{run.name}" if run.in_zoo else valid_text(str(run.path)) for run in runs]
     return [name if names.count(name) == 1 else path for name, path in zip(names, paths, strict=True)]
 
 

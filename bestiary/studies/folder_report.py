@@ -26,7 +26,7 @@ from bestiary.interpretability.saliency_video import render_saliency
 from bestiary.runs.listing import COLUMNS, describe_run, find_runs
 from bestiary.runs.run import Run
 from bestiary.utils import safe_files
-from bestiary.utils.console import note, progress_bar
+from bestiary.utils.console import note, progress_bar, valid_text
 from bestiary.utils.errors import UserError
 from bestiary.utils.html import render_details, render_figure, render_image, render_page, render_table
 
@@ -58,7 +58,7 @@ def write_folder_report(
         for run in progress_bar(runs, "drawing", len(runs)):
             render_missing(run)
     page = _render_report(folder, runs)
-    safe_files.write_text(out, page)
+    safe_files.write_text(out, valid_text(page))  # names of folders may contain bytes that are not text
     note(f"the report describes {len(runs)} runs; its size is {out.stat().st_size / 2**20:.1f} MiB")
     return out
 

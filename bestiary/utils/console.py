@@ -50,6 +50,11 @@ def printable(text: str) -> str:
     )
 
 
+def valid_text(name: str) -> str:
+    """Escape the bytes of a file name that are not valid UTF-8. Python cannot write or draw them as text."""
+    return name.encode(errors="backslashreplace").decode()
+
+
 def escape_warnings() -> None:
     """Make Python escape control characters in warnings: Matplotlib's warnings may contain characters of run names."""
 
