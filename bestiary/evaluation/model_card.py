@@ -5,6 +5,8 @@ README.md are metadata in the format of the Hugging Face Hub.
 """
 
 import json
+import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,8 @@ from bestiary.evaluation.video import record_video
 from bestiary.runs import checkpoints, plugin_copies
 from bestiary.runs.checkpoints import Checkpoint, write_manifest
 from bestiary.runs.run import Run
-from bestiary.utils.console import warn
+from bestiary.utils import safe_files
+from bestiary.utils.console import printable, warn
 from bestiary.utils.errors import UserError
 from bestiary.utils.plugin_names import PluginRef, parse_name
 
@@ -58,7 +61,7 @@ def write_card(
         _copy_run(run, chosen, partial)
         evaluation.save(partial / "evaluation.json")
         _name_copies(run, partial)
-        write_manifest(partial / "checkpoints" / chosen.path.resolve().name, CHECKPOINT_FILES)
+        write_manifest(partial / "checkpoints" / chosen.path.name, CHECKPOINT_FILES)
         has_video = video and _record(run, chosen, partial / VIDEO, greedy, seed)
         config_text = (partial / "config.toml").read_text()
         (partial / CARD).write_text(_card_text(run, chosen, evaluation, has_video, folder.name, config_text))
@@ -84,17 +87,27 @@ def _check_folder(folder: Path, overwrite: bool) -> Path:
 
 
 def _copy_run(run: Run, checkpoint: Checkpoint, folder: Path) -> None:
-    """Copy the configuration, the tables, the weights and the plug-ins of a run."""
+    """Copy the configuration, the tables, the weights and the plug-ins of a run.
+
+    The run may come from another person, so links are not followed: the folder will be published, and links could point
+    to private files. Only the plug-ins that the configuration names are copied.
+    """
     for name in TABLES:
-        if (run.path / name).is_file():
-            shutil.copyfile(run.path / name, folder / name)
-    weights = folder / "checkpoints" / checkpoint.path.resolve().name
+        if os.path.lexists(run.path / name):
+            _copy_file(run, run.path / name, folder / name)
+    weights = folder / "checkpoints" / checkpoint.path.name
     weights.mkdir(parents=True)
     for name in CHECKPOINT_FILES:
-        shutil.copyfile(checkpoint.path / name, weights / name)
-    plugins = run.path / plugin_copies.FOLDER
-    if plugins.is_dir():
-        shutil.copytree(plugins, folder / plugin_copies.FOLDER, ignore=shutil.ignore_patterns("__pycache__"))
+        _copy_file(run, checkpoint.path / name, weights / name)
+    plugin_copies.write_copies(run.config, folder)
+
+
+def _copy_file(run: Run, source: Path, target: Path) -> None:
+    """Copy a file of a run. Raise UserError if it cannot be read, or if it is a link."""
+    try:
+        target.write_bytes(safe_files.read_bytes(source, run.path, safe_files.MAX_TENSOR_BYTES))
+    except OSError as error:
+        raise UserError(f"{source} cannot be copied: {error.strerror or error}") from error
 
 
 def _name_copies(run: Run, folder: Path) -> None:
@@ -150,10 +163,10 @@ def _card_text(
     flags = f"--episodes {protocol['games']} --num-envs {protocol['num_envs']} --seed {protocol['seed']}"
     flags += " --greedy" if protocol["policy"] == "greedy" else ""
     trust = " --trust-code" if config.plugin_hashes else ""
-    agent = ", ".join(f"{kind} `{name}`" for kind, name in names.items() if kind != "algo")
+    agent = ", ".join(f"{kind} {_code(name)}" for kind, name in names.items() if kind != "algo")
     facts = {
-        "environment": ", ".join(f"`{_shown(name)}`" for name in config.envs),
-        "algorithm": f"`{names['algo']}`",
+        "environment": ", ".join(_code(_shown(name)) for name in config.envs),
+        "algorithm": _code(names["algo"]),
         "agent": f"{agent}; {count_parameters(run.agent(checkpoint)):,} parameters",
         "training": f"{checkpoint.steps:,} of {config.training.steps:,} steps, seed {config.training.seed}",
         "versions": f"Bestiary {__version__}; `config.toml` has the versions of the training",
@@ -167,7 +180,7 @@ def _card_text(
     )
     parts = [
         _metadata(run, evaluation),
-        f"# {run.name}",
+        f"# {_escape(run.name)}",
         f"An agent for {facts['environment']}, trained with Bestiary.",
         video,
         _table(["", ""], [list(row) for row in facts.items()]),
@@ -183,7 +196,7 @@ def _card_text(
         "## Training",
         f"```\nbestiary train --config {folder}/config.toml{trust}\n```",
         "The complete configuration:",
-        f"```toml\n{config_text.strip()}\n```",
+        _code_block(config_text.strip(), "toml"),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -240,8 +253,26 @@ def _evaluation_table(evaluation: Evaluation) -> str:
             digits = 4 if name.endswith("_per_step") else 2
             mean, sd, low, high = (f"{summary[key]:.{digits}f}" for key in ("mean", "sd", "min", "max"))
             interval = format_interval(summary, digits)
-            rows.append([result.task, name.replace("_", " "), f"{summary['n']:.0f}", mean, interval, sd, low, high])
+            rows.append(
+                [_escape(result.task), name.replace("_", " "), f"{summary['n']:.0f}", mean, interval, sd, low, high]
+            )
     return _table(["task", "quantity", "n", "mean", "95 % interval", "sd", "min", "max"], rows)
+
+
+def _escape(text: str) -> str:
+    """Return a text on one line, in which no character has a meaning in Markdown or HTML."""
+    return re.sub(r"([\\`*_{}\[\]<>#|!~&])", r"\\\1", " ".join(printable(text).split()))
+
+
+def _code(name: str) -> str:
+    """Return a name as a code span. Characters that would end the span or the cell of a table are replaced."""
+    return f"`{' '.join(printable(name).split()).replace('`', chr(39)).replace('|', '/')}`"
+
+
+def _code_block(text: str, language: str) -> str:
+    """Return a code block. Its fence is longer than all sequences of backticks in the text, so it cannot end early."""
+    fence = "`" * max(3, *(len(ticks) + 1 for ticks in re.findall("`+", text)), 0)
+    return f"{fence}{language}\n{printable(text)}\n{fence}"
 
 
 def _table(header: list[str], rows: list[list[str]]) -> str:
