@@ -53,7 +53,7 @@ def annotated_toml(text: str, origins: Mapping[str, str]) -> str:
     """Return the text of config.toml with the origin of each value as a comment."""
     lines = []
     table = ""
-    for line in text.splitlines():
+    for line in text.removesuffix("\n").split("\n"):  # `splitlines` would also split at characters inside a value
         if line.startswith("["):
             table = line.strip("[]")
         name = line.partition(" = ")[0]

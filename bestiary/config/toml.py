@@ -108,9 +108,16 @@ def read_preset(name: str) -> dict[str, Any]:
 def dump_toml(tables: Mapping[str, Any]) -> str:
     """Return tables as TOML text: first the keys outside tables, then one section per table.
 
-    Each array is written on one line.
+    Each array is written on one line. Characters that are not printable are escaped, because the text is also printed.
     """
     text = tomli_w.dumps(tables, indent=0)
     # tomli-w writes each item of an array on its own line. The replacements join these lines. They do not change
     # strings, because tomli-w writes a line break inside a string as \n.
-    return text.replace("[\n", "[").replace(",\n]", "]").replace(",\n", ", ")
+    text = text.replace("[\n", "[").replace(",\n]", "]").replace(",\n", ", ")
+    return "".join(c if c.isprintable() or c == "\n" else _escape(c) for c in text)
+
+
+def _escape(character: str) -> str:
+    """Return the escape sequence of a character in a TOML string."""
+    code = ord(character)
+    return f"\\u{code:04x}" if code < 2**16 else f"\\U{code:08x}"
