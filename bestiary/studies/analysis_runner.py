@@ -56,11 +56,14 @@ def analysis_commands(analysis: Analysis, trials: Sequence[Trial], folder: Path)
 
 
 def _flag_words(key: str, value: Any) -> list[str]:
-    """Return an option as words of a command line."""
+    """Return an option as words of a command line.
+
+    Flag and value are one word, because a value from the study file could itself look like a flag.
+    """
     flag = f"--{key.replace('_', '-')}"
     if isinstance(value, bool):
         return [flag] if value else []
-    return [flag, str(value)]
+    return [f"{flag}={value}"]
 
 
 def run_analyses(

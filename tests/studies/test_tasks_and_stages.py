@@ -10,6 +10,7 @@ import pytest
 from bestiary.api import start
 from bestiary.cli.main import run_command
 from bestiary.runs.run import RunLocation
+from bestiary.studies.analyses import Analysis
 from bestiary.studies.analysis_runner import analysis_commands, analysis_problem
 from bestiary.studies.study import Study, read_study
 from bestiary.studies.trial import Trial, make_trials
@@ -170,6 +171,14 @@ def test_tasks_stages_and_evaluations_are_reported(capsys: pytest.CaptureFixture
     # The weights of the later stage are those of the earlier stage, trained further.
     assert "weights of runs/s/multi-s1 at step 400" not in printed
     assert tuned[0].run.config.training.init_from == "runs/s/multi-s1"
+
+
+def test_texts_of_an_analysis_do_not_become_flags() -> None:
+    _, trials = read(TEXT)
+    options = {"match": "--trust-code", "points": 3}
+    command = analysis_commands(Analysis("a", "filters", (), options), trials, Path("runs/s"))[0]
+    assert "--trust-code" not in command
+    assert {"--match=--trust-code", "--points=3"} <= set(command)
 
 
 def test_analyses_run_once_and_appear_on_the_page(capsys: pytest.CaptureFixture[str]) -> None:
