@@ -144,3 +144,18 @@ def test_the_config_of_a_run_uses_the_copies_of_changed_plug_ins(monkeypatch: py
     (copy,) = Path("r/plugins").rglob("plain.py")
     copy.write_text("raise SystemExit('executed')")
     assert run_command(["train", "--config", "r/config.toml", "--run-dir", "third", "--trust-code"]) == 2
+
+
+def test_texts_of_the_run_do_not_become_markdown(catch_runs: list[Run]) -> None:
+    name = "a`b|<img src=x>[c](d)"
+    shutil.copytree(catch_runs[0].path, name, symlinks=True)
+    config = Path(name) / "config.toml"
+    config.write_text(f"{config.read_text()}\n# ```\n# <script>x</script>\n# \u202e````\n")
+    assert run_command(["card", name, "--out", "card", "--episodes", "2", "--no-video"]) == 0
+    lines = Path("card/README.md").read_text().splitlines()
+    assert "# a\\`b\\|\\<img src=x\\>\\[c\\](d)" in lines
+    assert lines[-1] == "`````"
+    start = lines.index("`````toml")
+    assert "# <script>x</script>" in lines[start:]
+    assert lines[-2] == "# \\u202e````"
+    yaml.safe_load(Path("card/README.md").read_text().split("---\n", 2)[1])

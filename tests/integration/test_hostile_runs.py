@@ -18,6 +18,7 @@ import torch
 
 import bestiary
 from bestiary.cli.main import run_command
+from bestiary.config.toml import dump_toml, parse_toml, read_tables
 from bestiary.runs.checkpoints import Checkpoint, write_manifest
 from bestiary.runs.recordings import open_recording
 from bestiary.runs.run import Run, open_run
@@ -175,6 +176,42 @@ def test_report_does_not_embed_linked_files(toy_run: Path, capsys: pytest.Captur
     status, _ = run_and_read(capsys, "report", ".", "--no-draw", "--out", "report.html")
     assert status == 0
     assert "cHJpdmF0ZQ" not in Path("report.html").read_text()  # base64 of "private"
+
+
+@pytest.mark.parametrize(
+    "command", ["intervene r --erase 0,0,2,2 --continue 3", "look interventions r --episodes 1 --every 2"]
+)
+def test_second_table_is_not_written_through_a_link(
+    toy_run: Path, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """These commands write a second CSV file, whose name is longer than the names of the other files."""
+    run = copy_run(toy_run)
+    Path("private").write_text("private")
+    (run.path / "interpretability").mkdir(exist_ok=True)
+    for stem in ("intervention-000000000320-0-steps", "interventions-000000000320-rows"):
+        (run.path / "interpretability" / f"{stem}.csv").symlink_to(Path("private").absolute())
+    status, text = run_and_read(capsys, *command.split())
+    assert status == 0, text
+    assert Path("private").read_text() == "private"
+    assert len(list((run.path / "interpretability").glob("*-2*.csv"))) == 2
+
+
+@pytest.mark.parametrize("name", ["metrics.csv", "episodes.csv", "plugins"])
+def test_card_contains_no_linked_files(toy_run: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The folder of a card will be published."""
+    run = copy_run(toy_run)
+    Path("private").mkdir()
+    Path("private/key").write_text("private")
+    path = run.path / name
+    path.unlink(missing_ok=True)
+    path.symlink_to(Path("private" if name == "plugins" else "private/key").absolute())
+    status, text = run_and_read(capsys, "card", "r", "--out", "card", "--episodes", "2", "--no-video")
+    copied = [file for file in Path("card").rglob("*") if file.is_file()]
+    assert [file for file in copied if "private" in file.read_text(errors="replace")] == []
+    if name != "plugins":  # a card without plug-ins is complete
+        assert status == 2
+        assert f"{name} cannot be copied" in text
+        assert not copied
 
 
 def test_manifest_and_pipes_cannot_leave_the_folder_or_block(toy_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -612,6 +649,42 @@ def test_control_characters_do_not_reach_the_terminal_in_titles_and_warnings(toy
         assert result.returncode == 0, result.stderr
         lines = (result.stdout + result.stderr).splitlines()
         assert [line for line in lines if b"\x1b" in line or b"\x07" in line] == []
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "report . --no-draw --out r.html",
+        "compare RUN r --out c.png",
+        "audit RUN --episodes 2",
+        "look actions RUN --episodes 1",
+        "card RUN --episodes 2 --no-video",
+    ],
+    ids=lambda command: command.split()[0],
+)
+def test_name_with_bytes_that_are_not_text_is_escaped(
+    toy_run: Path, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = os.fsdecode(b"bad\xff")
+    for folder in ("r", name):
+        copy_run(toy_run, folder)
+    status, text = run_and_read(capsys, *(name if word == "RUN" else word for word in command.split()))
+    assert status == 0, text
+    if command.startswith("report"):
+        assert "bad\\udcff" in Path("r.html").read_text()
+
+
+def test_control_characters_of_a_config_are_escaped_when_it_is_printed(
+    toy_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = Path("c.toml")
+    device = "cpu\x9b31m\u202e\u2028[env]"
+    config.write_text(dump_toml({**read_tables(toy_run / "config.toml"), "device": device}))
+    status, text = run_and_read(capsys, "train", "--config", "c.toml", "--dry-run")
+    assert status == 0, text
+    assert [c for c in text if not c.isprintable() and c != "\n"] == []
+    printed = text[: text.index("\n\n", text.index("[versions]"))] if "[versions]" in text else text
+    assert parse_toml(printed.partition("\n\n[")[0])["device"] == device
 
 
 def test_name_with_line_break_is_drawn_in_a_video(toy_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
