@@ -123,7 +123,8 @@ def _trust(ref: PluginRef, sha256: str | None, run_path: Path, trust_code: bool)
             f"the run uses the plug-in {ref.path.name}, and you have not used this version of it before. The run "
             f"folder has a copy: read {copy}{_modules_text(source)}, then add --trust-code to execute it"
         )
-    if known and copy != run_path / ref.path:  # config.toml of a model card names the copies
+    # The config.toml of a model card names the copy itself. No note is then needed.
+    if known and copy != run_path / ref.path:
         note(
             f"note: the copy {copy} is used instead of {ref.path}: this file is missing, has changed since the run was "
             "created, or you have not used its content at this path before"

@@ -100,7 +100,7 @@ class Run:
         return f"Run({self._short_path}: {envs}, seed {seed}, {steps} of {total} steps{mean}, {state})"
 
     def _repr_html_(self) -> str:
-        """Return a table with the columns of `bestiary runs` in HTML, for notebooks."""
+        """Return an HTML table with the environments, seed, steps, return, time and state of the run, for notebooks."""
         facts = dict(zip(COLUMNS, describe_run(self.path), strict=True))
         total = facts.pop("of")
         facts["steps"] = f"{facts['steps']} of {total}" if total else ""
