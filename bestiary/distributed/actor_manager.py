@@ -240,8 +240,8 @@ class ActorManager:
     def check_health(self, learner_is_busy: bool) -> None:
         """Replace each actor that has made no progress for more than --actor-timeout seconds.
 
-        Also replace the inference server if it has not answered for this time.
-        Warn the user if no rollout has arrived for STALL_WARNING_SECONDS although the learners are idle.
+        Also replace the inference server if it has not answered for this time. Warn the user if no rollout has arrived
+        for STALL_WARNING_SECONDS although the learners are idle.
         """
         now = time.monotonic()
         timeout = self.training.actor_timeout

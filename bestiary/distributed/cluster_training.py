@@ -55,8 +55,8 @@ def train_on_cluster(run: Run, config: Config, checkpoint: Checkpoint | None, ra
             if session.interrupts.received is not None:
                 return raise_if_interrupted(run, session)
             checkpoint = checkpoints.newest_intact(run.path / "checkpoints")
-            steps = checkpoint.steps if checkpoint else 0
-            restarts.record(f"{lost}; training resumes from the newest checkpoint, step {steps}")
+            point = f"the newest checkpoint, step {checkpoint.steps}" if checkpoint else "step 0 (no checkpoint yet)"
+            restarts.record(f"{lost}; training resumes from {point}")
 
 
 def _count_restarts(checkpoint: Checkpoint | None) -> int:

@@ -41,7 +41,7 @@ from bestiary.training.session import Session
 from bestiary.training.utilisation import Utilisation
 
 MAX_LEARN_CALLS = 2  # maximum number of learn calls that are running or scheduled
-UTILISATION_INTERVAL = 3.0  # time fractions are averaged over at least this many seconds
+UTILISATION_INTERVAL = 3.0  # the logged time fractions are averages over at least this many seconds
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,8 @@ class Driver:
         self.sizes = learn_sizes(algorithm, self.training)
         self.batch_size = self.sizes.batch_size
         self.rollouts_per_learn = self.sizes.rollouts
-        self.steps_per_rollout = algorithm.sequence_length * self.sizes.pool_size  # of the smallest pool
+        # Number of steps in a rollout of the smallest vector environment (pool).
+        self.steps_per_rollout = algorithm.sequence_length * self.sizes.pool_size
 
     def run(self) -> None:
         """Train until `session.done` is true. Then copy the state of the remote learners into the driver's learner."""

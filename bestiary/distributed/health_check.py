@@ -3,7 +3,7 @@
 import time
 from typing import Any
 
-MAX_CALL_INTERVAL = 10.0  # a process is called at most this many seconds after its last answer
+MAX_CALL_INTERVAL = 10.0  # maximum time between an answer and the next call of `answer`, in seconds
 MAX_CHECK_INTERVAL = 1.0  # if the driver pauses between two checks, at most this many seconds count as silence
 
 

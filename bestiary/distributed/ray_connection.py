@@ -30,8 +30,8 @@ from bestiary.utils.errors import UserError
 from bestiary.utils.temp_dirs import make_temp_dir
 
 CONNECT_TIMEOUT = 10.0  # maximum time to connect to a cluster, in seconds
-MIN_OBJECT_STORE_BYTES = 80 * 2**20  # smallest object store of a private Ray instance; next line: the largest
-MAX_OBJECT_STORE_BYTES = 2**30
+MIN_OBJECT_STORE_BYTES = 80 * 2**20  # minimum size of the object store of a private Ray instance
+MAX_OBJECT_STORE_BYTES = 2**30  # maximum size of the object store of a private Ray instance
 TEMP_DIR_PREFIX = "bestiary-ray-"
 MIN_RAY_VERSION = (2, 60)  # oldest version with which `private_ray_settings` was tested
 

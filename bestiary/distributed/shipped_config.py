@@ -64,7 +64,7 @@ def version_mismatches(expected: dict[str, str]) -> list[str]:
     found = package_versions()
     hostname = socket.gethostname()
     return [
-        f"{hostname} has {name} {found[name]}, but the driver has {version}; install the same version on both"
+        f"{hostname} has {name} {found[name]}, but the driver has {version}; install the same version on both nodes"
         for name, version in expected.items()
         if found[name] != version
     ]
