@@ -265,3 +265,32 @@ def test_detection_depends_on_the_environment() -> None:
     assert choose_detection(open_run("zoo/pong"), "auto") == "labels"
     assert choose_detection(open_run("zoo/pong"), "changes") == "changes"
     assert choose_detection(open_run("zoo/warehouse-iam"), "auto") == "items"
+
+
+# --- published results ---
+
+DOCS = Path(__file__).parents[2] / "docs/results"
+OBJECTS = {"opponent's paddle": "enemy", "own paddle": "player", "all": "all objects"}
+QUANTITIES = ("kl", "value_change", "policy_rank_correlation", "value_rank_correlation")
+
+
+@pytest.mark.parametrize(
+    ("table", "title"),
+    [
+        ("interventions-pong.csv", "Interventions in Pong"),
+        ("interventions-warehouse.csv", "Interventions in the warehouse"),
+    ],
+)
+def test_the_results_page_has_the_numbers_of_its_csv_files(table: str, title: str) -> None:
+    part = (DOCS / "interventions.md").read_text().split(f"## {title}\n")[1].split("\n## ")[0]
+    lines = [line.strip("| ").split(" | ") for line in part.splitlines() if line.startswith("| ")][1:]
+    rows = {(row["object"], row["change"], row["quantity"]): row for row in read_csv(str(DOCS / table))}
+    assert len(lines) >= 8
+    for name, change, *cells in lines:
+        for cell, quantity in zip(cells, QUANTITIES, strict=True):
+            row = rows[OBJECTS.get(name, name), change, quantity]
+            shown = [word.strip("[],") for word in cell.split()]
+            step = 10 ** -len(shown[0].partition(".")[2])
+            exact = np.array([float(row[column]) for column in ("mean", "ci_low", "ci_high")])
+            exact = exact.clip(max=1) if "correlation" in quantity else exact
+            np.testing.assert_allclose([float(number) for number in shown], exact, rtol=0, atol=0.501 * step)
