@@ -26,7 +26,7 @@ from bestiary.envs.rewards.wrapper import DEFAULT_REWARDS, RewardConfig
 from bestiary.envs.vector_env import VectorEnv, VectorEnvWrapper, action_index
 from bestiary.runs.checkpoints import unused_path
 from bestiary.runs.csv_tables import CsvTable, describe_damage, read_columns
-from bestiary.step import Step
+from bestiary.step import Arrays, Step
 from bestiary.utils import safe_files
 from bestiary.utils.console import warn
 from bestiary.utils.errors import UserError
@@ -75,22 +75,27 @@ class RecordingWrapper(VectorEnvWrapper):
         if not num_steps:
             safe_files.write_bytes(actions_path, b"", root)
         self.actions_file = os.fdopen(safe_files.open_file(actions_path, os.O_RDWR, root), "r+b", buffering=0)
-        self.actions_file.truncate(num_steps * self.num_envs * self.dtype.itemsize)
+        num_bytes = num_steps * self.num_envs * self.dtype.itemsize
+        if (missing := num_bytes - os.fstat(self.actions_file.fileno()).st_size) > 0:
+            warn(
+                f"{actions_path} lacks the last {missing} bytes before step {num_steps}: later games cannot be replayed"
+            )
+        self.actions_file.truncate(num_bytes)
         self.actions_file.seek(0, 2)
         self.unwritten = bytearray()  # actions that are not in the file yet
         self.warned = False  # whether the user was warned that the recording cannot be written
         self.step_count = num_steps
-        games = read_columns(path.with_suffix(".csv")) if num_steps else {}
-        if games and not np.isin(games.get("env", np.zeros(0)), np.arange(pool.num_envs)).all():
+        games = _read_games(path.with_suffix(".csv")) if num_steps else []
+        if not all(0 <= game.env < pool.num_envs and game.first_step >= 0 and game.length > 0 for game in games):
             raise UserError(
                 f"{path.with_suffix('.csv')} is damaged: the column env must contain indices from 0 to "
-                f"{pool.num_envs - 1}"
+                f"{pool.num_envs - 1}, first_step at least 0 and length at least 1"
             )
-        num_kept = int((games["first_step"] + games["length"] <= num_steps).sum()) if games else 0
-        self.games = CsvTable(path.with_suffix(".csv"), num_kept, root)
+        games = [game for game in games if game.first_step + game.length <= num_steps]
+        self.games = CsvTable(path.with_suffix(".csv"), len(games), root)
         self.first_steps = np.zeros(self.num_envs, np.int64)  # [N] first step of the current game of each environment
-        for k in range(num_kept):
-            self.first_steps[int(games["env"][k])] = int(games["first_step"][k] + games["length"][k])
+        for game in games:
+            self.first_steps[game.env] = game.first_step + game.length
         # [N] return so far of the current game of each environment; nan if the game began before `num_steps`
         self.game_returns = np.where(self.first_steps < num_steps, np.nan, 0.0)
 
@@ -137,6 +142,14 @@ class RecordingWrapper(VectorEnvWrapper):
             "return": float(self.game_returns[env]),
         }
 
+    def save(self) -> Arrays:
+        """Write the buffered actions, so that the recording reaches at least to the checkpoint. Save the environments.
+
+        A resumed run continues the recording after the checkpoint, also if the process was killed.
+        """
+        self._write([])
+        return self.pool.save()
+
     def close(self) -> None:
         self._write([])
         self.actions_file.close()
@@ -169,6 +182,18 @@ class RecordedGame:
     game_return: float
 
 
+def _read_games(path: Path) -> list[RecordedGame]:
+    """Read the CSV file of a recording. Raise UserError if it is damaged. Return [] if it does not exist."""
+    columns = read_columns(path)
+    if not columns:
+        return []
+    try:
+        rows = zip(*(columns[name] for name in ("env", "first_step", "length", "return")), strict=True)
+        return [RecordedGame(int(env), int(first), int(length), float(value)) for env, first, length, value in rows]
+    except (KeyError, ValueError, OverflowError) as error:
+        raise UserError(f"{path} is not the CSV file of a recording: {error}") from error
+
+
 @dataclass
 class Recording:
     """An existing recording, which can be replayed."""
@@ -190,14 +215,7 @@ class Recording:
     @property
     def games(self) -> list[RecordedGame]:
         """All finished games, in the order in which they ended."""
-        columns = read_columns(self.path.with_suffix(".csv"))
-        if not columns:
-            return []
-        try:
-            rows = zip(*(columns[name] for name in ("env", "first_step", "length", "return")), strict=True)
-            return [RecordedGame(int(env), int(first), int(length), float(value)) for env, first, length, value in rows]
-        except (KeyError, ValueError, OverflowError) as error:
-            raise UserError(f"{self.path.with_suffix('.csv')} is not the CSV file of a recording: {error}") from error
+        return _read_games(self.path.with_suffix(".csv"))
 
     def game(self, number: int) -> RecordedGame:
         """Return the game in row `number` of the CSV file. Raise UserError if the row or its actions do not exist."""

@@ -239,3 +239,47 @@ def test_files_that_are_not_recordings_are_refused():
         Path("x.csv").write_text(rows)
         with pytest.raises(UserError, match=words):
             open_recording("x.json").game(0)
+
+
+RECORDED: dict[str, Any] = {"record": True, "runtime": "serial", "num_envs": 4, "batch_size": 4, "steps": 400}
+
+
+def test_saved_recording_contains_all_actions_before_the_checkpoint() -> None:
+    """A process that is killed later, in the middle of a game, must not lose actions that the checkpoint contains."""
+    seed = np.random.SeedSequence(1)
+    pool = make_env("toy/catch", 2, seed)
+    recorded = make_recording_wrapper(pool, Path("r.json"), ["toy/catch"], make_options("toy/catch"), seed)
+    recorded.reset()
+    actions = np.array([[1, 2], [0, 1], [2, 2]])
+    for action in actions:
+        recorded.send(action)
+        recorded.recv()
+    state = recorded.save()
+    assert np.fromfile("r.actions", np.uint8).reshape(-1, 2).tolist() == actions.tolist()
+    assert state.keys() == pool.save().keys()
+
+
+def test_recording_with_missing_actions_is_continued_with_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
+    run = bestiary.train("toy/catch", run_dir="r", **RECORDED)
+    path = next((run.path / "recordings").glob("*.actions"))
+    path.write_bytes(path.read_bytes()[:-7])
+    resume(run, steps=800)
+    assert "lacks the last 7 bytes before step" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("header", "row"),
+    [
+        ("env,first_step,length,return", "1,-1e300,5,1"),
+        ("env,first_step,length,return", "1,x,5,1"),
+        ("env,first_step,length,return", "1,0,-5,1"),
+        ("env,first_step,length,return", "9,0,5,1"),
+        ("env,first_step,return", "1,0,1"),
+        ("first_step,length,return", "0,5,1"),
+    ],
+)
+def test_damaged_table_of_a_recording_is_rejected_by_resume(header: str, row: str) -> None:
+    run = bestiary.train("toy/catch", run_dir="r", **RECORDED)
+    next((run.path / "recordings").glob("*.csv")).write_text(f"{header}\n{row}\n")
+    with pytest.raises(UserError, match=r"train-000000000000-0\.csv is"):
+        resume(run, steps=800)
