@@ -26,6 +26,7 @@ ROW_FIELDS = {
     "game_over": "bool",
     "task": "int64",
 }
+ROW_DTYPES = {name: np.dtype(dtype) for name, dtype in ROW_FIELDS.items()}
 
 
 def check_first_steps(name: str, build: Callable[[np.random.SeedSequence], VectorEnv]) -> None:
@@ -144,6 +145,26 @@ def step_problems(step: Any, pool: VectorEnv, method: str) -> list[str]:
     return problems
 
 
+def is_well_formed(step: Any, pool: VectorEnv) -> bool:
+    """Return whether the rows and observations of a Step have the right types and shapes, and valid task indices.
+
+    This function is fast enough to be called in every step. `step_problems` finds more problems and describes them.
+    """
+    if not isinstance(step, Step) or not isinstance(step.observation, dict):
+        return False
+    if step.observation.keys() != pool.observation_spec.keys():
+        return False
+    n = pool.num_envs
+    arrays: list[tuple[Any, tuple[int, ...], Any]]  # arrays with their expected shapes and types
+    arrays = [(getattr(step, name), (n,), dtype) for name, dtype in ROW_DTYPES.items()]
+    arrays += [(step.observation[kind], (n, *spec.shape), spec.dtype) for kind, spec in pool.observation_spec.items()]
+    return (
+        all(isinstance(a, np.ndarray) and a.shape == shape and a.dtype == dtype for a, shape, dtype in arrays)
+        and 0 <= step.task.min() <= step.task.max() < len(pool.tasks)
+        and not (step.truncated & ~step.done).any()
+    )
+
+
 def final_problems(step: Step, pool: VectorEnv, method: str) -> list[str]:
     """Return a message for each problem of `Step.final`. If no episode was truncated, `final` may be empty."""
     count = int(step.truncated.sum())
@@ -181,6 +202,8 @@ def _dict_problems(
 
 def _array_problems(what: str, array: Any, shape: tuple[int, ...], dtype: str, meaning: str = "") -> list[str]:
     if isinstance(array, np.ndarray) and array.shape == shape and array.dtype == dtype:
+        if min(array.strides, default=0) < 0:
+            return [f"{what} has a negative stride, for example because of [::-1]; return a copy of the array"]
         return []
     explained = f", {meaning}" if meaning and np.shape(array)[:1] != shape[:1] else ""
     return [f"{what} is {_describe(array)}; expected an array {dtype}{list(shape)}{explained}"]

@@ -462,8 +462,11 @@ def write_config(run: Run) -> None:
 def load_weights(agent: "Agent", checkpoint: Checkpoint) -> None:
     """Load the weights of a checkpoint into an agent.
 
-    Raise UserError if the names or shapes of the tensors differ between the checkpoint and the agent.
+    Raise UserError if the names or shapes of the tensors differ between the checkpoint and the agent, or if values are
+    not valid.
     """
+    from bestiary.agents.critics import PopArt
+
     saved = checkpoint.load_model()
     expected = agent.state_dict()
     differences = []
@@ -489,3 +492,5 @@ def load_weights(agent: "Agent", checkpoint: Checkpoint) -> None:
     if invalid:
         raise UserError(f"{checkpoint.path} cannot be used: the values of {', '.join(invalid[:4])} are not finite")
     agent.load_state_dict(saved)
+    if any(isinstance(module, PopArt) and not module.has_valid_statistics() for module in agent.modules()):
+        raise UserError(f"{checkpoint.path} cannot be used: the statistics of PopArt are not valid")

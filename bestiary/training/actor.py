@@ -19,7 +19,7 @@ from torch import Tensor
 from bestiary.agents.agent import Agent, Output
 from bestiary.algorithms.return_statistics import DISCOUNTED_RETURN
 from bestiary.envs.episode_stats import EpisodeTracker
-from bestiary.envs.step_checks import final_problems, step_problems
+from bestiary.envs.step_checks import final_problems, is_well_formed, step_problems
 from bestiary.envs.vector_env import VectorEnv, find_nonfinite
 from bestiary.rollout import Arrays, Inputs, Rollout, Step
 from bestiary.training.devices import autocast
@@ -29,6 +29,14 @@ from bestiary.utils.errors import RunError, UserError
 CPU = torch.device("cpu")
 CPU_GENERATOR_BYTES = 5056  # size of the state of a CPU generator of PyTorch
 MT19937_WORDS = 624  # number of words in the state of such a generator
+# Starts of the names of saved arrays whose values must be finite. Measures of an environment may be infinite or nan.
+FINITE_ARRAYS = (
+    "state.",
+    "step.",
+    "observation.",
+    "discounted_returns",
+    *(f"episode_tracker.{name}" for name in ("return", "length", "game_return", "game_length")),
+)
 
 
 class EnvCall(NamedTuple):
@@ -125,6 +133,9 @@ class Actor:
         with self._env_call():
             step = self.pool.recv()
         self.steps += self.pool.num_envs
+        # Without this check, NumPy and torch would convert wrong types, and copy one row to all environments.
+        if not is_well_formed(step, self.pool) and (problems := step_problems(step, self.pool, "recv")):
+            raise self._step_error(problems[0])
         try:
             self._store(step)
         except RunError:
@@ -313,9 +324,7 @@ class Actor:
             found = "missing" if array is None else f"{array.dtype} {array.shape}"
             if found != f"{dtype} {shape}":
                 problems.append(f"{name}: {found} in the checkpoint, {dtype} {shape} expected")
-            elif name.startswith(("state.", "step.", "observation.", "discounted_returns")) and not _is_finite(
-                arrays[name]
-            ):
+            elif name.startswith(FINITE_ARRAYS) and not _is_finite(arrays[name]):
                 problems.append(f"{name}: the values are not finite")
         if not problems and self.pool.saveable:
             for name, high in (("last_actions", self.pool.action_spec.n), ("step.task", len(self.pool.tasks))):

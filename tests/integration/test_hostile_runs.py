@@ -700,3 +700,34 @@ def test_names_with_formulas_are_drawn_as_text_in_python(toy_run: Path) -> None:
     (run.path / "metrics.csv").write_text(metrics.replace("return", "x$_{$/return").replace("loss", "y$_{$/return", 1))
     run.plot().savefig("a.png")
     run.metrics.plot().savefig("b.png")
+
+
+@pytest.mark.parametrize("name", ["return", "length", "game_return", "game_length"])
+def test_sums_of_episodes_that_are_not_finite_are_rejected(
+    toy_run: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A length that is not finite would end the training with a traceback at the end of the episode."""
+    run = copy_run(toy_run)
+    change_tensors(run.checkpoints[-1], "actor", {f"episode_tracker.{name}": np.full(4, np.inf)})
+    status, text = run_and_read(capsys, "resume", "r", "--steps", "640")
+    assert status == 2
+    assert f"episode_tracker.{name}: the values are not finite" in text
+
+
+@pytest.fixture(scope="module")
+def popart_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("hostile") / "r"
+    bestiary.train("toy/catch", run_dir=str(folder), critic="popart", **SMALL)
+    return folder
+
+
+@pytest.mark.parametrize(("name", "value"), [("sigma", 0.0), ("nu", np.inf), ("mu", -np.inf), ("updates", -1.0)])
+@pytest.mark.parametrize("command", [("resume", "r", "--steps", "640"), ("eval", "r", "--episodes", "2")])
+def test_invalid_statistics_of_popart_are_rejected(
+    popart_run: Path, name: str, value: float, command: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = copy_run(popart_run)
+    change_tensors(run.checkpoints[-1], "model", {f"critic.{name}": torch.full((1,), value, dtype=torch.float64)})
+    status, text = run_and_read(capsys, *command)
+    assert status == 2
+    assert "statistics of PopArt" in text

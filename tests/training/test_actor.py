@@ -301,6 +301,43 @@ def test_missing_final_observation_stops_the_run_with_one_line() -> None:
         actor.collect()
 
 
+class MalformedVectorEnv(CountingVectorEnv):
+    """From the sixth step on, one array of each step is replaced."""
+
+    def __init__(self, name: str, array: np.ndarray):
+        super().__init__()
+        self.name = name
+        self.array = array
+
+    def recv(self) -> Step:
+        step = super().recv()
+        if self.total < 6:
+            return step
+        value: Any = {"vector": self.array} if self.name == "observation" else self.array
+        return replace(step, **{self.name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "array"),
+    [
+        ("reward", np.ones(1, np.float32)),  # would be copied to all environments
+        ("reward", np.ones(4, np.int64)),
+        ("reward", np.ones(4)),
+        ("task", np.full(4, -1)),
+        ("task", np.zeros(4)),
+        ("observation", np.zeros((1, 3), np.float32)),
+        ("observation", np.zeros(3, np.float32)),
+        ("observation", np.zeros((4, 3))),
+        ("observation", np.zeros((4, 3), np.float32)[::-1]),
+    ],
+)
+def test_malformed_step_stops_the_run_and_names_the_array(name: str, array: np.ndarray) -> None:
+    actor = start_actor(MalformedVectorEnv(name, array))
+    actor.collect()
+    with pytest.raises(RunError, match=rf"counting: recv: .*{name}.* step 24 "):
+        actor.collect()
+
+
 def test_interleaved_actors_do_not_affect_each_other() -> None:
     def make_actors() -> list[Actor]:
         return [start_actor(make_env("toy/recall", num_envs=3, seed=seed, delay=3), seed=seed) for seed in (1, 2)]

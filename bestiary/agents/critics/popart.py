@@ -112,6 +112,11 @@ class PopArt(nn.Linear, CriticDefaults):
         columns = torch.stack([torch.ones_like(flat), flat, flat.square(), nonzero.double()], dim=1)
         return columns.new_zeros(self.out_features, 4).index_add_(0, task.flatten(), columns)
 
+    def has_valid_statistics(self) -> bool:
+        """Return whether the statistics have values that `update_statistics` could have computed."""
+        finite = all(bool(values.isfinite().all()) for values in (self.mu, self.nu, self.sigma, self.updates))
+        return finite and bool((self.sigma > 0).all() and (self.nu >= 0).all() and (self.updates >= 0).all())
+
     def accepts(self, moments: Tensor) -> bool:
         """Return False if an update with these moments would change mu or sigma of a task too much.
 
