@@ -213,13 +213,23 @@ def write_manifest(folder: Path, names: Iterable[str]) -> None:
 
 
 def remove_unfinished(folder: Path) -> list[str]:
-    """Remove the temporary folders of a training process that was killed. Return the names of these folders."""
+    """Remove what a training process that was killed has left: incomplete checkpoints, temporary files and links.
+
+    `folder` is the folder with the checkpoints. Return the names of the incomplete checkpoints. Temporary files in
+    other subfolders of the run remain, because another process may be writing them, for example an evaluation.
+    """
     left = [path.name for path in safe_files.list_folders(folder, folder.parent)]
     left = [name for name in left if name.startswith((".saving-", ".removing-"))]
     if left:
         with safe_files.open_parent(folder / "x", folder.parent) as parent:
             for name in left:
                 shutil.rmtree(name, ignore_errors=True, dir_fd=parent)
+    for place in (folder.parent, folder):
+        with contextlib.suppress(OSError), safe_files.open_parent(place / "x", folder.parent) as parent:
+            for name in os.listdir(parent):
+                if name.startswith(safe_files.TEMPORARY_PREFIX):
+                    with contextlib.suppress(OSError):
+                        os.unlink(name, dir_fd=parent)
     return left
 
 
@@ -294,6 +304,17 @@ def choose(run_path: Path, steps: int | None = None) -> Checkpoint:
     return chosen
 
 
+def abandon_later(folder: Path, steps: int) -> list[tuple[str, str]]:
+    """Rename the checkpoints after `steps` to abandoned-*. Return pairs (old name, new name)."""
+    renamed = []
+    for checkpoint in list_checkpoints(folder):
+        if checkpoint.steps > steps:
+            new_path = unused_path(checkpoint.path.with_name(f"abandoned-{checkpoint.path.name}"))
+            checkpoint.path.rename(new_path)
+            renamed.append((checkpoint.path.name, new_path.name))
+    return renamed
+
+
 def unused_path(path: Path) -> Path:
     """Return `path` if it does not exist. Otherwise return the first path NAME-2, NAME-3, ... that does not exist."""
     number = 2
@@ -315,7 +336,7 @@ def replace_link(path: Path, target: str, root: Path | None = None) -> None:
     if os.path.lexists(path) and not path.is_symlink():
         return
     with contextlib.suppress(OSError), safe_files.open_parent(path, root) as parent:
-        temporary = f".{path.name}-{os.getpid()}"
+        temporary = f"{safe_files.TEMPORARY_PREFIX}{os.getpid()}-{path.name}"
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary, dir_fd=parent)
         os.symlink(target, temporary, dir_fd=parent)

@@ -380,6 +380,8 @@ def create_run(config: "Config", location: RunLocation, source: Path | None = No
     elif (path.is_dir() and any(path.iterdir())) or path.is_file():
         if location.if_exists == "new" or is_default_name:
             path = unused_path(path)
+        elif _is_incomplete(path):
+            pass  # the process that created the folder was killed before it wrote config.toml
         elif not (path / "config.toml").is_file():
             raise UserError(f"{path} exists and is not a run folder; choose another --name or --run-dir")
         elif location.if_exists == "resume":
@@ -390,12 +392,13 @@ def create_run(config: "Config", location: RunLocation, source: Path | None = No
                 "or add --if-exists new"
             )
     try:
-        path = _make_folder(path, rename_if_exists=is_default_name)
+        path = _make_folder(path, rename_if_exists=is_default_name or location.if_exists == "new")
         # Two processes may create the same run at the same time. Only the process that has the lock writes files.
         with Run(path).lock():
             if (path / "config.toml").exists():
                 raise UserError(f"{path}: another process has created this run; choose another --name")
             (path / "checkpoints").mkdir(exist_ok=True)
+            checkpoints.remove_unfinished(path / "checkpoints")
             plugin_copies.write_copies(config, path)
             safe_files.write_text(path / ID_FILE, uuid.uuid4().hex)
             safe_files.write_text(path / ORIGINS_FILE, json.dumps(config.origins, indent=1) + "\n")
@@ -412,6 +415,15 @@ def _is_folder_of_import(path: Path, source: Path) -> bool:
     if not path.is_dir() or path.resolve() != source.resolve().parent:
         return False
     return not any((path / name).exists() for name in ("config.toml", "checkpoints", "metrics.csv", ID_FILE))
+
+
+def _is_incomplete(path: Path) -> bool:
+    """Return whether a folder contains only files that `create_run` writes before it writes config.toml."""
+    if not path.is_dir():
+        return False
+    names = {entry.name for entry in path.iterdir() if not entry.name.startswith(safe_files.TEMPORARY_PREFIX)}
+    own_names = {"lock", "lock_owner.json", "checkpoints", "plugins", ID_FILE, ORIGINS_FILE}
+    return "lock" in names and names <= own_names and not checkpoints.list_checkpoints(path / "checkpoints")
 
 
 def _make_folder(path: Path, rename_if_exists: bool) -> Path:

@@ -109,7 +109,8 @@ def _is_own_link(path: Path, target: str) -> bool:
     session, a link debug-core.log to its cache folder.
     """
     if path.parent == Path("checkpoints"):
-        return path.name in ("latest", *BEST_LINKS)
+        # A process that was killed while it replaced such a link leaves a link with a temporary name.
+        return path.name in ("latest", *BEST_LINKS) or path.name.startswith(safe_files.TEMPORARY_PREFIX)
     if path.parent == Path("wandb"):
         return not os.path.isabs(target) and ".." not in Path(target).parts
     return path.match("wandb/*/logs/debug-core.log")
