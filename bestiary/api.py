@@ -1,5 +1,6 @@
 """Python API: functions that train, resume, load and evaluate runs. The command line calls the same functions."""
 
+import os
 from typing import Any
 
 from bestiary.agents.trained_policy import Policy
@@ -20,7 +21,7 @@ from bestiary.runs.config_changes import ConfigChange, find_changes
 from bestiary.runs.loggers import check_loggers
 from bestiary.runs.machine_options import choose_machine_options, machine_values, remember_run, with_machine_options
 from bestiary.runs.option_sources import merge_sources
-from bestiary.runs.run import Run, RunLocation, create_run, open_run, set_machine_options, unused_path, update_config
+from bestiary.runs.run import Run, RunLocation, create_run, open_run, set_machine_options, update_config
 from bestiary.runs.tables import Table
 from bestiary.training.callbacks.user_callback import make_user_callbacks
 from bestiary.training.config_summary import (
@@ -243,18 +244,18 @@ def _check_identity(run: Run, checkpoint: Checkpoint, accept_changes: bool) -> l
 def _choose_checkpoint(run: Run, steps: int | None) -> Checkpoint | None:
     """Return the checkpoint nearest to `steps` (None: the newest checkpoint). If there is no checkpoint, return None.
 
-    Rename later checkpoints to abandoned-*.
+    Raise UserError if the folder with the checkpoints cannot be read: training from step 0 would remove the tables.
     """
+    folder = run.path / "checkpoints"
+    if os.path.lexists(folder):
+        try:
+            os.listdir(folder)
+        except OSError as error:
+            raise UserError(f"{folder} cannot be read: {error.strerror or error}") from error
     if not run.checkpoints and steps is None:
         note(f"{run.path} has no checkpoint; training starts from step 0")
         return None
-    chosen = checkpoints.choose(run.path, steps)
-    for later in run.checkpoints:
-        if later.steps > chosen.steps:
-            new_path = unused_path(later.path.with_name(f"abandoned-{later.path.name}"))
-            later.path.rename(new_path)
-            note(f"checkpoint {later.path.name} is renamed to {new_path.name}")
-    return chosen
+    return checkpoints.choose(run.path, steps)
 
 
 def _train(run: Run, config: Config, checkpoint: Checkpoint | None, ray: Any) -> None:

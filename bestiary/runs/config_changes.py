@@ -63,6 +63,8 @@ def record_changes(folder: Path, step: int, changes: list[ConfigChange]) -> None
     path = folder / FILE_NAME
     rows = read_rows(path) if path.exists() else []
     with describe_damage(path):
+        if rows and "step" not in rows[0]:
+            raise ValueError("the column step is missing")
         kept = list(itertools.takewhile(lambda row: float(row["step"]) < step, rows))
     if not changes and len(kept) == len(rows):
         return

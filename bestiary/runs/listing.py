@@ -29,7 +29,15 @@ def find_runs(folder: Path) -> list[Path]:
     runs = list_run_folders(folder)
     if not runs:
         raise UserError(f"there is no run below {folder}; create one with: bestiary train --preset hello")
-    return sorted(runs, key=lambda path: path.stat().st_mtime)
+    return sorted(runs, key=_modification_time)
+
+
+def _modification_time(path: Path) -> float:
+    """Return the modification time of a folder, or 0 if it has been removed since it was found."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def list_run_folders(folder: Path) -> list[Path]:

@@ -8,6 +8,7 @@ from typing import Any
 from bestiary.config.config import Config
 from bestiary.envs.episode_stats import TaskStats
 from bestiary.rollout import Arrays, Episode
+from bestiary.runs.checkpoints import abandon_later
 from bestiary.runs.config_changes import FILE_NAME, find_changes, record_changes
 from bestiary.runs.run import Run, write_config
 from bestiary.training.callbacks.base import Callback
@@ -177,7 +178,10 @@ class Session:
             stack.enter_context(self.interrupts)
             for callback in self.callbacks:
                 callback.on_start(self)
-            # Changed options are written to config.toml only now: an error before this line must not change the run.
+            # Later checkpoints are renamed and changed options are written to config.toml only now: an error before
+            # this line must not change the run.
+            for old_name, new_name in abandon_later(self.run.path / "checkpoints", self.learner.steps):
+                note(f"checkpoint {old_name} is renamed to {new_name}")
             write_config(self.run)
             # Record the changes now, because the process may be killed before the end of training. A later session
             # could not find the changes: it compares config.toml with a checkpoint that already contains the new

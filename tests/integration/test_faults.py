@@ -3,6 +3,7 @@
 import contextlib
 import io
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -198,6 +199,72 @@ def test_killed_run_can_be_resumed() -> None:
     assert result.returncode == 0, result.stderr
     assert "did not end cleanly" in result.stderr
     assert open_run("r").steps >= before + 1_000
+
+
+KILL_WHILE_REPLACING = """
+import os, signal, sys
+from pathlib import Path
+from bestiary.cli.main import main
+
+replace = os.replace
+
+
+def replace_or_die(source, target, **options):
+    if Path(target).name == sys.argv[1]:
+        os.kill(os.getpid(), signal.SIGKILL)
+    replace(source, target, **options)
+
+
+os.replace = replace_or_die
+main(sys.argv[2:])
+"""
+
+
+@pytest.mark.parametrize("name", ["lock_owner.json", "run_id.txt", "config.toml", "episodes.csv", "latest"])
+def test_same_command_continues_after_a_kill_while_a_file_is_replaced(name: str) -> None:
+    command = ["train", *TOY, "--runtime", "serial", "--steps", "400", "--run-dir", "r", "--if-exists", "resume"]
+    killed = subprocess.run([sys.executable, "-c", KILL_WHILE_REPLACING, name, *command], timeout=120)
+    assert killed.returncode == -signal.SIGKILL
+    result = bestiary_command(*command)
+    assert result.returncode == 0, result.stderr
+    assert open_run("r").steps >= 400
+    entries = [entry.name for entry in (*Path("r").iterdir(), *Path("r/checkpoints").iterdir())]
+    assert not any(entry.startswith(".") for entry in entries)
+
+
+@pytest.mark.parametrize("if_exists", ["error", "resume"])
+def test_folder_with_other_files_is_not_used_for_a_new_run(if_exists: str) -> None:
+    Path("r").mkdir()
+    for name in ("lock", "notes.txt"):
+        Path("r", name).touch()
+    result = bestiary_command("train", *TOY, "--steps", "400", "--run-dir", "r", "--if-exists", if_exists)
+    assert result.returncode == 2
+    assert "is not a run folder" in result.stderr
+
+
+def test_refused_resume_does_not_rename_checkpoints() -> None:
+    run = bestiary.train(run_dir="r", env="toy/recall", num_envs=4, batch_size=4, steps=2_000, save_every=500)
+    before = sorted(os.listdir("r/checkpoints"))
+    config = run.path / "config.toml"
+    config.write_text(config.read_text().replace("seed = 1\n", "seed = 2\n"))
+    command = ("resume", "r", "--checkpoint", "500", "--steps", "3000")
+    result = bestiary_command(*command)
+    assert result.returncode == 2
+    assert "seed" in result.stderr
+    assert sorted(os.listdir("r/checkpoints")) == before
+    assert bestiary_command(*command, "--accept-changes").returncode == 0
+    assert any(name.startswith("abandoned-") for name in os.listdir("r/checkpoints"))
+
+
+def test_checkpoints_that_cannot_be_listed_do_not_restart_the_run() -> None:
+    run = bestiary.train(run_dir="r", env="toy/recall", num_envs=4, batch_size=4, steps=400)
+    rows = (run.path / "episodes.csv").read_bytes()
+    shutil.rmtree("r/checkpoints")
+    Path("r/checkpoints").touch()
+    result = bestiary_command("resume", "r", "--steps", "800")
+    assert result.returncode == 2
+    assert "r/checkpoints cannot be read" in result.stderr
+    assert (run.path / "episodes.csv").read_bytes() == rows
 
 
 FULL_DISK = """
@@ -542,3 +609,15 @@ def test_only_one_of_two_processes_creates_a_run() -> None:
     with pytest.raises(UserError, match="another process has created this run"):
         create_run(configs[1], RunLocation(run_dir="r"))
     assert open_run("r").raw_config["seed"] == 1
+
+
+def test_process_whose_new_name_is_taken_in_the_meantime_chooses_another_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = resolve({"env": "toy/catch", "steps": 1_600})
+    create_run(config, RunLocation(run_dir="r"))
+    unused_path = run_module.unused_path
+    chosen = unused_path(Path("r"))
+    other, _ = create_run(config, RunLocation(run_dir=str(chosen)))
+    answers = iter([chosen])  # the name was free when this process searched for it
+    monkeypatch.setattr(run_module, "unused_path", lambda path: next(answers, None) or unused_path(path))
+    with other.lock():
+        assert create_run(config, RunLocation(run_dir="r", if_exists="new"))[0].path != chosen

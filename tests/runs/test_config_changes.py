@@ -23,6 +23,13 @@ def test_differences_of_two_configurations() -> None:
     assert [str(change) for change in find_changes(old, new)] == ["steps 10 -> 20", "algo.clip (not set) -> 0.2"]
 
 
+def test_table_of_changes_without_steps_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    run = bestiary.train("toy/catch", run_dir="r", **SMALL)
+    (run.path / "config_changes.csv").write_text("time,option\n1,x\n")
+    assert run_command(["resume", "r", "--steps", "1280"]) == 2
+    assert "config_changes.csv is damaged" in capsys.readouterr().err
+
+
 def test_changes_by_hand_and_by_option_are_printed_and_recorded(capsys: pytest.CaptureFixture[str]) -> None:
     run = bestiary.train("toy/catch", run_dir="r", lr=0.001, **SMALL)
     assert not (run.path / "config_changes.csv").exists()

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from bestiary.cli.main import run_command
+from bestiary.runs import listing
 from bestiary.runs.listing import describe_run
 from bestiary.runs.run import Run
 from bestiary.utils.errors import UserError
@@ -104,3 +105,9 @@ def test_returns_are_shown_with_the_names_of_tasks_and_rewards() -> None:
     assert "Pong -20.5, Breakout -" in describe_run(make_run("tasks", columns))
     columns = "step,seconds,training_return,true_return,return\n500,1.0,7.5,2.25,7.5\n"
     assert "training 7.5 true 2.25" in describe_run(make_run("rewards", columns))
+
+
+def test_run_that_is_removed_during_the_search_does_not_end_the_listing(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("runs/a").mkdir(parents=True)
+    monkeypatch.setattr(listing, "list_run_folders", lambda folder: [folder / "a", folder / "removed"])
+    assert set(listing.find_runs(Path("runs"))) == {Path("runs/a"), Path("runs/removed")}
