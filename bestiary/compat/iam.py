@@ -193,8 +193,8 @@ FLAGS = (
         "flicker",
         False,
         "`--flicker 0.5 --flicker-mode stack`",
-        "the whole stack of frames is blank, as in the original; --flicker-mode frame blanks single frames as in the "
-        "paper",
+        "the whole stack of frames is blank, as in the original, which also removes these frames from the following "
+        "stacks; --flicker-mode frame blanks single frames as in the paper",
         JOINT,
         bool,
     ),
