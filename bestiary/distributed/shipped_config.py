@@ -13,10 +13,12 @@ from typing import Any
 
 from bestiary import __version__
 from bestiary.config.config import Config
+from bestiary.config.plugin_options import map_plugins
 from bestiary.config.resolve import resolve
 from bestiary.config.toml import flatten
 from bestiary.utils import trust
 from bestiary.utils.errors import UserError
+from bestiary.utils.plugin_names import PluginRef
 from bestiary.utils.plugin_sources import PluginSource
 
 
@@ -52,6 +54,18 @@ def plugin_contents(config: Config) -> dict[str, PluginSource]:
     """Return a dict that maps the absolute path of each plug-in file of a config to its content."""
     sources = {path: trust.registered(Path(path)) for path in config.plugin_hashes}
     return {path: source for path, source in sources.items() if source is not None}
+
+
+def plugin_refs(config: Config) -> list[PluginRef]:
+    """Return all plug-ins of a config."""
+    refs: list[PluginRef] = []
+
+    def collect(ref: PluginRef) -> str:
+        refs.append(ref)
+        return ref
+
+    map_plugins(flatten(config.tables()), collect)
+    return refs
 
 
 def package_versions() -> dict[str, str]:

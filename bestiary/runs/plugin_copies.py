@@ -108,7 +108,7 @@ def shown_options(options: Mapping[str, Any], run_path: Path) -> dict[str, Any]:
 def _trust(ref: PluginRef, sha256: str | None, run_path: Path, trust_code: bool) -> PluginRef:
     if sha256 is None:
         raise UserError(f"{ref.path}: config.toml of the run has no hash of this file, so the file is not executed")
-    if trust.trust_known(ref.path, sha256):
+    if trust.trust_known(ref, sha256):
         return ref
     copy = run_path / FOLDER / copy_name(ref.path, sha256)
     source = _read_copy(copy, run_path)
@@ -117,11 +117,12 @@ def _trust(ref: PluginRef, sha256: str | None, run_path: Path, trust_code: bool)
             f"{ref.path} cannot be used: the file is missing, has changed since the run was created, or you have not "
             f"used it before; and its copy {copy} in the run folder is missing or altered"
         )
-    known = trust.is_known(sha256)
+    known = trust.is_known(sha256, ref.attribute)
     if not known and not trust_code:
         raise UserError(
-            f"the run uses the plug-in {ref.path.name}, and you have not used this version of it before. The run "
-            f"folder has a copy: read {copy}{_modules_text(source)}, then add --trust-code to execute it"
+            f"the run uses the plug-in {ref.path.name}:{ref.attribute}, and you have not used this version of it "
+            f"before. The run folder has a copy: read {copy}{_modules_text(source)}, then add --trust-code to execute "
+            "it"
         )
     # The config.toml of a model card names the copy itself. No note is then needed.
     if known and copy != run_path / ref.path:
@@ -129,7 +130,7 @@ def _trust(ref: PluginRef, sha256: str | None, run_path: Path, trust_code: bool)
             f"note: the copy {copy} is used instead of {ref.path}: this file is missing, has changed since the run was "
             "created, or you have not used its content at this path before"
         )
-    trust.trust_content(copy, source, announce=not known)
+    trust.trust_content(copy, source, ref.attribute, announce=not known)
     return PluginRef(copy, ref.attribute)
 
 

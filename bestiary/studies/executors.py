@@ -16,12 +16,13 @@ from typing import Any, Protocol
 from bestiary.distributed.faults import error_summary
 from bestiary.distributed.placement import avoid_nodes
 from bestiary.distributed.ray_connection import check_every_node
-from bestiary.distributed.shipped_config import package_versions, plugin_contents, version_mismatches
+from bestiary.distributed.shipped_config import package_versions, plugin_refs, version_mismatches
 from bestiary.studies.run_log import open_log
 from bestiary.studies.trial import Trial
 from bestiary.utils import trust
 from bestiary.utils.cpu import CORES_VARIABLE
 from bestiary.utils.errors import UserError
+from bestiary.utils.plugin_names import PluginRef
 from bestiary.utils.plugin_sources import PluginSource
 
 
@@ -164,7 +165,7 @@ class RayExecutor:
             self.working_dir,
             package_versions(),
             self.cpus_per_run,
-            plugin_contents(trial.config),
+            [(ref, source) for ref in plugin_refs(trial.config) if (source := trust.registered(ref.path)) is not None],
         )
         return RemoteProcess(self.ray, job, trial.log.resolve(), command, self.unsuitable_nodes)
 
@@ -208,13 +209,13 @@ class RemoteJob:
         working_dir: Path,
         versions: dict[str, str],
         cpus: float,
-        contents: dict[str, PluginSource],
+        plugins: list[tuple[PluginRef, PluginSource]],
     ):
         self.marker = marker
         self.working_dir = working_dir
         self.versions = versions
         self.cpus = cpus
-        self.contents = contents  # contents of the run's plug-in files, which the user trusts
+        self.plugins = plugins  # the run's plug-ins with their contents, which the user trusts
 
     def run(self, log: Path, command: list[str]) -> int:
         """Run the command and return its exit status. Raise UnsuitableMachine if this machine cannot run it."""
@@ -224,8 +225,8 @@ class RemoteJob:
             return -15
         if problems := check_machine(str(self.marker), str(self.working_dir), self.versions):
             raise UnsuitableMachine(ray.get_runtime_context().get_node_id(), problems[0])
-        for path, source in self.contents.items():
-            trust.trust_content(Path(path), source)
+        for ref, source in self.plugins:
+            trust.trust_content(ref.path, source, ref.attribute)
         environment = {**os.environ, CORES_VARIABLE: str(max(1, math.floor(self.cpus)))}
         self.process = start_command(log, command, cwd=self.working_dir, env=environment)
         return self.process.wait()

@@ -42,7 +42,7 @@ def load(ref: PluginRef, kind: str, required: Sequence[str] = ()) -> Any:
     source = trust.registered(ref.path)
     if source is None and not ref.path.is_file():
         raise UserError(f"{ref}: file {ref.path} does not exist")
-    if source is None:
+    if source is None or not trust.may_use(ref):
         raise UserError(
             f"{ref}: {ref.path} is not executed, because you have not named it yourself and its content is not trusted "
             "(see docs/security.md)"

@@ -9,6 +9,9 @@
 
 The hashes of trusted content are stored in trusted.json (`user_store.py`), never in a run folder. A file is executed
 only if a function of this module has accepted its content; its name alone is never sufficient.
+
+Trust includes the name of the class or function. Otherwise a run of another person could call any function of a file
+that the user has used, for example a function that writes files, with arguments of this person's choice.
 """
 
 import shlex
@@ -26,7 +29,9 @@ from bestiary.utils.user_store import UserStore
 TRUSTED = UserStore("trusted.json", max_records=10_000)
 MAX_PATHS = 20  # maximum number of paths that are stored for one hash
 
-_registered: dict[Path, PluginSource] = {}  # content that may be executed, by absolute path of the file
+# Absolute path of a file -> (content that may be executed, names of the classes and functions that may be used).
+# The name "" stands for all names.
+_registered: dict[Path, tuple[PluginSource, frozenset[str]]] = {}
 # Description of the file from which the arguments of this command come, or "" if the user has given them.
 _file_of_arguments = ""
 
@@ -36,20 +41,30 @@ def registered(path: Path) -> PluginSource | None:
 
     Only this content may be executed, even if the file on disk has changed since.
     """
-    return _registered.get(Path.cwd() / path)
+    found = _registered.get(Path.cwd() / path)
+    return None if found is None else found[0]
 
 
-def is_known(sha256: str) -> bool:
-    """Return whether the user has trusted the content with this hash before."""
-    return sha256 in TRUSTED.read()
+def may_use(ref: PluginRef) -> bool:
+    """Return whether the user has trusted the content of this file, and the use of this class or function in it."""
+    found = _registered.get(Path.cwd() / ref.path)
+    return found is not None and not found[1].isdisjoint(("", ref.attribute))
 
 
-def trust_content(path: Path, source: PluginSource, *, remember: bool = True, announce: bool = False) -> None:
+def is_known(sha256: str, attribute: str) -> bool:
+    """Return whether the user has trusted this class or function of the content with this hash before."""
+    return attribute in TRUSTED.read().get(sha256, {}).get("names", [])
+
+
+def trust_content(
+    path: Path, source: PluginSource, attribute: str = "", *, remember: bool = True, announce: bool = False
+) -> None:
     """Allow this process to execute the content of a file.
 
     Args:
         path: path of the file.
         source: its content.
+        attribute: name of the class or function that may be used; "": all names, only without `remember`.
         remember: whether to store the hash, so that later commands of the user may also execute this content.
         announce: whether to print which files are executed, and a command with which the user can read them.
     """
@@ -58,17 +73,23 @@ def trust_content(path: Path, source: PluginSource, *, remember: bool = True, an
         command = f"less {shlex.quote(str(path))}"
         note(f"--trust-code: this command executes {path}{_describe_modules(source)}; to read it: {command}")
     resolved = path.resolve()
-    _register(path, source)
+    _register(path, source, attribute)
     if not remember:
         return
+    assert attribute, "the name of the class or function is stored"
 
     def change(record: dict[str, Any]) -> dict[str, Any]:
         paths = [other for other in record.get("paths", []) if other != str(resolved)]
         now = time.strftime("%Y-%m-%d %H:%M:%S")
-        return {"paths": [*paths, str(resolved)][-MAX_PATHS:], "modules": sorted(source.modules), "time": now}
+        return {
+            "paths": [*paths, str(resolved)][-MAX_PATHS:],
+            "names": sorted({*record.get("names", []), attribute}),
+            "modules": sorted(source.modules),
+            "time": now,
+        }
 
-    record = TRUSTED.read().get(source.sha256)
-    if record is None or str(resolved) not in record.get("paths", []):
+    record = TRUSTED.read().get(source.sha256, {})
+    if str(resolved) not in record.get("paths", []) or attribute not in record.get("names", []):
         TRUSTED.update(source.sha256, change)
 
 
@@ -93,7 +114,7 @@ def trust_named(ref: PluginRef) -> None:
         source = read_source(ref.path)
     except OSError:
         return
-    trust_content(ref.path, source)
+    trust_content(ref.path, source, ref.attribute)
 
 
 def named_by_user(name: str) -> str:
@@ -115,38 +136,39 @@ def trust_in_file(ref: PluginRef, where: str, trust_code: bool) -> None:
     except OSError:
         return
     if trust_code:
-        trust_content(ref.path, source, announce=not is_known(source.sha256))
-    elif is_known(source.sha256):
-        trust_content(ref.path, source)
+        trust_content(ref.path, source, ref.attribute, announce=not is_known(source.sha256, ref.attribute))
+    elif is_known(source.sha256, ref.attribute):
+        trust_content(ref.path, source, ref.attribute)
     else:
         raise UserError(
-            f"{where} names {ref.path}, and you have not used this version of the file before. It would be executed: "
+            f"{where} names {ref}, and you have not used this version of it before. It would be executed: "
             f"read {ref.path}{_describe_modules(source)}, then add --trust-code"
         )
 
 
-def trust_known(path: Path, sha256: str) -> bool:
-    """Trust a file if its content has the hash `sha256` and the user has used this content at this path before.
+def trust_known(ref: PluginRef, sha256: str) -> bool:
+    """Trust a plug-in if its file has the hash `sha256`, and the user has used it with this content and path before.
 
-    Return whether the file is now trusted. If the user has not used this content at this path, do not read the file.
+    Return whether the plug-in is now trusted. If the user has not used this content at this path, do not read the file.
     """
     record = TRUSTED.read().get(sha256, {})
-    names = record.get("modules", [])
-    if str(path) not in record.get("paths", []):
+    if str(ref.path) not in record.get("paths", []) or not is_known(sha256, ref.attribute):
         return False
     try:
-        source = read_listed(path, path.parent, names, read_user_file)
+        source = read_listed(ref.path, ref.path.parent, record.get("modules", []), read_user_file)
     except OSError:
         return False
     if source.sha256 != sha256:
         return False
-    _register(path, source)
+    _register(ref.path, source, ref.attribute)
     return True
 
 
-def _register(path: Path, source: PluginSource) -> None:
-    _registered[Path.cwd() / path] = source
-    _registered[path.resolve()] = source
+def _register(path: Path, source: PluginSource, attribute: str) -> None:
+    for absolute in (Path.cwd() / path, path.resolve()):
+        found = _registered.get(absolute)
+        names = found[1] if found is not None and found[0].sha256 == source.sha256 else frozenset()
+        _registered[absolute] = (source, names | {attribute})
 
 
 def _describe_modules(source: PluginSource) -> str:

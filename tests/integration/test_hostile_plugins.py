@@ -18,6 +18,7 @@ from bestiary.cli.main import run_command
 from bestiary.config.toml import dump_toml, read_tables
 from bestiary.runs.run import open_run
 from bestiary.studies.executors import start_command
+from bestiary.utils import trust
 
 SMALL: dict[str, Any] = {"runtime": "serial", "num_envs": 4, "batch_size": 4, "micro_batch_size": 4, "steps": 320}
 
@@ -132,6 +133,27 @@ def test_hash_in_the_run_folder_is_not_trusted(toy_run: Path, place: str, comman
     status = run_command(COMMANDS[command].split())
     assert not Path("executed").exists()
     assert status == (0 if command in ("report", "report --no-draw", "runs", "compare") else 2)
+
+
+TOOLS = """
+from pathlib import Path
+from bestiary.agents.torsos import MLP as Net
+def wipe(num_envs, *, folder="."):
+    Path("executed").write_text(folder)
+"""
+
+
+@pytest.mark.parametrize("command", ["eval r --episodes 2", "resume r --steps 640", "train --config r/config.toml"])
+def test_other_function_of_a_known_plugin_is_not_executed(command: str) -> None:
+    """The user has used the file, but only its class Net. The run chooses a function and its arguments."""
+    Path("tools.py").write_text(TOOLS)
+    bestiary.train("toy/catch", run_dir="r", torso="tools.py:Net", **SMALL)
+    tables = read_tables(Path("r/config.toml"))
+    tables["env"] = {"name": [tables["torso"]["name"].replace(":Net", ":wipe")], "folder": "chosen by the run"}
+    Path("r/config.toml").write_text(dump_toml(tables))
+    trust._registered.clear()  # a new process
+    assert run_command(command.split()) == 2
+    assert not Path("executed").exists()
 
 
 def test_trust_code_executes_exactly_the_copy_that_it_names(toy_run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bestiary.utils import trust, user_store
+from bestiary.utils import plugins, trust, user_store
 from bestiary.utils.errors import UserError
 from bestiary.utils.plugin_names import PluginRef
 from bestiary.utils.plugin_sources import PluginSource, read_source
@@ -39,7 +39,7 @@ def test_store_is_private_and_has_the_hash_and_path_of_trusted_content(store: Us
     assert store.path.with_suffix(".lock").stat().st_mode & 0o777 == 0o600
     assert [path.name for path in store.path.parent.iterdir() if path.name.startswith(".tmp")] == []
     assert store.read()[sha256]["paths"] == [str(Path("net.py").resolve())]
-    assert trust.is_known(sha256)
+    assert trust.is_known(sha256, "Net")
 
 
 def test_relative_folder_of_the_environment_variable_is_ignored(
@@ -84,7 +84,7 @@ def test_unsafe_file_is_ignored_and_not_changed(store: UserStore, how: str, caps
             os.mkfifo(store.path)
         else:
             store.path.mkdir()
-    assert not trust.is_known(sha256)
+    assert not trust.is_known(sha256, "Net")
     other, _ = write_plugin("class Net:\n    other = True\n")
     trust.trust_named(other)  # the user may use it now, but it is not stored
     assert trust.registered(other.path) is not None
@@ -97,7 +97,7 @@ def test_file_of_another_user_is_ignored(store: UserStore, monkeypatch: pytest.M
     ref, sha256 = write_plugin()
     trust.trust_named(ref)
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-    assert not trust.is_known(sha256)
+    assert not trust.is_known(sha256, "Net")
 
 
 def _add(number: int) -> None:
@@ -121,13 +121,29 @@ def test_known_content_is_read_only_at_a_path_that_the_user_has_used(store: User
     ref, sha256 = write_plugin()
     trust.trust_named(ref)
     Path("copy.py").write_bytes(Path("net.py").read_bytes())
-    assert trust.trust_known(tmp_path / "net.py", sha256)
-    assert not trust.trust_known(tmp_path / "copy.py", sha256)
+    assert trust.trust_known(PluginRef(tmp_path / "net.py", "Net"), sha256)
+    assert not trust.trust_known(PluginRef(tmp_path / "copy.py", "Net"), sha256)
     Path("net.py").write_text("changed")
-    assert not trust.trust_known(tmp_path / "net.py", sha256)
+    assert not trust.trust_known(PluginRef(tmp_path / "net.py", "Net"), sha256)
     Path("net.py").unlink()
     os.mkfifo("net.py")
-    assert not trust.trust_known(tmp_path / "net.py", sha256)
+    assert not trust.trust_known(PluginRef(tmp_path / "net.py", "Net"), sha256)
+
+
+def test_known_content_is_trusted_only_with_a_name_that_the_user_has_used(store: UserStore, tmp_path: Path) -> None:
+    ref, sha256 = write_plugin()
+    trust.trust_named(ref)
+    other = PluginRef(tmp_path / "net.py", "wipe")
+    assert not trust.may_use(other)
+    assert not trust.trust_known(other, sha256)
+    with pytest.raises(UserError, match="wipe, and you have not used this version"):
+        trust.trust_in_file(other, "study.toml", trust_code=False)
+    with pytest.raises(UserError, match="is not executed"):
+        plugins.load(other, "environment")
+    trust.trust_named(other)
+    assert trust.may_use(other)
+    assert trust.may_use(ref)
+    assert store.read()[sha256]["names"] == ["Net", "wipe"]
 
 
 def test_plugin_in_a_file_needs_known_content(store: UserStore) -> None:
