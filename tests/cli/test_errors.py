@@ -67,7 +67,7 @@ INVALID_COMMANDS: list[tuple[str, tuple[str, ...]]] = [
     ("train toy/chain --memory delta --memory.truncate 3", ("--memory.truncate 3: expected one of none, step",)),
     (
         "train toy/chain --memory srwm --memory.kernel triton --device cpu",
-        ("--memory.kernel triton", "needs a GPU", "choose --memory.kernel numba or reference"),
+        ("--memory.kernel triton", "only GPUs", "choose --memory.kernel numba or reference"),
     ),
     ("eval {run} --reset-state-every some", ("--reset-state-every some: expected a number",)),
     ("train toy/chain --torso.depht 3", ("unknown option --torso.depht; did you mean --torso.depth",)),
