@@ -215,7 +215,12 @@ class Questions:
         """Show the observation of the step that the player shows."""
         t = self.player.shown
         self.where.text = f"Questions about step {t}."
-        if self.size is not None and t in self.game.records:
+        is_known = t in self.game.records
+        if self.size is not None:
+            self.observation.set_visibility(is_known)
+        if not is_known:
+            self.where.text += " Its observation is not in memory any more; an answer plays the game again."
+        if self.size is not None and is_known:
             record = self.game.records[t][0]
             png = observed_picture(record.inputs.observation) or self.game.steps[t].png
             self.picture_size = _png_size(png)
