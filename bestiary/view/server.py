@@ -26,7 +26,8 @@ from starlette.middleware.gzip import GZipMiddleware
 from bestiary.evaluation.run_outputs import output_files
 from bestiary.view.catalogue import Catalogue
 from bestiary.view.page_elements import show_missing
-from bestiary.view.pages.player import POLICIES, PlayerQuery, player_page
+from bestiary.view.pages.game_choice import POLICIES, PlayerQuery
+from bestiary.view.pages.player import player_page
 from bestiary.view.pages.run import MEDIA_FOLDERS, run_page
 from bestiary.view.pages.runs import runs_page
 from bestiary.view.pages.study import study_page

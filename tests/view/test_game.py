@@ -22,12 +22,12 @@ from bestiary.runs.recordings import open_recording
 from bestiary.runs.run import Run, open_run
 from bestiary.utils.errors import UserError
 from bestiary.utils.images import enlarge
+from bestiary.view.answers import answer_question, saliency_inside
 from bestiary.view.catalogue import Catalogue
 from bestiary.view.game import GameSetup, WatchedGame
 from bestiary.view.overlays import DENSITY, Overlays
+from bestiary.view.pages.game_choice import PlayerQuery, make_setup
 from bestiary.view.pages.keyboard import action_of_keys
-from bestiary.view.pages.player import PlayerQuery, make_setup
-from bestiary.view.pages.questions import answer_question, saliency_inside
 
 GYMNASIUM_ENV = """
 import gymnasium

@@ -6,25 +6,19 @@ import contextlib
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
 from nicegui import app, events, ui
 
-from bestiary.evaluation.playback import PlaybackOptions
-from bestiary.evaluation.run_outputs import output_files
-from bestiary.runs.recordings import open_recording
-from bestiary.runs.run import Run
-from bestiary.utils.console import format_number, printable
+from bestiary.utils.console import printable
 from bestiary.utils.errors import RunError, UserError
 from bestiary.view.catalogue import Catalogue
-from bestiary.view.charts import DOWN_TRIANGLE, PALETTE, UP_TRIANGLE, Dots, bar_chart, line_chart
-from bestiary.view.curves import Curve
-from bestiary.view.game import GameSetup, WatchedGame
+from bestiary.view.game import WatchedGame
 from bestiary.view.overlays import NO_OVERLAY, Overlays
-from bestiary.view.page_elements import add_chart, clicked_x, heading, page_frame, page_url, section, set_chart
+from bestiary.view.page_elements import clicked_x, page_frame, page_url, section
+from bestiary.view.pages.agent_output import GameCurves, StepOutput
+from bestiary.view.pages.game_choice import GameChoice, PlayerQuery, make_setup
 from bestiary.view.pages.keyboard import LEAVE_FOCUS, KeyboardControl
 from bestiary.view.pages.questions import Questions
 
@@ -33,63 +27,14 @@ FRAMES_AHEAD = 5  # while playing, the server sends at most this number of frame
 MAX_WAIT = 30.0  # seconds after which playing stops if the browser does not answer
 SPEEDS = {"normal speed": 1.0, "half speed": 0.5, "2x": 2.0, "as fast as possible": 0.0}
 MAX_GAMES = 8  # maximum number of games that are open at once, in all tabs
-NO_RUN = "none"
-POLICIES = ("sampled", "greedy")
 
 _open_games: list["PlayerPage"] = []  # the oldest first
-
-
-@dataclass(frozen=True)
-class PlayerQuery:
-    """The parameters in the URL of the page."""
-
-    run: str
-    checkpoint: int | None = None
-    env: str | None = None
-    seed: int = 0
-    policy: str = "sampled"
-    levels: str | None = None
-    second: str | None = None
-    second_checkpoint: int | None = None
-    recording: str | None = None
-    game: int = 0
-    step: int = 0
-
-    def url(self) -> str:
-        """Return the URL of the page with these parameters."""
-        shown = {name: value for name, value in vars(self).items() if value not in (None, "", 0) or name == "run"}
-        return page_url("player", **shown)
 
 
 def player_page(catalogue: Catalogue, query: PlayerQuery) -> None:
     """Build the page."""
     with page_frame("Player", (query.run, page_url("run", run=query.run)), ("Player", query.url())):
         PlayerPage(catalogue, query)
-
-
-def make_setup(catalogue: Catalogue, query: PlayerQuery) -> GameSetup:
-    """Return the choices of a game. Raise UserError if they are not possible."""
-    run = catalogue.run(query.run)
-    if query.levels:
-        run = run.with_env_options({"levels": query.levels})
-    replay = None
-    if query.recording is not None:
-        paths = [path for path in output_files(run, "recordings") if path.name == query.recording]
-        if not paths:
-            raise UserError(f"{query.recording}: there is no such recording in recordings/ of the run")
-        recording = open_recording(paths[0])
-        replay = (recording, recording.game(query.game))
-    options = PlaybackOptions(
-        checkpoint=query.checkpoint,
-        env=query.env,
-        seed=query.seed,
-        greedy=query.policy == "greedy",
-        replay=replay,
-    )
-    others: list[tuple[Run, int | None]] = []
-    if query.second is not None and query.second in catalogue.runs:
-        others.append((catalogue.run(query.second), query.second_checkpoint))
-    return GameSetup(run, options, others)
 
 
 class PlayerPage:
@@ -110,68 +55,11 @@ class PlayerPage:
         self.client = ui.context.client
         self.keyboard: KeyboardControl | None = None
         with section("Game"):
-            self._add_setup()
+            GameChoice(catalogue, query)
         self.message = ui.label().classes("warning").props("role=alert")
         self.body = ui.element("div").classes("player")
         self.client.on_delete(self.close)
         ui.timer(0.05, self.start, once=True)
-
-    # --- choice of the game ---
-
-    def _add_setup(self) -> None:
-        query = self.query
-        options = self.catalogue.options(query.run)
-        names = [str(name) for name in options.get("env", [])]
-        with ui.element("div").classes("controls"):
-            self.checkpoint = ui.select({None: "newest"}, value=None, label="Checkpoint").props("dense")
-            self._offer_checkpoints(self.checkpoint, query.run, query.checkpoint)
-            self.env = ui.select(
-                {k: printable(name) for k, name in enumerate(names)} or {0: ""}, value=0, label="Task"
-            ).props("dense")
-            if query.env in names:
-                self.env.value = names.index(query.env)
-            self.env.set_visibility(len(names) > 1)
-            self.seed = ui.number("Seed", value=query.seed, min=0, precision=0).props("dense").classes("seed")
-            self.policy = ui.select(list(POLICIES), value=query.policy, label="Actions").props("dense")
-            self.levels = ui.input("Levels", value=query.levels or "").props("dense")
-            self.levels.set_visibility("env.levels" in options)
-            others = sorted(self.catalogue.runs, key=lambda key: key != query.run)  # the own run comes first
-            second = query.second if query.second in others else NO_RUN
-            self.second = ui.select([NO_RUN, *others], value=second, label="Second agent", with_input=True)
-            self.second.props("dense").classes("second")
-            self.second_checkpoint = ui.select({None: "newest"}, value=None, label="Its checkpoint").props("dense")
-            self._show_second_checkpoints(query.second_checkpoint)
-            self.second.on_value_change(lambda: self._show_second_checkpoints(None))
-            ui.button("New game", on_click=self._open_chosen).props("outline dense no-caps").classes("new-game")
-        if query.recording is not None:
-            ui.label(f"Recorded game {query.game} of {printable(query.recording)}").classes("muted")
-
-    def _offer_checkpoints(self, select: ui.select, key: str, wanted: int | None) -> None:
-        """Offer the checkpoints of a run, and choose the one that is nearest to the wanted number of steps."""
-        saved = [checkpoint.steps for checkpoint in self.catalogue.run(key).checkpoints]
-        chosen = None if wanted is None or not saved else min(saved, key=lambda steps: abs(steps - wanted))
-        select.set_options({None: "newest"} | {steps: f"{steps:,}" for steps in reversed(saved)}, value=chosen)
-
-    def _show_second_checkpoints(self, wanted: int | None) -> None:
-        key = self.second.value
-        self.second_checkpoint.set_visibility(key in self.catalogue.runs)
-        if key in self.catalogue.runs:
-            self._offer_checkpoints(self.second_checkpoint, str(key), wanted)
-
-    def _open_chosen(self) -> None:
-        """Open the page again with the chosen options, so that its URL describes the game."""
-        names = self.catalogue.options(self.query.run).get("env", [])
-        chosen = PlayerQuery(
-            run=self.query.run,
-            checkpoint=self.checkpoint.value,
-            env=names[self.env.value] if len(names) > 1 else None,
-            seed=int(self.seed.value or 0),
-            policy=self.policy.value,
-            levels=self.levels.value or None,
-            second=None if self.second.value == NO_RUN else self.second.value,
-            second_checkpoint=None if self.second.value == NO_RUN else self.second_checkpoint.value,
-        )
-        ui.navigate.to(chosen.url())
 
     async def start(self) -> None:
         """Open the game and play it to the step in the URL."""
@@ -229,29 +117,9 @@ class PlayerPage:
                                     ui.label(name)
                 self._add_controls()
             with ui.element("section").classes("box player-output"):
-                heading("Action probabilities")
-                agents = [[0.0] * len(game.action_names)] * len(names)
-                self.probabilities = add_chart(bar_chart(game.action_names, agents, names), "Action probabilities")
-                self.probabilities.style(
-                    f"height: {60 + 22 * len(game.action_names) * len(names)}px; max-height: 420px"
-                )
-                self.output = ui.label().classes("output")
-                heading("Rewards", 3)
-                self.rewards = ui.element("div").classes("reward-table")
-                self.reward_labels: dict[str, tuple[ui.label, ui.label]] = {}
-                with self.rewards:
-                    for text in ("", "at this step", "game so far"):
-                        ui.label(text).classes("muted")
+                self.output = StepOutput(game, names)
         with section("Value over time"):
-            self.value_chart = add_chart(line_chart([], x_name="step"), "Value at each step")
-            self.value_chart.on("click", lambda e: self._seek(e), ["offsetX", "offsetY"])
-            self.norm_chart = None
-            if game.steps[0].agents[0].state_norm is not None:
-                heading("Norm of the recurrent state", 3)
-                self.norm_chart = add_chart(line_chart([], x_name="step"), "Norm of the recurrent state").classes("low")
-            ui.label(
-                "Triangles are steps with a positive (up) or negative (down) reward. A click shows the step."
-            ).classes("muted")
+            self.curves = GameCurves(game, names, self._seek)
         self.questions = Questions(self)
         self.keyboard = KeyboardControl(self)
 
@@ -468,73 +336,14 @@ class PlayerPage:
         self.step_text.text = f"step {t} of {len(game.steps) - 1}{changed}{end}"
         if not during_play or time.monotonic() - self.charts_drawn > CHART_SECONDS:
             self.charts_drawn = time.monotonic()
-            self._draw_output(t)
-            self._draw_values(t)
+            self.output.draw(t)
+            self.curves.draw(t)
         if not during_play:
             self.questions.show_step()
 
     def _set_pictures(self, pngs: list[bytes]) -> None:
         for picture, png in zip(self.pictures, pngs, strict=True):
             picture.set_source(f"data:image/png;base64,{base64.b64encode(png).decode()}")
-
-    def _draw_output(self, t: int) -> None:
-        assert self.game is not None
-        game, step = self.game, self.game.steps[t]
-        names = self.agent_names
-        set_chart(
-            self.probabilities, bar_chart(game.action_names, [agent.probabilities for agent in step.agents], names)
-        )
-        texts = [f"value {format_number(agent.value)}" for agent in step.agents]
-        taken = step.action or step.choice
-        choice = f" (the agent chose {step.choice})" if taken != step.choice else ""
-        self.output.text = f"action {taken}{choice} · {' / '.join(texts)}"
-        for name, (now, total) in self._measure_sums(t).items():
-            if name not in self.reward_labels:
-                with self.rewards:
-                    ui.label(name)
-                    self.reward_labels[name] = (ui.label().classes("number"), ui.label().classes("number"))
-            self.reward_labels[name][0].text = now
-            self.reward_labels[name][1].text = total
-
-    def _measure_sums(self, t: int) -> dict[str, tuple[str, str]]:
-        """Return {name: (at step t, sum of steps 1 to t)} of the reward and its components.
-
-        The reward "at step t" is the one with which the environment reached step t. At the end of a game, it is the
-        reward of the last action.
-        """
-        assert self.game is not None
-        steps = self.game.steps[: t + 1]
-        is_end = self.game.is_over and t == len(self.game.steps) - 1
-        rewards = [step.reward or 0.0 for step in (steps if is_end else steps[:-1])]
-        sums = {"reward": (format_number(rewards[-1] if rewards else 0.0), format_number(sum(rewards)))}
-        for name in steps[-1].measures:
-            values = [step.measures.get(name, 0.0) for step in steps[1:]]
-            sums[printable(name)] = (format_number(values[-1] if values else 0.0), format_number(sum(values)))
-        return sums
-
-    def _draw_values(self, t: int) -> None:
-        assert self.game is not None
-        steps = self.game.steps
-        names = self.agent_names
-        x = np.arange(len(steps), dtype=float)
-        values = np.array([[agent.value for agent in step.agents] for step in steps])
-        rewards = np.array([0.0, *(step.reward or 0.0 for step in steps[:-1])])
-        dots = [
-            Dots(name, x[rows], values[rows, 0], colour, 11, symbol)
-            for name, rows, colour, symbol in (
-                ("positive reward", rewards > 0, PALETTE[2], UP_TRIANGLE),
-                ("negative reward", rewards < 0, PALETTE[3], DOWN_TRIANGLE),
-            )
-            if rows.any()
-        ]
-        curves = [Curve(name, x, values[:, k]) for k, name in enumerate(names)]
-        marks = [(float(t), str(t))]
-        options = line_chart(curves, x_name="step", marks=marks, dots=dots)
-        set_chart(self.value_chart, options)
-        if self.norm_chart is not None:
-            norms = np.array([[agent.state_norm or 0.0 for agent in step.agents] for step in steps])
-            curves = [Curve(name, x, norms[:, k]) for k, name in enumerate(names)]
-            set_chart(self.norm_chart, line_chart(curves, x_name="step", marks=marks))
 
     # --- events ---
 
@@ -549,7 +358,7 @@ class PlayerPage:
         await self.show(self.shown)
 
     async def _seek(self, event: events.GenericEventArguments) -> None:
-        x = await clicked_x(self.value_chart, event)
+        x = await clicked_x(self.curves.value_chart, event)
         if x is not None:
             self.is_playing = False
             await self.show(round(x))
