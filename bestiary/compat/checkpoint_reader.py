@@ -30,10 +30,10 @@ from torch import Tensor
 MAX_TENSORS = 10_000
 MAX_NAME_LENGTH = 200
 MAX_TEXT_LENGTH = 1_000
-MEMORY_FACTOR = 6  # multiple of the file size; the file, its tensors and two copies of them need about 4
+MEMORY_FACTOR = 6  # memory limit, in file sizes; the file, its tensors and two copies of the tensors need about 4
 MEMORY_RESERVE = 512 * 2**20  # further memory that the process may use after the start, in bytes
 GIT_LFS_START = b"version https://git-lfs"
-OUTPUT_RESERVE = 64 * 2**20  # size of the results in addition to the size of the file, in bytes
+OUTPUT_RESERVE = 64 * 2**20  # bytes that the results may have in addition to twice the size of the file
 TENSOR_TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8)
 
 
@@ -49,7 +49,7 @@ class Contents:
     num_optimized: int = 0  # number of parameters of the optimizer
     flags: dict[str, Any] = field(default_factory=dict)  # flags of the original program
     updates: int | None = None  # number of updates, counted by the learning-rate scheduler
-    steps: int | None = None  # number of steps
+    steps: int | None = None  # number of steps of the training
 
 
 class IgnoredObject:
@@ -80,7 +80,7 @@ def main(folder: Path) -> None:
     except Refused as error:
         result = {"error": str(error)}
     except (MemoryError, RecursionError):
-        result = {"error": "it needs more memory than a checkpoint of this size"}
+        result = {"error": "reading it needs more memory than a checkpoint of this size should need"}
     except Exception as error:  # the readers of PyTorch raise various errors for damaged files
         result = {"error": describe(error)}
     (folder / "contents.json").write_text(json.dumps(result))
@@ -133,7 +133,10 @@ def read_checkpoint(file: IO[bytes], file_bytes: int) -> tuple[Contents, dict[st
 
 
 def check_archive(file: IO[bytes], file_bytes: int) -> None:
-    """Raise Refused for a pointer of Git LFS, and for a ZIP archive that is damaged or larger than the file."""
+    """Raise Refused for a pointer of Git LFS, and for a ZIP archive that is compressed or damaged.
+
+    An archive counts as damaged, too, if its parts together are larger than the file.
+    """
     try:
         if file.read(len(GIT_LFS_START)) == GIT_LFS_START:
             raise Refused("it is only a pointer of Git LFS; download the file with: git lfs pull")
@@ -216,7 +219,7 @@ def describe(error: Exception) -> str:
     if isinstance(error, pickle.UnpicklingError) and (found := re.search(r"GLOBAL (\S+)", text)):
         return f"it contains Python objects ({found[1]}), which could run code; only tensors and numbers are read"
     if "allocate" in text or "bad_alloc" in text:
-        return "it needs more memory than a checkpoint of this size"
+        return "reading it needs more memory than a checkpoint of this size should need"
     text = text.partition("WeightsUnpickler error:")[2] or text  # PyTorch puts advice before the reason
     reason = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
     return f"it is damaged, or torch.save has not written it ({reason.partition('. ')[0][:150]})"

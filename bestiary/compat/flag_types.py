@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 # How a flag is translated.
-OPTION = "option"  # it becomes `Flag.option` with the converted value
+OPTION = "option"  # translated to `Flag.option` with the converted value
 JOINT = "joint"  # translated together with other flags, by a rule of the `Mode` (train, test, ...)
 IGNORED = "ignored"  # accepted without effect; if the flag is given, `Flag.difference` is printed, which says why
 REFUSED = "refused"  # the translation fails, unless the flag has its default value
@@ -33,15 +33,18 @@ class Flag:
 
     name: str  # as in the original, without the leading hyphens
     default: Any  # default value of the original
-    option: str = ""  # Bestiary option; for a switch also its value, for example "--device cpu"
+    # Bestiary option, for example "--steps"; for a switch also its value, for example "--device cpu". If the status is
+    # JOINT, a description of the Bestiary options for tables and help texts.
+    option: str = ""
     difference: str = ""  # how the option differs from the flag, or why there is no option; one line
     status: str = OPTION
     kind: type = str  # type of the value; bool: a switch without a value
     several: bool = False  # whether the flag accepts several words, which are joined by spaces
     choices: tuple[str, ...] = ()
     convert: Callable[[Any], str] = format_value  # unit conversion: value of the original -> value of the option
-    fork: str = ""  # the fork that has this flag; empty: all
-    defaults: Mapping[str, Any] = field(default_factory=dict)  # other default values of variants (Values.variants)
+    fork: str = ""  # the fork that has this flag; empty: all forks
+    # Default values that differ from `default`: {variant: value}. Values.variants explains variants.
+    defaults: Mapping[str, Any] = field(default_factory=dict)
     commands: tuple[str, ...] = ("train",)  # Bestiary commands for which the flag matters
 
 
@@ -52,7 +55,9 @@ class Values:
     flags: Mapping[str, Any]
     given: frozenset[str]  # names of the flags on the command line
     program: str
-    variants: tuple[str, ...] = ()  # keys of Flag.defaults that apply, the most specific first
+    # Keys of Flag.defaults that apply, the most specific first. MonoBeast of the PopArt fork, for example, has
+    # ("popart-mono", "popart", "mono").
+    variants: tuple[str, ...] = ()
     cluster: str | None = None  # value of --cluster of `bestiary compat`
 
     def __getitem__(self, name: str) -> Any:
@@ -60,7 +65,7 @@ class Values:
 
     @property
     def fork(self) -> str:
-        """The fork whose defaults are used; empty: the base project."""
+        """The fork whose defaults are used; empty: the defaults of no fork."""
         return next((variant for variant in self.variants if variant in ("popart", "reward")), "")
 
 
@@ -87,7 +92,7 @@ class Mode:
     # Behaviour of the original that no flag controls: (words of the Bestiary command, description).
     fixed: tuple[tuple[str, str], ...] = ()
     differences: tuple[str, ...] = ()  # printed for each command of this mode
-    fork: str = ""  # the fork that has this mode; empty: all
+    fork: str = ""  # the fork that has this mode; empty: all forks
     starts: bool = True  # False: the command is only printed
     runs_with_cluster: bool = False  # whether --cluster starts the command even if `starts` is False
 

@@ -98,7 +98,7 @@ def batches(values: Values) -> Words:
     words += ["--algo.sequence-length", str(sequence)]
     differences = []
     if minibatches != wanted:
-        differences.append(f"num-mini-batch {wanted}: {minibatches}, the number of sequences of a rollout")
+        differences.append(f"num-mini-batch {wanted}: reduced to {minibatches}, the number of sequences of a rollout")
     elif sequences % minibatches:
         differences.append(
             f"num-mini-batch {wanted}: does not divide the {sequences} sequences of a rollout, so some minibatches "
@@ -193,14 +193,14 @@ FLAGS = (
         "flicker",
         False,
         "`--flicker 0.5 --flicker-mode stack`",
-        "the whole stack of frames is blank, as in the original, which also removes these frames from the following "
-        "stacks; --flicker-mode frame blanks single frames as in the paper",
+        "the whole stack of frames is blank, as in the original; only in the original, the frames of this stack are "
+        "also blank in the following stacks. --flicker-mode frame blanks single frames, as in the paper",
         JOINT,
         bool,
     ),
     Flag("log-dir", None, "--run-dir", status=JOINT),
     Flag("save-dir", None, "", "not needed: checkpoints are written to the run folder (--log-dir)", IGNORED),
-    Flag("log-interval", 10, "`--log-every` N x processes x steps", status=JOINT, kind=int),
+    Flag("log-interval", 10, "`--log-every` = N x num-processes x num-steps", status=JOINT, kind=int),
     Flag(
         "save-interval",
         100,
@@ -209,13 +209,13 @@ FLAGS = (
         IGNORED,
         int,
     ),
-    Flag("eval-interval", None, "`--valid-every` N x processes x steps", status=JOINT, kind=int),
+    Flag("eval-interval", None, "`--valid-every` = N x num-processes x num-steps", status=JOINT, kind=int),
     Flag("no-cuda", False, "--device cpu", kind=bool),
     Flag(
         "cuda-deterministic",
         False,
         "",
-        "only with one thread: add --runtime serial to the printed command",
+        "a training is deterministic only with one thread; for this, add --runtime serial to the printed command",
         IGNORED,
         bool,
     ),
@@ -253,10 +253,10 @@ MAIN = Program(
             ),
             fixed=(("--save-every 0", "only rolling checkpoints"),),
             differences=(
-                "defaults that the document does not state are those of pytorch-a2c-ppo-acktr, except for --algo, "
-                "--ppo-epoch, --clip-param and --num-mini-batch",
+                "defaults that the documents of the original do not state are those of pytorch-a2c-ppo-acktr, except "
+                "for --algo, --ppo-epoch, --clip-param and --num-mini-batch",
             ),
         )
     },
-    extra_words="words without a flag are notes in the document, for example the duration of the run",
+    extra_words="in the documents of the original, words without a flag are notes, for example the duration of a run",
 )

@@ -161,16 +161,21 @@ def _write(run: Run, config: Config, learner: Learner, rows: list[dict[str, Any]
 
 
 def _differences(config: Config, original: OriginalCheckpoint, flags: Mapping[str, Any], problem: str) -> list[str]:
-    """Return one line for each difference from the original: something is not imported or cannot be reproduced."""
+    """Return one line for each part of the original run that is not imported or that behaves differently."""
     lines = []
     if not flags:
-        lines.append("the file contains no flags; the training options are the defaults of the original (--meta)")
+        lines.append(
+            "the file contains no flags, so the training options are the defaults of the original; to change this, add "
+            "--meta meta.json"
+        )
     if problem:
         lines.append(f"the state of the optimizer is not imported ({problem}); resume starts with a new optimizer")
     if original.contents.steps is None and original.contents.updates is None:
         lines.append("the file contains no number of steps; the checkpoint is saved as step 0")
     if config.envs[0].startswith("atari/"):
-        lines.append("starts of lives and the time limit differ slightly from the original (docs/atari.md)")
+        lines.append(
+            "the start of a life and the end at the time limit differ slightly from the original (docs/atari.md)"
+        )
     lines.append("states of environments and random generators are not in the file; resume starts new episodes")
     lines.append("training options are translated as by bestiary compat; docs/migration.md lists the differences")
     return lines

@@ -19,7 +19,7 @@ from bestiary.utils.errors import UserError
 PROCGEN_CHANNELS = 3
 # Flags that do not describe the experiment. `use_wandb` would also send data to another computer.
 UNUSED_FLAGS = ("mode", "xpid", "savedir", "seed", "use_wandb", "project_name")
-MAX_TRAJECTORIES = 100_000  # limit of num_actors and batch_size, as of the options of Bestiary
+MAX_TRAJECTORIES = 100_000  # maximum value of num_actors and batch_size, as for --num-envs and --batch-size
 UNUSED_OPTIONS = (*LOCATION_OPTIONS, "seed")
 
 
@@ -47,7 +47,8 @@ def make_config(path: Any, flags: Mapping[str, Any], network: Network, envs: Seq
     names = [name for text in envs for name in (bestiary_names(text) or (text,))]
     if not names and "env" not in flags:
         raise UserError(f"{path} does not contain the name of its environment; add --env, for example --env atari/Pong")
-    # The name in the file must not be the name of a plug-in or of a Python module, because it would be imported.
+    # The name in the file must not be the name of a plug-in or of a Python module, because this code would be
+    # executed.
     env = str(flags.get("env"))
     if not names and env not in GROUPS and not bestiary_names(env):
         raise UserError(f"{path}: its environment {env[:100]} is not known; name the environment with --env")

@@ -14,6 +14,7 @@ from bestiary.compat.translate import format_command, translate
 
 TEMPLATE = Path(__file__).with_name("migration_template.md")
 PLACEHOLDER = "<!-- sections -->\n"
+# Title of each variant (Values.variants).
 VARIANTS = {
     "popart": "PopArt fork",
     "popart-poly": "PolyBeast of the PopArt fork",
@@ -38,7 +39,7 @@ class Section:
     """A section of the page."""
 
     title: str
-    programs: tuple[str, ...]  # names to show; the flags of the first program are listed
+    programs: tuple[str, ...]  # names of the programs; the flags of the first program are listed
     examples: tuple[Example, ...]
     fork: str | None = None  # only flags of this fork; empty: flags that belong to no fork; None: all flags
     modes: tuple[str, ...] = ()  # modes to list; empty: all

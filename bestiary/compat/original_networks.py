@@ -69,7 +69,7 @@ def _without_first_axis(tensor: Tensor) -> Tensor:
 
 
 SHALLOW = (
-    Row("conv#", "torso.convolutions.#", factor=2, first=-2),  # conv1, conv2, conv3
+    Row("conv#", "torso.convolutions.#", factor=2, first=-2),  # conv1, conv2, conv3 -> 0, 2, 4
     Row("fc", "torso.layers.0"),
     Row("fc.#", "torso.layers.#", factor=2),  # reward-misspecification fork: several layers
 )

@@ -55,7 +55,7 @@ def new_run(values: Values) -> Words:
     xpid = values["xpid"] or f"torchbeast-{time.strftime('%Y%m%d-%H%M%S')}"
     seed = str(zlib.crc32(xpid.encode()) % NUM_SEEDS)
     words = ("--run-dir", expand_path(f"{values['savedir']}/{xpid}"), "--seed", seed)
-    differences = (f"seed {seed}: follows from the name of the run; the original draws a random seed",)
+    differences = (f"seed {seed}: computed from the name of the run; the original draws a random seed",)
     if "popart" in values.variants or "poly" in values.variants:
         return Words((*words, "--if-exists", "resume"), differences)
     return Words(
@@ -82,8 +82,9 @@ def actors(tasks: Sequence[str], wanted: int, name: str, cluster: str | None) ->
         tasks: names of the environments.
         wanted: number of actors or environment servers of the original.
         name: flag of the original that gives this number, for messages.
-        cluster: value of --cluster. With a cluster, each actor process plays all tasks. There are as many actor
-            processes as possible (`count_cluster_envs`); with the value "local", at most one per core.
+        cluster: value of --cluster, or None. With a cluster, each actor process plays all tasks, so with several tasks
+            there are fewer than `wanted` actor processes (`count_cluster_envs`). With the value "local", there is at
+            most one actor process per core.
     """
     words: tuple[str, ...]
     differences: tuple[str, ...] = ()
@@ -189,7 +190,10 @@ def proxy_reward(values: Values) -> Words:
         reward = f"pacifist:{format_value(-fuel)}"
     elif fuel != 1:
         reward = f"fuel:{format_value(fuel)}"
-        differences.append("fuel: depots are also counted if another object is hit in the same step")
+        differences.append(
+            "fuel_multiplier: a depot also counts if another object is shot in the same step; in the fork, a depot "
+            "counts only in steps that score exactly 80"
+        )
     else:
         reward = _move_reward(move)
     words = ["--reward", reward, "--algo.reward-scale", "1"]
@@ -197,11 +201,12 @@ def proxy_reward(values: Values) -> Words:
         words += ["--true-reward", f"score=1; {_move_reward(true_move)}"]
     if fuel == 1 and not {"fuel_multiplier", "move_penalty"} & values.given:
         differences.append(
-            "no proxy flag: the fork then trains on a constant reward of 10 per step, and so does this command"
+            "neither fuel_multiplier nor move_penalty is given: the reward is 10 in each step, as in the fork"
         )
     if values["reward_clipping"] == "abs_one":
         differences.append(
-            "the proxy is clipped to [-1,1] as in the fork, which hides most strengths (docs/rewards.md)"
+            "the proxy reward is clipped to [-1,1], as in the fork, so most values of the proxy flags have the same "
+            "effect (docs/rewards.md)"
         )
     return Words(tuple(words), tuple(differences))
 
@@ -219,7 +224,10 @@ def time_limit(values: Values) -> Words:
 
 
 def checkpoint_schedule(values: Values) -> Words:
-    """Return the options for checkpoints: every 10 minutes a rolling checkpoint, and permanent checkpoints."""
+    """Return the options for checkpoints.
+
+    A rolling checkpoint is saved every 10 minutes, a permanent one every `save_model_every_nsteps` steps.
+    """
     interval = values["save_model_every_nsteps"]
     words = ["--save-every", format_value(interval)]
     if interval:
@@ -237,13 +245,14 @@ def test_episodes(values: Values) -> Words:
 def audit_episodes(values: Values) -> Words:
     """Return the option for the number of games of an audit.
 
-    With --num_episodes N, the fork plays 15 N lives. A game of River Raid has 4 lives, so this is 15 N / 4 games.
+    With --num_episodes N (default: 4), the fork plays 15 N lives. A game of River Raid has 4 lives, so this is 15 N / 4
+    games.
     """
-    lives = values["num_episodes"] if "num_episodes" in values.given else 4
-    games = max(1, round(15 * lives / 4))
+    num_episodes = values["num_episodes"] if "num_episodes" in values.given else 4
+    games = max(1, round(15 * num_episodes / 4))
     return Words(
         ("--episodes", str(games)),
-        (f"{games} games: the fork plays 15 x {lives} lives, and a game of River Raid has 4 lives",),
+        (f"{games} games: the fork plays 15 x {num_episodes} lives, and a game of River Raid has 4 lives",),
     )
 
 
@@ -274,7 +283,7 @@ TRAIN_FIXED = (
 )
 TRAIN_DIFFERENCES = (
     "episodes.csv has both lives and whole games; the original program logs only the returns of lives",
-    "Atari: starts of lives and the time limit differ slightly (docs/atari.md)",
+    "Atari: the start of a life and the end at the time limit differ slightly (docs/atari.md)",
 )
 NETWORK_RULES = (network, frames, critic, proxy_reward, lr_schedule, checkpoint_schedule, time_limit, fork_note)
 TRAIN = Mode(
@@ -286,8 +295,8 @@ TRAIN = Mode(
 LEARNER = replace(
     TRAIN,
     differences=(
-        "the environment servers are part of this command; for actor processes on one or several machines: bestiary "
-        "compat --cluster local (or auto, or HOST:PORT, see docs/cluster.md)",
+        "no environment servers are needed, because this command steps the environments itself; for actor processes on "
+        "one or several machines, use bestiary compat --cluster local (or auto, or HOST:PORT, see docs/cluster.md)",
         *TRAIN_DIFFERENCES,
     ),
 )
@@ -295,9 +304,9 @@ SERVERS = replace(
     TRAIN,
     rules=(environments, new_run, num_servers, *NETWORK_RULES),
     differences=(
-        "environment servers are not started separately: run only the learner, which starts its environments; or start "
-        "the printed command, which trains with actor processes on a local Ray cluster, with bestiary compat --cluster "
-        "local (several machines: auto or HOST:PORT, see docs/cluster.md)",
+        "environment servers are not started separately: torchbeast.polybeast_learner steps its environments itself. "
+        "The printed command trains with actor processes on a Ray cluster instead; it runs only if you use bestiary "
+        "compat --cluster local (several machines: auto or HOST:PORT, see docs/cluster.md)",
         *TRAIN_DIFFERENCES,
     ),
     starts=False,
@@ -334,8 +343,8 @@ AUDIT = Mode(
     rules=(existing_run, audit_episodes),
     fixed=(("--greedy", "the most probable action is chosen"),),
     differences=(
-        "only the run --xpid is audited; for several runs give their folders to bestiary audit",
-        "tables are written to audit/ instead of one JSON file",
+        "only the run --xpid is audited; for several runs, give their folders to bestiary audit",
+        "audit.csv, audit.json and figures are written to the folder audit; the fork writes one JSON file",
     ),
     fork="reward",
 )

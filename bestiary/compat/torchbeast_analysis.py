@@ -202,8 +202,8 @@ COMPARE = Mode(
     command=("look", "filters"),
     each=filter_comparisons,
     differences=(
-        "each command also draws its figure, with a CSV file beside it instead of pickles; layers are also compared by "
-        "the similarity of their outputs (CKA; --frames 0: not)",
+        "each command also draws its figure, and writes a CSV file beside it (the fork: pickle files); layers are also "
+        "compared by the similarity of their outputs (CKA), unless --frames 0 is given",
     ),
 )
 ANALYZE_RESNET = Program(
@@ -212,26 +212,30 @@ ANALYZE_RESNET = Program(
         Flag(
             "mode",
             "filter_vis",
-            "`look filters RUN...`; filter_vis: `look filters RUN --draw LAYER`",
+            "filter_comp, filter_comp_plot: `look filters RUN...`; filter_vis: `look filters RUN --draw LAYER`",
             status=JOINT,
             commands=ANALYSIS,
         ),
         Flag(
-            "load_path", "./logs/torchbeast", "folder of RUN...; with filter_vis: RUN", status=JOINT, commands=ANALYSIS
+            "load_path",
+            "./logs/torchbeast",
+            "folder that contains RUN...; filter_vis: RUN",
+            status=JOINT,
+            commands=ANALYSIS,
         ),
-        Flag("model_load_path", None, "as load_path", status=JOINT, commands=ANALYSIS),
+        Flag("model_load_path", None, "like load_path, which it replaces", status=JOINT, commands=ANALYSIS),
         Flag(
             "save_dir",
             None,
-            "`--out SAVE_DIR/NAME.png`; without it, figures are written to load_path (there: ~/logs/resnet_vis)",
+            "`--out SAVE_DIR/NAME.png`; without it, figures are written to load_path (in the fork: ~/logs/resnet_vis)",
             status=JOINT,
             commands=ANALYSIS,
         ),
         Flag(
             "comp_between",
             "single_multi single_multipop multi_multipop",
-            "single_multi, single_multipop, multi_multipop: one command for each pair; name the reference run "
-            "before the other runs; time_steps: add `--between time`",
+            "one command for each comparison; the first RUN is the reference, with which the others are compared; "
+            "time_steps: add `--between time`",
             status=JOINT,
             several=True,
             commands=ANALYSIS,
@@ -248,7 +252,7 @@ ANALYZE_RESNET = Program(
         Flag(
             "comp_single_single_model",
             "Carnival",
-            "the first RUN of single_single",
+            "single_single: the first RUN",
             status=JOINT,
             choices=SIX_GAMES,
             commands=ANALYSIS,
@@ -294,7 +298,7 @@ ANALYZE_RESNET = Program(
         ),
         "filter_comp": COMPARE,
         "filter_comp_plot": replace(
-            COMPARE, differences=("the comparison is computed again, because a figure is drawn with its data",)
+            COMPARE, differences=("the comparison is computed again, because one command computes and draws it",)
         ),
     },
     default_mode="filter_vis",

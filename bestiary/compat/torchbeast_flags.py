@@ -8,9 +8,14 @@ import os
 
 from bestiary.compat.flag_types import IGNORED, JOINT, REFUSED, Flag
 
+# Bestiary commands for which a flag matters (Flag.commands).
 PLAY = ("eval", "video")
-RUN = ("train", "eval", "video", "audit")
-NOT_A_PROCESS = "environments are stepped by threads of one process; the number of threads is chosen automatically"
+ALL_COMMANDS = ("train", *PLAY, "audit")
+LEARNER_THREADS = "not needed: the number of threads that compute gradients is chosen automatically (--learner-threads)"
+ACTOR_THREADS = "not needed: the number of threads that choose actions is chosen automatically (--actor-threads)"
+WAITING_ROLLOUTS = (
+    "not needed: the maximum policy lag limits the number of rollouts that wait for the learner (--max-lag)"
+)
 
 
 def expand_path(path: str) -> str:
@@ -39,16 +44,9 @@ LEARNER_FLAGS = (
         "one checkpoint is still written, at the end of the training",
         kind=bool,
     ),
-    Flag("num_learner_threads", 2, "", f"not needed: {NOT_A_PROCESS} (--learner-threads)", IGNORED, int),
-    Flag("num_inference_threads", 2, "", f"not needed: {NOT_A_PROCESS} (--actor-threads)", IGNORED, int),
-    Flag(
-        "max_learner_queue_size",
-        None,
-        "",
-        "not needed: the number of waiting rollouts follows from the maximum policy lag (--max-lag)",
-        IGNORED,
-        int,
-    ),
+    Flag("num_learner_threads", 2, "", LEARNER_THREADS, IGNORED, int),
+    Flag("num_inference_threads", 2, "", ACTOR_THREADS, IGNORED, int),
+    Flag("max_learner_queue_size", None, "", WAITING_ROLLOUTS, IGNORED, int),
     Flag(
         "pipes_basename",
         "unix:/tmp/polybeast",
@@ -68,16 +66,20 @@ LEARNER_FLAGS = (
 )
 
 FLAGS = (
-    Flag("mode", "train", "the commands `train`, `eval`, `video`, `audit`", status=JOINT, commands=RUN),
+    Flag("mode", "train", "the commands `train`, `eval`, `video`, `audit`", status=JOINT, commands=ALL_COMMANDS),
     Flag(
-        "env", "PongNoFrameskip-v4", "ENV, for example `atari/Pong`; for a test `--env ENV`", status=JOINT, commands=RUN
+        "env",
+        "PongNoFrameskip-v4",
+        "ENV, for example `atari/Pong`; for a test `--env ENV`",
+        status=JOINT,
+        commands=ALL_COMMANDS,
     ),
     Flag(
         "xpid",
         None,
-        "last part of `--run-dir`, or RUN",
+        "last part of `--run-dir SAVEDIR/XPID`, or of RUN",
         status=JOINT,
-        commands=RUN,
+        commands=ALL_COMMANDS,
     ),
     Flag(
         "savedir",
@@ -85,7 +87,7 @@ FLAGS = (
         "first part of `--run-dir SAVEDIR/XPID`, or of RUN",
         status=JOINT,
         defaults={"popart-poly": "./logs/torchbeast-local", "poly": "~/palaas/torchbeast"},
-        commands=RUN,
+        commands=ALL_COMMANDS,
     ),
     Flag(
         "num_actors",
@@ -106,19 +108,13 @@ FLAGS = (
     Flag("start_servers", True, "", "not needed: the training starts its environments", IGNORED, bool),
     Flag("no_start_servers", False, "", "not needed: the training starts its environments", IGNORED, bool),
     *LEARNER_FLAGS,
-    Flag(
-        "num_buffers",
-        None,
-        "",
-        "not needed: the number of waiting rollouts follows from the maximum policy lag (--max-lag)",
-        IGNORED,
-        int,
-    ),
-    Flag("num_threads", 2, "", f"not needed: {NOT_A_PROCESS} (--learner-threads)", IGNORED, int),
+    Flag("num_buffers", None, "", WAITING_ROLLOUTS, IGNORED, int),
+    Flag("num_threads", 2, "", LEARNER_THREADS, IGNORED, int),
     Flag(
         "use_lstm",
         False,
-        "`--memory lstm`; MonoBeast: `--memory.layers 2` and `--memory.hidden` = width + 1 + number of actions",
+        "`--memory lstm`; torso `shallow`: `--memory.layers 2` and `--memory.hidden` = width of the torso + 1 + number "
+        "of actions; torso `resnet`: `--memory.layers 1 --memory.hidden 256`",
         status=JOINT,
         kind=bool,
     ),
@@ -138,7 +134,7 @@ FLAGS = (
     Flag(
         "save_model_every_nsteps",
         0,
-        "`--save-every`, `--keep-at 0` (untrained agent)",
+        "`--save-every`; if it is not 0, also `--keep-at 0` (untrained agent)",
         status=JOINT,
         kind=int,
         fork="popart",
@@ -156,8 +152,8 @@ FLAGS = (
         "num_episodes",
         10,
         "`--episodes`",
-        "number of whole games; in the original, of lives (a game of River Raid has 4 lives). The audit of the reward "
-        "fork plays 15 times as many lives as this flag says",
+        "number of whole games; in the original, number of lives (a game of River Raid has 4 lives). The audit of the "
+        "reward fork plays 15 times as many lives as this flag says",
         JOINT,
         int,
         defaults={"popart": 100},
@@ -186,13 +182,13 @@ FLAGS = (
     Flag(
         "aaa_input_format",
         "gray_stack",
-        "`--gray on`, `--gray off`, or `--gray off --frame-stack 1`",
+        "gray_stack: `--gray on`; rgb_stack: `--gray off`; rgb_last: `--gray off --frame-stack 1`",
         "applies to every agent, not only to the attention-augmented agent",
         JOINT,
         choices=("gray_stack", "rgb_last", "rgb_stack"),
         fork="popart",
     ),
-    Flag("multitask", False, "", "not needed: several environments are several tasks", IGNORED, bool, fork="popart"),
+    Flag("multitask", False, "", "not needed: each game of --env is a task", IGNORED, bool, fork="popart"),
     # Reward-misspecification fork
     Flag(
         "fuel_multiplier",

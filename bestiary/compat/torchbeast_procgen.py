@@ -1,7 +1,8 @@
-"""Translation of command lines of a TorchBeast fork that trains SRWM agents on ProcGen with PolyBeast.
+"""Translation of command lines of the ProcGen fork of TorchBeast.
 
-Most functions with the argument `values` are rules (`Mode.rules`). A rule gets the values of the original flags and
-returns words of the equivalent Bestiary command.
+The fork trains agents with self-referential weight matrices (SRWM) and other memories. Most functions with the argument
+`values` are rules (`Mode.rules`). A rule gets the values of the original flags and returns words of the equivalent
+Bestiary command.
 """
 
 from dataclasses import replace
@@ -96,7 +97,8 @@ def memory(values: Values) -> Words:
     if chosen == "use_no_carry_sr":
         words += ["--memory.reset-interval", "1"]
         differences += (
-            "--use_no_carry_sr: the state is reset in every step, as in the code; in the paper, per rollout",
+            "--use_no_carry_sr: the state is reset in every step, as in the published code; in the paper, after each "
+            "rollout",
         )
     return Words(tuple(words), differences)
 
@@ -145,7 +147,7 @@ def test_levels(values: Values) -> Words:
     count = values["test_num_levels"]
     words = ("--levels", level_range(values["test_start_level"], count))
     if count == TEST_GAMES:
-        return Words(words, (f"each of the {count} levels is played once; in the original, {count} levels are drawn",))
+        return Words(words, (f"each of the {count} levels is played once; in the original, {count} random ones",))
     return Words((*words, "--episodes", str(TEST_GAMES)))
 
 
@@ -178,9 +180,9 @@ FLAGS = (
         status=JOINT,
         commands=TRAIN_EVAL,
     ),
-    Flag("multi_env", 1, "the first N games of a list as several ENV", status=JOINT, kind=int),
-    Flag("distribution_mode", "hard", "the mode in ENV, `:easy`", status=JOINT, choices=MODES),
-    Flag("xpid", None, "last part of `--run-dir`, or RUN", status=JOINT, commands=TRAIN_EVAL),
+    Flag("multi_env", 1, "several ENV: the first N games of the fork's list", status=JOINT, kind=int),
+    Flag("distribution_mode", "hard", "the mode in ENV, for example `:easy`", status=JOINT, choices=MODES),
+    Flag("xpid", None, "last part of `--run-dir SAVEDIR/XPID`, or of RUN", status=JOINT, commands=TRAIN_EVAL),
     Flag(
         "savedir",
         "~/palaas/torchbeast",
@@ -195,23 +197,30 @@ FLAGS = (
     Flag("start_level", 0, "`--levels`", status=JOINT, kind=int),
     # Validation and checkpoints
     Flag("disable_validation", False, "no `--valid-...` option", status=JOINT, kind=bool),
-    Flag("validate_every", 10, "`--valid-every 1M`", "steps here, minutes there", JOINT, int),
+    Flag(
+        "validate_every",
+        10,
+        "`--valid-every 1M`",
+        "the interval is a number of steps; in the original, of minutes",
+        JOINT,
+        int,
+    ),
     Flag("validate_step_every", -1, "`--valid-every`", status=JOINT, kind=int),
     Flag("valid_num_levels", 0, "`--valid-levels START:START+N`; 0: all", status=JOINT, kind=int),
     Flag("valid_start_level", 0, "`--valid-levels`", status=JOINT, kind=int),
     Flag("valid_distribution_mode", "hard", "`--valid-mode`", status=JOINT, choices=MODES),
     Flag("valid_num_episodes", 5, "`--valid-episodes`", status=JOINT, kind=int),
-    Flag("valid_num_runs", 1, "`--valid-episodes`, multiplied by N", status=JOINT, kind=int),
+    Flag("valid_num_runs", 1, "`--valid-episodes` = valid_num_episodes x N", status=JOINT, kind=int),
     Flag("save_extra_checkpoint", 50_000_000, "`--keep-at`", status=JOINT, kind=int, commands=TRAIN_EVAL),
     # Tests
     Flag("test_num_levels", 0, "`--levels START:START+N`; 0: all", status=JOINT, kind=int, commands=("eval",)),
     Flag("test_start_level", 0, "`--levels`", status=JOINT, kind=int, commands=("eval",)),
     Flag("test_distribution_mode", "hard", "the mode in `--env`", status=JOINT, choices=MODES, commands=PLAY),
-    Flag("eval_extra", False, "`--checkpoint STEPS` of save_extra_checkpoint", status=JOINT, kind=bool, commands=PLAY),
+    Flag("eval_extra", False, "`--checkpoint` save_extra_checkpoint", status=JOINT, kind=bool, commands=PLAY),
     Flag(
         "test_model_name",
         None,
-        "`--checkpoint best` or `--checkpoint STEPS`",
+        "model_best_val.tar: `--checkpoint best`; model_extra.tar: `--checkpoint` save_extra_checkpoint",
         status=JOINT,
         choices=("model.tar", "model_best_val.tar", "model_extra.tar"),
         commands=PLAY,
@@ -277,7 +286,7 @@ FLAGS = (
         "single_gpu",
         False,
         "",
-        "the default; two GPUs are used with --device cuda:0 --actor-device cuda:1",
+        "not needed: one GPU is the default; for two GPUs, use --device cuda:0 --actor-device cuda:1",
         IGNORED,
         bool,
     ),
@@ -306,7 +315,10 @@ TRAIN = Mode(
         ("--algo.lam 1 --algo.lr-schedule linear", "V-trace without lambda, linear schedule"),
         ("--save-every 0", "only rolling checkpoints"),
     ),
-    differences=("the best checkpoint is chosen by the normalised return; several games of mode memory have none",),
+    differences=(
+        "the best checkpoint is the one with the highest normalised return; for several games in mode memory, no "
+        "normalised return is defined, so there is no best checkpoint",
+    ),
 )
 TEST = Mode(
     command=("eval",),

@@ -63,7 +63,7 @@ def find_program(name: str) -> Program:
         ends = [known for known in PROGRAMS if f".{known}".endswith(f".{text}") or f".{text}".endswith(f".{known}")]
         hint = f"; did you mean {' or '.join(ends)}?" if ends else suggest(text, PROGRAMS)
         if text.startswith("python"):
-            hint = "; leave out the words before it, for example python -m"
+            hint = "; leave out the words before the program, for example python -m"
         raise UserError(f"compat {name}: unknown program; expected one of {', '.join(PROGRAMS)}{hint}")
     return PROGRAMS[name]
 
