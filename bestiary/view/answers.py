@@ -37,7 +37,8 @@ def answer_question(
     """Apply interventions at step `t` and measure their effect.
 
     Args:
-        horizon: number of steps that both games are continued; 0: only the effect on the agent's output is measured.
+        horizon: number of steps for which the game is continued, once without and once with the interventions. 0: only
+            the effect on the agent's output is measured.
         saliency: function of a step that returns its saliency maps and the distance of their patches, or None.
     """
     record = game.records_at(t)[0]
@@ -90,7 +91,7 @@ def saliency_inside(maps: Any, density: int, rectangle: Rectangle) -> tuple[floa
 
 
 def observed_picture(observation: Any) -> bytes | None:
-    """Return the newest frame of an observed image [1,1,C,H,W] as a PNG file, in its own size, or None."""
+    """Return the newest frame of an observed image [1,1,C,H,W] as a PNG file, or None without an image."""
     if "image" not in observation:
         return None
     frame = newest_frame(observation["image"][0, 0].numpy().astype(np.uint8))

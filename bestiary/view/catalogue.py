@@ -45,7 +45,7 @@ class RunSummary:
     total_steps: float = 0
     rate: float | None = None  # steps/s
     returns: str = ""  # mean return of the last 100 games of each task
-    sort_return: float | None = None  # return by which the table is sorted: that of the only task
+    sort_return: float | None = None  # value by which the column of returns is sorted; None with several tasks
     changed: float = 0  # time of the last change of metrics.csv, in seconds since 1970
 
     @property
@@ -58,10 +58,10 @@ class RunSummary:
 class _ConfigCache:
     """The content of config.toml, read again when the file has changed."""
 
-    stamp: tuple[int, int] = (0, 0)
+    stamp: tuple[int, int] = (0, 0)  # time of the last change of the file in ns, and its size in bytes
     options: dict[str, Any] = field(default_factory=dict)
-    version: str | None = None
-    error: str = ""
+    version: str | None = None  # version of Bestiary that wrote the file, if this version is not supported any more
+    error: str = ""  # why the file cannot be read
 
 
 class Catalogue:
@@ -131,7 +131,10 @@ class Catalogue:
         return summary
 
     def summaries(self) -> list[RunSummary]:
-        """Return the table rows of all runs, with the run that changed most recently first."""
+        """Return the table rows of all runs.
+
+        Running runs come first, then the other runs. In both groups, the run that changed last comes first.
+        """
         self.refresh()
         rows = [self.summary(key) for key in self.runs]
         return sorted(rows, key=lambda row: (not row.is_running, -row.changed))

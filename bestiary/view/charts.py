@@ -22,7 +22,7 @@ DOTS_COLOUR = "rgba(128,128,128,0.45)"
 AXIS_COLOUR = "rgba(128,128,128,0.8)"
 DIGITS = 6  # significant digits of numbers in charts
 UP_TRIANGLE, DOWN_TRIANGLE = "triangle", "path://M0 0L10 0L5 8Z"
-RIGHT_MARGIN = 34  # pixels; space for the half of the last label of the x axis that is right of the axis
+RIGHT_MARGIN = 34  # space right of the x axis for half of its last label, in pixels
 
 
 @dataclass
@@ -168,7 +168,7 @@ def _mark_lines(marks: Sequence[tuple[float, str]]) -> dict[str, Any]:
 
 
 def pairs(x: np.ndarray, y: np.ndarray, log_x: bool = False, log_y: bool = False) -> list[list[float | None]]:
-    """Return points as a list for JSON. Points that an axis cannot show have the value None."""
+    """Return points [x, y] as a list for JSON. If an axis cannot show a point, its y is None."""
     rows: list[list[float | None]] = []
     for a, b in zip(x.tolist(), y.tolist(), strict=True):
         shown = np.isfinite(a) and np.isfinite(b) and not (log_x and a <= 0) and not (log_y and b <= 0)

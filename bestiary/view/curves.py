@@ -78,7 +78,7 @@ def thin(x: np.ndarray, y: np.ndarray, max_points: int = MAX_POINTS) -> tuple[np
 
 
 def band(curves: Sequence[Curve], name: str, num_points: int = MAX_POINTS) -> Curve:
-    """Return the mean of several curves with a band from the lowest to the highest.
+    """Return the mean of several curves, with a band from the lowest to the highest curve.
 
     The curves are interpolated linearly at common points. The mean at a point uses only the curves that reach this
     point.

@@ -1,10 +1,10 @@
-"""A game that is watched in the browser: all its steps so far, from which the game can be continued in other ways.
+"""A game that is played in the browser. All its steps are kept, and it can be continued from any of them.
 
     game = WatchedGame(run, PlaybackOptions(seed=3))
     game.advance()                # the agent's action
     game.steps[0].png             # the picture of step 0; all earlier steps are kept
     game.rewind(40)               # make step 40 the newest step again
-    game.advance("LEFT")          # take another action there
+    game.advance("LEFT")          # take another action at step 40
 
 The game is the same as that of `bestiary video` with the same options. A rewind plays the game again from its start
 with the same actions, so it is exact for all environments, and raises RunError if the game differs.
@@ -43,7 +43,7 @@ class WatchedStep:
     agents: list[AgentStep]
     choice: str  # the action that the first agent chooses at this step
     measures: dict[str, float]  # measures that the environment reported when it reached this step
-    labels: dict[str, float]  # labelled quantities
+    labels: dict[str, float]  # value of each labelled quantity, for example ball_y
     action: str | None = None  # the action that was taken at this step; None: it is the newest step
     reward: float | None = None  # the reward of this action
 
@@ -54,7 +54,7 @@ class GameSetup:
 
     run: Run
     options: PlaybackOptions
-    others: list[tuple[Run, int | None]] = field(default_factory=list)  # further agents and their checkpoints
+    others: list[tuple[Run, int | None]] = field(default_factory=list)  # runs of further agents, and their checkpoints
 
 
 class WatchedGame:
@@ -63,10 +63,10 @@ class WatchedGame:
     def __init__(self, setup: GameSetup):
         self.setup = setup
         self.steps: list[WatchedStep] = []
-        self.records: dict[int, list[StepRecord]] = {}  # inputs, states and outputs of the agents at recent steps
+        self.records: dict[int, list[StepRecord]] = {}  # recent step -> inputs, state and output of each agent
         self.record_bytes = 0
-        self.is_changed = False  # whether an action was taken that is not that of the agent or the recording
-        self.recorded: list[str] | None = None
+        self.is_changed = False  # whether the user has changed an action of the agent or the recording
+        self.recorded: list[str] | None = None  # actions of the recorded game; None: the game is not a recording
         self.branches = self._open()
         self._add_step()
 
@@ -133,7 +133,10 @@ class WatchedGame:
         return {k: str(self.steps[k].action) for k in range(t) if self.steps[k].action != played[k]}
 
     def branch_at(self, t: int, settable: bool = False) -> GameBranch:
-        """Return a second game of the first agent at step `t`, for an intervention. The caller closes it."""
+        """Return a second game of the first agent at step `t`, for an intervention. The caller closes it.
+
+        If `settable` is True, labelled quantities can be set in this game.
+        """
         return repeat_branch(self.setup.run, self.setup.options, self.main, settable, step=t)
 
     def records_at(self, t: int) -> list[StepRecord]:
@@ -166,7 +169,7 @@ class WatchedGame:
             branch.close()
 
     def _open(self) -> list[GameBranch]:
-        """Start the game. All reward components of the environment are computed."""
+        """Start the game for each agent. The environments compute all their reward components."""
         setup = self.setup
         branches = []
         try:
@@ -192,8 +195,8 @@ class WatchedGame:
         for branch, screen in zip(self.branches[1:], screens[1:], strict=True):
             if not np.array_equal(screen, screens[0]):
                 raise UserError(
-                    f"{branch.viewer.run.path}: the same actions lead to different games; choose agents with the same "
-                    "environment options"
+                    f"{branch.viewer.run.path}: its screen differs from that of {self.setup.run.path} after the same "
+                    "actions; choose runs with the same environment options (--noop-max, --frame-skip, --sticky ...)"
                 )
         choice = self.main.next_action()
         for branch in self.branches[1:]:

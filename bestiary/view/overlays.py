@@ -1,4 +1,4 @@
-"""Saliency and attention maps of a watched game, computed once per step and kept."""
+"""Pictures of a watched game with saliency or attention maps."""
 
 from collections.abc import Sequence
 
@@ -37,11 +37,11 @@ class Overlays:
         return names
 
     def forget_from(self, t: int) -> None:
-        """Forget the maps from a step on, because the game is continued in another way from there."""
+        """Forget the maps of step `t` and later steps, because the game is continued in another way from step `t`."""
         self.maps = {key: maps for key, maps in self.maps.items() if key[1] < t}
 
     def is_ready(self, kind: str, t: int) -> bool:
-        """Return whether the overlay of a step can be drawn at once."""
+        """Return whether the overlay of a step can be drawn without computing saliency maps first."""
         agents = range(len(self.game.branches))
         return kind not in SALIENCY or all((agent, t) in self.maps for agent in agents)
 

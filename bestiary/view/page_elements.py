@@ -13,13 +13,14 @@ THEMES = {"light": False, "dark": True, "auto": None}  # auto: the setting of th
 THEME_ICONS = {"light": "light_mode", "dark": "dark_mode", "auto": "contrast"}
 SHORT_CRUMB = 8  # links in the header with at most this number of characters are never shortened
 STYLE_SHEET = Path(__file__).with_name("style.css")
-# The theme is stored in the browser, because each browser has its own. The names of the themes are constants.
+# The theme is stored in the browser, because each browser has its own. The name comes from THEMES, never from a
+# request, so it cannot insert other JavaScript.
 STORE_THEME = f"document.cookie = '{THEME_COOKIE}={{name}}; path=/; SameSite=Strict; max-age=31536000'"
 
 
 @contextmanager
 def page_frame(title: str, *crumbs: tuple[str, str]) -> Iterator[None]:
-    """Context that adds elements to the body of a page. `crumbs` are pairs (text, URL) in the header, after "Runs"."""
+    """Context in which the body of a page is built. `crumbs` are links (text, URL) in the header, after "Runs"."""
     ui.add_css(STYLE_SHEET.read_text())
     ui.page_title(f"{title} · Bestiary")
     ui.colors(primary="#0072B2", secondary="#56B4E9", accent="#CC79A7", positive="#007A5A", negative="#C24400")
@@ -68,7 +69,7 @@ def show_missing(what: str, key: str) -> None:
 
 @contextmanager
 def section(title: str, *, classes: str = "") -> Iterator[ui.element]:
-    """Context of a titled box."""
+    """Context in which the content of a titled box is built. `classes` are CSS classes of the box."""
     with ui.element("section").classes(f"box {classes}") as box:
         heading(title)
         yield box
@@ -95,7 +96,7 @@ def text_table(
     wrap: bool = False,
     empty: str = "There are no values yet.",
 ) -> ui.table:
-    """Add a table of texts. The first cell of row k is a link if `urls[k]` is given. `empty` is shown without rows.
+    """Add a table of texts. The first cell of row k is a link if `urls[k]` is given. `empty` is the text without rows.
 
     The names of the fields are numbers, because names that begin with a colon would be evaluated as JavaScript.
     """
@@ -146,7 +147,7 @@ def add_chart(options: dict[str, Any], label: str) -> ui.echart:
 
 
 async def clicked_x(chart: ui.echart, event: events.GenericEventArguments) -> float | None:
-    """Return the x coordinate of a click on a chart, or None if the click is outside of the axes, on the legend."""
+    """Return the x coordinate of a click on a chart, or None for a click outside of the axes, such as on the legend."""
     position = [event.args["offsetX"], event.args["offsetY"]]
     if not await chart.run_chart_method("containPixel", "grid", position):
         return None

@@ -31,7 +31,7 @@ CHARTS = (
     ("Learning rate", ("lr",), False),
 )
 MAX_DOTS = 600  # maximum number of games that are drawn as dots
-SAME_RETURN = 1e-3  # returns of a recorded game and of a row of episodes.csv that differ less are equal
+SAME_RETURN = 1e-3  # a recorded game and a row of episodes.csv can be the same game if their returns differ less
 
 
 def task_columns(names: Iterable[str], column: str) -> list[str]:
@@ -76,7 +76,10 @@ def alert_steps(metrics: Columns, names: Sequence[str]) -> list[float]:
 
 
 def game_dots(episodes: Columns, task: str | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the steps and returns of finished games, at most MAX_DOTS, and their rows in episodes.csv."""
+    """Return the steps and returns of finished games, at most MAX_DOTS, and their rows in episodes.csv.
+
+    `task` is the name of a task, or None for the games of all tasks.
+    """
     empty = np.zeros(0)
     if any(name not in episodes for name in ("step", "game_return", "game_over", "task")):
         return empty, empty, np.zeros(0, int)
@@ -115,7 +118,7 @@ def nearest_checkpoint(run: Run, step: float) -> int | None:
 
 
 def read_origins(run: Run) -> dict[str, str]:
-    """Return the origin of each option of the run. Runs of older versions have no such file."""
+    """Return {option: where its value comes from}. The dict is empty for runs of older versions without this file."""
     try:
         origins = json.loads(safe_files.read_text(run.path / ORIGINS_FILE, run.path))
         return {str(key): str(value) for key, value in origins.items()}
@@ -129,9 +132,9 @@ class GameFile:
 
     recording: str  # name of the JSON file in recordings/
     number: int  # row of the game in the CSV file of the recording
-    env: int
-    first_step: int
-    length: int
+    env: int  # index of the environment that played the game
+    first_step: int  # number of steps of this environment before the game
+    length: int  # number of steps of the game
     game_return: float
 
 

@@ -13,8 +13,8 @@ from bestiary.utils import safe_files
 from bestiary.utils.errors import UserError
 from bestiary.utils.html import MIME_TYPES
 
-# NiceGUI reads this folder when it is imported. Without the variable, it would read the folder .nicegui in the working
-# directory, which may belong to another person.
+# NiceGUI reads a folder when it is imported. By default, this is the folder .nicegui in the working directory, which
+# may belong to another person. The variable names a folder that does not exist.
 os.environ["NICEGUI_STORAGE_PATH"] = os.path.join(tempfile.gettempdir(), f"bestiary-view-{os.getpid()}-unused")
 
 import uvicorn
@@ -120,7 +120,8 @@ def media_response(catalogue: Catalogue, run: str, folder: str, name: str) -> Re
 
 def make_app(catalogue: Catalogue, token: str, port: int) -> Any:
     """Return the ASGI application with all checks."""
-    # NiceGUI looks at all objects of the process to find its server. Some objects of torch then warn that they are old.
+    # NiceGUI looks at all objects of the process to find its server. Some objects of torch then warn that they are
+    # deprecated.
     warnings.filterwarnings("ignore", category=FutureWarning, module="nicegui")
     add_pages(catalogue)
     app = FastAPI(openapi_url=None)
@@ -148,12 +149,14 @@ def open_socket(port: int | None, default_port: int = 8020) -> socket.socket:
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind((HOST, candidate))
-            # From now on, connections wait until the server runs. The URL is printed before.
+            # From now on, connections wait until the server runs. So the URL can be printed before the server runs.
             listener.listen()
             return listener
         except OSError:
             listener.close()
-    raise UserError(f"--port {port}: another program uses this port; leave out --port to use a free one")
+    raise UserError(
+        f"--port {port}: this port is in use, or needs other permissions; leave out --port to use a free port"
+    )
 
 
 def serve(

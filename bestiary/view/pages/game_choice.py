@@ -28,11 +28,11 @@ class PlayerQuery:
     seed: int = 0
     policy: str = "sampled"
     levels: str | None = None
-    second: str | None = None
+    second: str | None = None  # key of the run of the second agent
     second_checkpoint: int | None = None
-    recording: str | None = None
-    game: int = 0
-    step: int = 0
+    recording: str | None = None  # name of the file in recordings/ that is replayed; None: a new game
+    game: int = 0  # number of the game in the recording
+    step: int = 0  # step that is shown first
 
     def url(self) -> str:
         """Return the URL of the page with these parameters."""

@@ -1,4 +1,4 @@
-"""Keyboard of the player: keys that play and step, and the control of the game by the user."""
+"""Keys of the player: they play and step through the game, or let the user choose the actions."""
 
 from typing import TYPE_CHECKING
 
@@ -34,10 +34,11 @@ SHOW_PICTURE = "document.querySelector('.player-pictures').scrollIntoView({block
 
 
 def action_of_keys(pressed: set[str], names: tuple[str, ...]) -> str | None:
-    """Return the action that the pressed keys mean, or None if the agent's action is taken.
+    """Return the action that the pressed keys mean.
 
-    A digit K means the action number K. Otherwise the action is searched whose name consists of the pressed directions,
-    and FIRE if the space bar is pressed: UPFIRE for the keys up and space.
+    A digit K means the action number K. If there is no such action, return None: the agent then chooses the action.
+    Without a digit, the action is searched whose name consists of the pressed directions, and FIRE if the space bar is
+    pressed: UPFIRE for the keys up and space.
     """
     digits = sorted(int(key) for key in pressed if key.isdecimal() and len(key) == 1)
     if digits:
@@ -52,8 +53,7 @@ def action_of_keys(pressed: set[str], names: tuple[str, ...]) -> str | None:
         words = split_action(name)
         if words == wanted:
             return name
-        # If no action fits exactly, take one of the pressed directions: if LEFT and FIRE are pressed, take
-        # LEFT.
+        # If no action fits exactly, take the first action that consists of some of the pressed directions and FIRE.
         if words and words < wanted and best is None:
             best = name
     return best or idle_action(names)
@@ -89,7 +89,7 @@ class KeyboardControl:
         return action_of_keys(self.pressed, self.player.game.action_names)
 
     async def take_over(self) -> None:
-        """Give the control to the user, from the step that is shown on, and play."""
+        """Let the user choose the actions from the shown step on, and play."""
         if await self.player.rewind(self.player.shown):
             self.has_control = True
             self.pressed = set()
@@ -99,7 +99,7 @@ class KeyboardControl:
             await self.player.play()
 
     def hand_back(self) -> None:
-        """Give the control back to the agent. The game goes on."""
+        """Let the agent choose the actions again. The game goes on."""
         self.has_control = False
         ui.run_javascript("window.userPlays = false")
         self.player.questions.show_control(False)

@@ -49,7 +49,7 @@ class PlayerPage:
         self.is_playing = False
         self.is_busy = False
         self.is_closed = False
-        self.charts_drawn = 0.0
+        self.charts_drawn = 0.0  # time of the last update of the charts, in seconds (time.monotonic)
         # All operations of a game are done in one thread, so that they do not stop the server.
         self.thread = ThreadPoolExecutor(1, "game")
         self.client = ui.context.client
@@ -160,7 +160,7 @@ class PlayerPage:
             await self.play()
 
     async def play(self) -> None:
-        """Play from the step that is shown: first the known steps, then new ones, until the user stops or the end."""
+        """Play from the shown step: first the known steps, then new ones, until the user stops or the game ends."""
         assert self.game is not None
         if self.is_playing or self.is_busy:
             return
@@ -219,7 +219,7 @@ class PlayerPage:
         return True
 
     async def show(self, step: int) -> None:
-        """Show a step of the game that was played already."""
+        """Show a step that was already played, or the newest one if `step` is larger."""
         if self.game is not None:
             self.shown = min(max(0, step), len(self.game.steps) - 1)
             await self._draw()
@@ -286,7 +286,7 @@ class PlayerPage:
         await self.show(step)
 
     async def rewind(self, step: int) -> bool:
-        """Make a step the newest one, so that the game can be continued in another way. Return whether it is done."""
+        """Make a step the newest one, so that the game can be continued in another way. Return False if this failed."""
         assert self.game is not None
         assert self.overlays is not None
         self.is_playing = False
@@ -366,7 +366,7 @@ class PlayerPage:
     # --- end ---
 
     def stop(self, reason: str) -> None:
-        """Close the game and say why."""
+        """Close the game and show the reason."""
         with contextlib.suppress(RuntimeError):  # the tab may have been closed
             self.message.text = reason
             self.body.clear()

@@ -1,4 +1,4 @@
-"""Part "Questions" of the player: what would the agent do if it took, or saw, something else?"""
+"""Part "Questions" of the player: effects of another action, another observation or another state of the game."""
 
 import base64
 import shlex

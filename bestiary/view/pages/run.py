@@ -51,7 +51,7 @@ class RunPage:
         self.charts: dict[str, tuple[ui.echart, list[str]]] = {}  # title -> chart and its columns
         self.dot_rows: dict[int, np.ndarray] = {}  # for each chart of returns, the rows of its dots in episodes.csv
         self.has_opened_game = False  # whether the last click has opened a recorded game
-        self.return_charts: list[tuple[ui.echart, str]] = []  # charts and their columns of metrics.csv
+        self.return_charts: list[tuple[ui.echart, str]] = []  # charts of returns, and their columns of metrics.csv
         with section(key) as box:
             box.props('aria-label="Summary"')
             self.facts = ui.element("div").classes("facts")
@@ -67,7 +67,8 @@ class RunPage:
                 self.log_y = ui.checkbox("Logarithmic y")
             self.returns_box = ui.element("div").classes("chart-grid returns")
             ui.label(
-                "A click opens the nearest checkpoint in the player. A click on a recorded game opens this game."
+                "A click on a chart opens the nearest checkpoint in the player. A click on the dot of a recorded game "
+                "opens this game."
             ).classes("muted")
             self.alert_note = ui.label().classes("warning")
         with section("Training"):

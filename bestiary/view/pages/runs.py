@@ -67,7 +67,7 @@ def table_row(run: RunSummary, now: float) -> dict[str, Any]:
 
 
 def format_age(seconds: float) -> str:
-    """Return a duration as text, in one unit: "just now", "5 min", "3 h" or "2 d"."""
+    """Return a duration as text, in one unit: "just now", "5 min ago", "3 h ago" or "2 d ago"."""
     if seconds < 60:
         return "just now"
     for size, unit in ((86_400, "d"), (3_600, "h")):
@@ -88,7 +88,7 @@ class RunsPage:
     def __init__(self, catalogue: Catalogue):
         self.catalogue = catalogue
         self.rows: list[dict[str, Any]] = []
-        self.drawn: Any = None  # what the chart shows: the choices, and the versions of the tables
+        self.drawn: Any = None  # the user's choices and the versions of the tables, of which the chart is drawn
         self.studies: dict[str, Any] = {}
         with section("Runs"):
             self.search = ui.input(label="Search", placeholder="name, environment, state").props("dense clearable")

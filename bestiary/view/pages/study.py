@@ -42,14 +42,14 @@ class StudyPage:
                     ui.label("Smoothing").classes("muted")
                     self.smoothing = ui.slider(min=0, max=0.98, step=0.02, value=0).props('aria-label="Smoothing"')
             self.chart = add_chart(line_chart([], x_name="steps"), "Learning curves of the variants")
-            ui.label("Each curve is the mean over the seeds of a variant; its band is from lowest to highest.").classes(
-                "muted"
-            )
+            ui.label(
+                "Each curve is the mean over the seeds of a variant; its band is from the lowest to the highest seed."
+            ).classes("muted")
         with section("Newest returns"):
             self.statistics = text_table(STATISTICS, [], wrap=True)
             ui.label(
-                "Mean of the last 100 games of each run. 95% interval: of the mean over runs (Student's t); runs may "
-                "have different numbers of steps until the study ends."
+                "The return of a run is the mean of its last 100 games. The 95% interval is that of the mean over runs "
+                "(Student's t). Until the study ends, runs may have different numbers of steps."
             ).classes("muted")
         self.result_box = ui.element("div").classes("results")
         with section("Trials"):
