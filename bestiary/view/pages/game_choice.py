@@ -87,7 +87,7 @@ class GameChoice:
             self.policy = ui.select(list(POLICIES), value=query.policy, label="Actions").props("dense")
             self.levels = ui.input("Levels", value=query.levels or "").props("dense")
             self.levels.set_visibility("env.levels" in options)
-            others = sorted(self.catalogue.runs, key=lambda key: key != query.run)  # the own run comes first
+            others = sorted(self.catalogue.runs, key=lambda key: key != query.run)  # the run of the page comes first
             second = query.second if query.second in others else NO_RUN
             self.second = ui.select([NO_RUN, *others], value=second, label="Second agent", with_input=True)
             self.second.props("dense").classes("second")
