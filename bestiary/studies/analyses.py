@@ -43,9 +43,9 @@ class Tool:
     """A command that an analysis can run."""
 
     words: tuple[str, ...]  # the command without `bestiary`
-    options: dict[str, str]  # {option: kind of value}
-    title: str
-    suffix: str = ".png"  # suffix of its output file; "" if it writes a folder
+    options: dict[str, str]  # {name of an option: accepted values, a key of CHECKS}
+    title: str  # heading on the report page
+    suffix: str = ".png"  # suffix of the command's output file; "" if the command writes a folder
     each_task: bool = False  # True: one command for each run and task; False: one command for all runs
 
 
@@ -91,7 +91,7 @@ class Analysis:
     tool: str
     variants: tuple[str, ...]  # names of variants; empty: all
     options: dict[str, Any] = field(default_factory=dict)
-    trusted: str = ""  # audit: variant whose policy is compared with the policies of all runs; empty: none
+    trusted: str = ""  # only for the tool audit: variant with whose policy all policies are compared; empty: none
     published: str = ""  # published result, shown above the figures
 
 
@@ -152,9 +152,9 @@ def read_analyses(file: StudyFile, variants: list[str], problems: list[str]) -> 
 
 
 def trust_analyses(file: StudyFile, analyses: Iterable[Analysis], trust_code: bool) -> None:
-    """Check that all plug-ins in the options of analyses are trusted, and raise UserError otherwise.
+    """Raise UserError if an option of an analysis names a plug-in that the user has not used before.
 
-    The commands of the analyses get these names as arguments. If `trust_code` is true, all of them are trusted.
+    The commands of the analyses execute these plug-ins. If `trust_code` is true, trust all of them instead.
     """
     for analysis in analyses:
         for reward in split_rewards(analysis.options.get("true_reward", "")):

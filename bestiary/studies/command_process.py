@@ -21,7 +21,8 @@ def _terminate_with_study() -> None:
 
 
 if __name__ == "__main__":
-    # The study has checked the plug-ins in its file, but their content may have changed since.
+    # The names of plug-ins in the arguments come from the study file and not from the user. Check these plug-ins again:
+    # their content may have changed since the study checked them.
     trust.read_arguments_from("the study file")
     threading.Thread(target=_terminate_with_study, daemon=True).start()
     runpy.run_module("bestiary", run_name="__main__", alter_sys=True)

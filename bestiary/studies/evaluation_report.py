@@ -47,7 +47,10 @@ class EvaluationResults:
         return list(dict.fromkeys(trial.variant for trial, _ in self.entries))
 
     def newest(self, variants: Iterable[Variant], task: str, role: str) -> dict[Trial, list[EvaluationRecord]]:
-        """Return the results of the newest checkpoint of each run in one task. A run has a result for each range."""
+        """Return the results of the newest checkpoint of each run, in one task and on levels with one role.
+
+        A run has one result for each range of levels.
+        """
         chosen = list(variants)
         found: dict[Trial, list[EvaluationRecord]] = {}
         for trial, record in self.entries:
@@ -57,14 +60,15 @@ class EvaluationResults:
         return found
 
     def returns(self, variants: Iterable[Variant], task: str, role: str) -> np.ndarray:
-        """Return the mean return of each run [R], averaged over the ranges of levels of one of the `roles`."""
+        """Return the mean return of each run [R], averaged over the ranges of levels with this role."""
         runs = self.newest(variants, task, role).values()
         return np.array([np.mean([record.mean for record in records]) for records in runs])
 
     def normalised(self, variants: Iterable[Variant], task: str, role: str) -> float | None:
-        """Return the mean normalised return over runs and ranges, or None if the task cannot be normalised.
+        """Return the mean normalised return over runs and over the ranges of levels with this role.
 
-        If `task` is ALL_TASKS, return the mean over all tasks. If the value of a task is unknown, return None.
+        Return None if the returns of the task are not normalised. If `task` is ALL_TASKS, return the mean over all
+        tasks, or None if the value of a task is unknown.
         """
         chosen = list(variants)
         if task == ALL_TASKS:
@@ -94,7 +98,7 @@ def collect_evaluations(study: Study, trials: list[Trial]) -> list[EvaluationRes
 
 
 def _normalise(record: EvaluationRecord, ranges: Mapping[str, tuple[float, float]]) -> EvaluationRecord:
-    """If `ranges` (from the table [normalise]) contains the task, return a record with its normalised return."""
+    """Set the normalised return of a record, if `ranges` (from the table [normalise]) contains the record's task."""
     if record.task not in ranges:
         return record
     low, high = ranges[record.task]
@@ -146,11 +150,13 @@ def evaluation_table(results: EvaluationResults) -> TextTable:
     ]
     if any(results.roles):
         captions.append(
-            "train: training levels; test: levels that were not used in training; several ranges of levels: mean "
-            "± standard deviation over the ranges"
+            "train: training levels; valid: validation levels; test: levels that were not used in training; with "
+            "several ranges of levels: mean ± standard deviation over the ranges"
         )
     if has_normalised:
-        captions.append("normalised: 0 and 1 are the returns of the task's score range; all: mean over all tasks")
+        captions.append(
+            "normalised: the two returns of the task's score range become 0 and 1; all: mean over all tasks"
+        )
     return TextTable(f"evaluation: {results.plan.name}", header, rows, captions)
 
 
@@ -200,7 +206,7 @@ def published_table(
     kind = f"evaluation {published.compare}" if published.compare else "final returns of the training"
     captions = [f"published: {published.source}", f"this study: {kind}, mean over runs"]
     if study.scale:
-        captions.append(f"scale of this study: {study.scale}; its runs are much shorter than the published runs")
+        captions.append(f"scale of this study: {study.scale}; its runs may be much shorter than the published runs")
     return TextTable(published.title, ["variant", "task", "published", "this study"], rows, captions)
 
 
@@ -250,7 +256,8 @@ def plot_evaluation(results: EvaluationResults, study: Study, path: Path) -> boo
             )
             legend.setdefault(label, line).set_label(label)
         for published in study.published:
-            if published.compare == results.plan.name and not study.scale:  # a scale has much shorter curves
+            # Do not draw published curves if a scale is selected: the study's own curves may then be much shorter.
+            if published.compare == results.plan.name and not study.scale:
                 draw_published(axes, published, task, {v.name: c for v, c in colours.items()}, study, legend)
         format_axes(axes, task, "steps per task", steps=True)
         axes.set_ylabel("return of a game")
@@ -260,7 +267,7 @@ def plot_evaluation(results: EvaluationResults, study: Study, path: Path) -> boo
 
 
 def _lines(results: EvaluationResults, task: str) -> dict[tuple[Trial, str], dict[int, float]]:
-    """Return {(run, one of `roles`): {checkpoint: mean return over ranges of levels}} for one task."""
+    """Return {(run, role of the levels): {checkpoint: mean return over ranges of levels}} for one task."""
     values: dict[tuple[Trial, str], dict[int, list[float]]] = {}
     for trial, record in results.entries:
         if record.task == task:

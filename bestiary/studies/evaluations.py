@@ -50,7 +50,10 @@ class EvaluationPlan:
 
     @property
     def games(self) -> int:
-        """The number of games as written to the protocol of the evaluation."""
+        """The number of games per task and range of levels, as saved in the protocol of the evaluation.
+
+        If the ranges have different numbers of games, this is the largest number.
+        """
         return self.episodes or max(map(default_games, self.levels), default=100)
 
     def command(self, run: Path) -> list[str]:
@@ -67,9 +70,10 @@ class EvaluationPlan:
         return words
 
     def is_done_by(self, protocol: Mapping[str, Any], config: Config, steps: int) -> bool:
-        """Return whether an evaluation with this protocol was made as this plan requires.
+        """Return whether a saved evaluation was made as this plan requires.
 
-        `steps` is the step count of the run's newest checkpoint.
+        `protocol` contains the settings that were saved with the evaluation. `steps` is the step count of the run's
+        newest checkpoint.
         """
         required = {
             "environments": list(self.env or config.envs),
@@ -92,13 +96,13 @@ class EvaluationPlan:
 
 @dataclass(frozen=True)
 class EvaluationRecord:
-    """The games that one checkpoint of a run has played in one task and on one range of levels."""
+    """Results of the games that one checkpoint of a run has played in one task and on one range of levels."""
 
     task: str
-    levels: str  # empty if the task has no levels
-    role: str  # train, valid, test or empty (see `level_role`)
-    checkpoint: int
-    games: int
+    levels: str  # range of levels; empty if the task has no levels
+    role: str  # how the training used the levels: train, valid, test or empty (see `level_role`)
+    checkpoint: int  # number of steps of the checkpoint
+    games: int  # number of games
     mean: float  # mean return
     normalised: float | None  # mean normalised return; None if the task has no score range
     true_mean: float | None  # mean true return; None if the run has no true reward

@@ -29,7 +29,7 @@ from bestiary.utils.plugin_sources import PluginSource
 class Process(Protocol):
     """A running command of a trial."""
 
-    error: str  # why the command ended, if the cause is outside it, for example "the machine was lost"; else ""
+    error: str  # cause of the command's end, if outside the command, for example "the machine was lost"; else ""
 
     def poll(self) -> int | None:
         """Return the exit status, or None if the command is still running."""
@@ -122,8 +122,8 @@ class RayExecutor:
         self.unsuitable_nodes: set[str] = set()  # ids of nodes on which a command could not be started
         self._check_resources()
         self._check_machines()
-        # By default, when a worker process of Ray exits, Ray kills the command that this worker process has started. Do
-        # not allow this, so that the command can save its run before it ends.
+        # By default, when a worker process of Ray exits, Ray kills the command that this worker process has started.
+        # This variable prevents the kill, so that the command can save its run before it ends.
         runtime_env = {"env_vars": {"RAY_kill_child_processes_on_worker_exit": "false"}}
         remote = ray.remote(num_cpus=cpus_per_run, num_gpus=gpus_per_run, max_concurrency=2, runtime_env=runtime_env)
         self.job_class = remote(RemoteJob)
@@ -151,8 +151,8 @@ class RayExecutor:
     def capacity(self) -> int:
         """Return the number of runs that can be trained at the same time on the current machines of the cluster.
 
-        The result is at least 1, even if no machine is large enough now: a run can always be started. Ray makes it wait
-        until a machine is free or joins the cluster.
+        The result is at least 1, even if no machine is large enough now. Ray then makes the run wait until a machine is
+        free or joins the cluster.
         """
         wanted = [(name, n) for name, n in (("CPU", self.cpus_per_run), ("GPU", self.gpus_per_run)) if n]
         nodes = [n["Resources"] for n in self.ray.nodes() if n["Alive"] and n["NodeID"] not in self.unsuitable_nodes]
@@ -173,8 +173,8 @@ class RayExecutor:
 def check_machine(marker: str, working_dir: str, versions: dict[str, str]) -> list[str]:
     """Return the reasons why this machine cannot run commands of the study, or [] if it can.
 
-    `marker` is a file in the folder of the study. `versions` are the package versions of the machine that started the
-    study.
+    `marker` is the path of a file in the folder of the study. If this machine has no file with this path, it does not
+    share the folder. `versions` are the package versions of the machine that started the study.
     """
     name, folder = socket.gethostname(), Path(marker).parent
     problems = version_mismatches(versions)

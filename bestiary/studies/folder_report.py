@@ -92,12 +92,13 @@ def render_missing(run: Run) -> None:
 def _print_errors(subject: str) -> Iterator[None]:
     """Return a context in which errors are printed, and not raised.
 
-    `subject` names the figure in the message, for example "learning curve of r1".
+    `subject` names the run, or the run and its task, in the message, for example "runs/r1".
     """
     try:
         yield
     except (Exception, SystemExit) as error:
-        note(f"{subject} was not drawn: {(str(error) or type(error).__name__).splitlines()[0]}")
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        note(f"{subject}: the missing video or saliency image was not created: {reason}")
 
 
 def _observes_images(run: Run) -> bool:
@@ -122,13 +123,13 @@ def _render_saliency_image(run: Run, env: str, stem: str) -> None:
 
 @dataclass
 class MediaSpace:
-    """The space that is left for images and videos."""
+    """The space that is left for the images and videos of a run on the page."""
 
-    left: int  # in bytes
-    used: int = 0
+    left: int  # free space, in bytes
+    used: int = 0  # space of the files so far, in bytes
 
     def take(self, path: Path) -> str | None:
-        """Reserve the space of a file. Return None, or a text if the file is too large."""
+        """Reserve the space of a file and return None. If there is not enough space, return the reason as a text."""
         size = path.stat().st_size
         if size > MAX_FILE_BYTES:
             return f"{path.name} is too large for the report ({size / 2**20:.0f} MiB)"
@@ -209,7 +210,7 @@ def _render_run(run: Run, space: MediaSpace) -> Iterator[str]:
     if evaluations := list(evaluation_rows(run)):
         yield "<h3>Evaluations</h3>"
         yield render_table(EVALUATION_COLUMNS, evaluations)
-        yield '<p class="small">95% interval: of the mean return over the games of the row.</p>'
+        yield '<p class="small">95% interval: interval of the mean return, over the games of the row.</p>'
     try:
         yield render_details("Settings", "\n".join(f"{key} = {value}" for key, value in run.raw_config.items()))
     except UserError as error:

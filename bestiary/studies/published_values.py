@@ -59,7 +59,7 @@ def read_published(
 ) -> tuple[PublishedResults, ...]:
     """Return the published results of a study file. Wrong values are appended to `problems`.
 
-    `variants` and `evaluations` are the names that the table may contain.
+    `variants` and `evaluations` are the names of the study's variants and evaluations.
     """
     results = []
     for number, content in enumerate(list_of_tables(file, "published", problems)):

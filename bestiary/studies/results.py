@@ -3,8 +3,8 @@
 The final return of a run is the mean return of the games that ended in the last tenth of the training. Runs that are
 not trained to the end have no final return.
 
-A study can have several tasks: its runs have several tasks each, or a variant is trained in several environments. Each
-variant has a result in each of its tasks. If each task has a known score range, the study also has a summary of
+A study can have several tasks: each run is trained on several tasks, or the runs are trained in different environments.
+Each variant has a result in each of its tasks. If each task has a known score range, the study also has a summary of
 each variant: its normalised returns over all tasks. A score range consists of the return that is normalised to 0 and
 the return that is normalised to 1. The score ranges come from the table `[normalise]` of the study file, or from the
 definitions of the environments.
@@ -39,15 +39,15 @@ from bestiary.utils.errors import UserError
 
 @dataclass(frozen=True)
 class TrialResult:
-    """Results of one run in one task. A value is None if it is not known, because training is unfinished."""
+    """Results of one run in one task. A value is None if it is not known, for example before the end of training."""
 
     trial: Trial
     task: str
     is_trained: bool
-    final_return: float | None = None
-    eval_return: float | None = None
-    true_final_return: float | None = None
-    true_eval_return: float | None = None
+    final_return: float | None = None  # mean return of the games that ended in the last tenth of the training
+    eval_return: float | None = None  # mean return of the study's first evaluation
+    true_final_return: float | None = None  # like final_return, for the true reward
+    true_eval_return: float | None = None  # like eval_return, for the true reward
     seconds: float | None = None  # training time
     envs_in_first_game: int | None = None  # environments that had not finished a game at the end of the training
 
@@ -63,7 +63,7 @@ class VariantResult:
     # One array [R] per environment: final returns of R trained runs. If there are several environments, the returns are
     # normalised.
     scores: list[np.ndarray] = field(default_factory=list)
-    whole_runs: bool = False  # True: run i has the i-th score of each environment, because it was trained in all
+    whole_runs: bool = False  # True: each run was trained in all environments; the i-th scores are those of run i
 
     @property
     def num_trained(self) -> int:
@@ -116,7 +116,7 @@ class VariantResult:
 def collect_results(study: Study, trials: list[Trial]) -> list[TrialResult]:
     """Read the results of all trials in all their tasks from the run folders.
 
-    Trials that are not trained to the end have no results.
+    The results of a trial that is not trained to the end are all None.
     """
     results = []
     for trial in trials:

@@ -153,9 +153,10 @@ def run_study(
 
 
 def with_best(study: Study, folder: Path) -> Study:
-    """Return a study whose only variant is the best configuration of its search, if it has a search.
+    """Return the study with the best configuration of its search as its only variant.
 
-    If the search has not ended or has no result, the study has no variants.
+    If the search has not ended or has no result, the returned study has no variants. A study without a search is
+    returned unchanged.
     """
     if study.search is None:
         return study
@@ -186,8 +187,9 @@ def print_trials(trials: list[Trial]) -> None:
 def _check_folder(folder: Path) -> None:
     """Raise UserError if `folder` is a file, or a folder that has files but no study.toml.
 
-    Also raise UserError if the folder contains a link, a hard link or a pipe. The folder may come from another person.
-    Through a link, the study could change files outside the folder. If it opened a pipe, it could wait for ever.
+    Also raise UserError if the folder contains a symbolic link, a hard link or a special file, for example a pipe. The
+    folder may come from another person. Through a link, the study could change files outside the folder. If the study
+    opened a pipe, it could wait for ever.
     """
     is_occupied = folder.is_dir() and any(folder.iterdir()) and not (folder / "study.toml").is_file()
     if is_occupied or folder.is_file():
@@ -201,8 +203,8 @@ def _check_folder(folder: Path) -> None:
         status = path.lstat()
         if not stat.S_ISDIR(status.st_mode) and (not stat.S_ISREG(status.st_mode) or status.st_nlink > 1):
             raise UserError(
-                f"{path} is not a folder or a regular file with one name; remove it, or choose another folder "
-                "with --dir"
+                f"{path} is a symbolic link, a file with hard links, or a special file; remove it, or choose another "
+                "folder with --dir"
             )
 
 
@@ -240,7 +242,7 @@ def _open_executor(folder: Path, jobs: int, cluster: ClusterOptions | None) -> I
 
 
 def changed_trials(trials: list[Trial]) -> dict[Trial, list[str]]:
-    """Return the trials whose run folder has other settings than the study file: trial -> a text per setting."""
+    """Return {trial: descriptions of the changed settings}, for trials whose run folder differs from the study file."""
     return {trial: changes for trial in trials if trial.exists and (changes := trial.changed_settings())}
 
 

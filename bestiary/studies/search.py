@@ -2,9 +2,9 @@
 
     [search]
     trials = 20                         # number of configurations that are tried
-    value = "training"                  # what is maximised: "training" or "validation"
-    sampler = "tpe"                     # tpe, random or qmc
-    pruner = "median"                   # none, median or halving: stops bad trials early
+    value = "training"                  # maximised: final return of the "training", or return of the last "validation"
+    sampler = "tpe"                     # method that chooses the configurations: tpe, random or qmc
+    pruner = "median"                   # method that stops bad trials early: none, median or halving
 
     [search.space]
     lr = { low = 1e-4, high = 1e-2, log = true }
@@ -34,7 +34,8 @@ VALUES = ("training", "validation")
 SAMPLERS = ("tpe", "random", "qmc")
 PRUNERS = ("none", "median", "halving")
 RANGE_KEYS = ("low", "high", "log", "step")
-# Options whose values lead to results that cannot be compared, or that other keys of the file set.
+# Options that cannot be searched. Results for different values of `env` or `steps` are not comparable. The seed is set
+# by other keys of the study file.
 FIXED_OPTIONS = ("env", "seed", "steps")
 REPORTS_PER_TRIAL = 20  # number of intermediate values of a trial if `interval` is not given
 
@@ -46,8 +47,8 @@ class Parameter:
     choices: tuple[Any, ...] = ()  # empty: a range
     low: float = 0
     high: float = 0
-    log: bool = False
-    step: float | None = None
+    log: bool = False  # True: values are drawn on a logarithmic scale
+    step: float | None = None  # distance between neighbouring values; None: 1 for integers, otherwise any value
 
     @property
     def is_integer(self) -> bool:
@@ -70,7 +71,7 @@ class Parameter:
         return distributions.FloatDistribution(self.low, self.high, log=self.log, step=self.step)
 
     def option_value(self, drawn: Any) -> Any:
-        """Return the value of the option for a drawn value. Numbers are rounded to 4 significant digits."""
+        """Return the value of the option for a value drawn by Optuna. Round non-integers to 4 significant digits."""
         if self.choices:
             return next(choice for choice in self.choices if choice_label(choice) == drawn)
         if self.is_integer:
@@ -87,22 +88,22 @@ class Search:
     """The content of the table [search]."""
 
     space: Mapping[str, Parameter]  # option -> values
-    trials: int = 20
-    value: str = "training"
-    sampler: str = "tpe"
-    pruner: str = "none"
-    startup: int = 5  # number of complete trials before the first trial is pruned
-    warmup: int = 0  # steps of a trial before it can be pruned
+    trials: int = 20  # number of configurations that are tried
+    value: str = "training"  # maximised value, one of VALUES
+    sampler: str = "tpe"  # one of SAMPLERS
+    pruner: str = "none"  # one of PRUNERS
+    startup: int = 5  # pruner "median": number of complete trials before the first trial can be pruned
+    warmup: int = 0  # number of steps of a trial before the trial can be pruned
     interval: int = 0  # steps between two intermediate values; 0: a twentieth of the training
     seed: int = 0  # seed of all trials, and of the sampler
     options: Mapping[str, Any] | None = None  # options of all trials: [base] and [scale.NAME.options]
 
     def point_options(self, drawn: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the options of the trial whose drawn values are `drawn`."""
+        """Return {option: value} of a trial. `drawn` maps each searched option to the value that Optuna drew."""
         return {name: parameter.option_value(drawn[name]) for name, parameter in self.space.items()}
 
     def fingerprint(self, steps: int) -> str:
-        """Return a hash of everything that a trial's result depends on, except the number of trials."""
+        """Return a hash of the settings that the values of the trials depend on. `steps` is the length of a trial."""
         space = {name: repr(parameter) for name, parameter in self.space.items()}
         content = [self.options, space, self.value, self.interval, self.seed, steps]
         return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:16]
@@ -232,7 +233,7 @@ def _read_parameter(value: Any) -> Parameter:
 
 
 def points_to_check(search: Search) -> list[dict[str, Any]]:
-    """Return points of the space in which each extreme value of each option occurs."""
+    """Return points of the search space. Each extreme value of each option occurs in at least one point."""
     first = {name: parameter.extremes[0] for name, parameter in search.space.items()}
     others = [{**first, name: value} for name, parameter in search.space.items() for value in parameter.extremes[1:]]
     return [first, *others]
@@ -241,8 +242,8 @@ def points_to_check(search: Search) -> list[dict[str, Any]]:
 def make_sampler(search: Search, number: int) -> "optuna.samplers.BaseSampler":
     """Return the sampler for the trial with this number.
 
-    It depends on nothing but the seed and the earlier trials, so a search that was killed continues with the same
-    values as an uninterrupted one.
+    The sampler depends only on the seed of the search and on the earlier trials. A search that was killed therefore
+    continues with the same values as an uninterrupted search.
     """
     from optuna import samplers
 

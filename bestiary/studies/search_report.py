@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import optuna
     from matplotlib.axes import Axes
 
-MAX_ROWS = 20  # number of trials in the table
+MAX_ROWS = 20  # maximum number of trials in the table
 MIN_TRIALS_FOR_IMPORTANCE = 4
 STATES = {"COMPLETE": "complete", "PRUNED": "stopped early", "FAIL": "failed", "RUNNING": "not finished"}
 BIAS_CAPTION = (
@@ -72,8 +72,8 @@ def search_table(study: Study, folder: Path) -> TextTable:
 
 def _describe_value(study: Study) -> str:
     assert study.search is not None
-    assert study.placeholder is not None
-    several = "normalised and averaged over the tasks, " if len(study.placeholder.config.envs) > 1 else ""
+    assert study.search_example is not None
+    several = "normalised and averaged over the tasks, " if len(study.search_example.config.envs) > 1 else ""
     if study.search.value == "validation":
         return f"return of the last validation, {several}seed {study.search.seed}"
     return f"final return of the training, {several}seed {study.search.seed}"
@@ -122,9 +122,10 @@ def draw_search(study: Study, folder: Path) -> dict[str, bytes]:
 
 
 def option_importances(journal: "optuna.Study") -> dict[str, float]:
-    """Return the importance of each option: the fraction of the variance of good values that it explains (PED-ANOVA).
+    """Return the importance of each option, computed with PED-ANOVA. The importances sum to 1.
 
-    The result is empty if there are too few complete trials, or if all of them have the same value.
+    An option is important if the distribution of its values in the best trials differs much from the distribution in
+    all trials. The result is empty if there are too few complete trials, or if all of them have the same value.
     """
     from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
 

@@ -3,8 +3,8 @@
     runs/STUDY/search/journal.log      all trials with their values, written by Optuna
     runs/STUDY/search/tNUMBER-sSEED/   run folder of each trial; configs/ and logs/ as in a study
 
-The journal contains each trial before its training starts. So a search that was killed continues all trials that had
-not ended, and repeats no others.
+The journal contains each trial before its training starts. If a search was killed and is started again, it therefore
+continues the trials that had not ended, and does not repeat the trials that had ended.
 """
 
 import contextlib
@@ -56,7 +56,9 @@ def search_folder(folder: Path) -> Path:
 
 
 def open_journal(study: Study, folder: Path, *, create: bool = False) -> "optuna.Study | None":
-    """Return the Optuna study in the journal of a search. If there is no journal, return None, or create one.
+    """Return the Optuna study in the journal of a search.
+
+    If there is no journal, create one if `create` is true, otherwise return None.
 
     Raises:
         UserError: the journal belongs to a search with other settings.
@@ -106,9 +108,9 @@ def _repair(path: Path) -> None:
 
 
 def example_config(study: Study) -> Config:
-    """Return the configuration of one point of the search. All points have the same length of the training."""
-    assert study.placeholder is not None
-    return study.placeholder.config
+    """Return the configuration of one point of the search, from which settings common to all points can be read."""
+    assert study.search_example is not None
+    return study.search_example.config
 
 
 def _total_steps(study: Study) -> int:
@@ -129,7 +131,7 @@ def report_interval(study: Study) -> int:
 
 
 def make_search_trial(study: Study, folder: Path, number: int, drawn: Mapping[str, Any]) -> Trial:
-    """Return the trial with this number, whose drawn values are `drawn`."""
+    """Return the trial with this number. `drawn` maps each searched option to the value that Optuna drew."""
     assert study.search is not None
     assert study.point_variant is not None
     variant = study.point_variant(trial_name(number), study.search.point_options(drawn))
@@ -175,7 +177,7 @@ def remaining_trials(study: Study, journal: "optuna.Study") -> int:
 
 
 def _average(study: Study, values: Mapping[str, float]) -> float:
-    """Return the mean over the tasks. The returns of several tasks are normalised."""
+    """Return the mean of `values`, the returns by task. If there are several tasks, normalise the returns first."""
     if len(values) == 1:
         return next(iter(values.values()))
     normalised = []
@@ -189,12 +191,12 @@ def _average(study: Study, values: Mapping[str, float]) -> float:
 def intermediate_values(study: Study, trial: Trial, interval: int) -> dict[int, float]:
     """Return {step: value} at the multiples of `interval` that the training has passed.
 
-    The value at a step is that of the first row of the table at or after this step.
+    The value at a step comes from the first row of metrics.csv (or validation.csv) at or after this step.
     """
     assert study.search is not None
     try:
         rows = _value_rows(study, trial)
-    except (UserError, OSError, ValueError, KeyError):  # the table does not exist yet, or a row is being written
+    except (UserError, OSError, ValueError, KeyError):  # the CSV file does not exist yet, or a row is being written
         return {}
     values: dict[int, float] = {}
     for step, value in rows:
@@ -205,7 +207,7 @@ def intermediate_values(study: Study, trial: Trial, interval: int) -> dict[int, 
 
 
 def _value_rows(study: Study, trial: Trial) -> list[tuple[int, float]]:
-    """Return the pairs (step, value) of a trial so far."""
+    """Return (step, value) for each row of metrics.csv, or of validation.csv if the search maximises validation."""
     assert study.search is not None
     envs = trial.config.envs
     if study.search.value == "validation":
@@ -249,18 +251,19 @@ class _Job:
     """A running trial."""
 
     trial: Trial
-    handle: "optuna.trial.Trial"
+    handle: "optuna.trial.Trial"  # the trial in the journal of Optuna
     command: list[str]
     process: Process
-    reported: set[int]  # steps whose values Optuna has
-    modified: int = 0  # time at which the table with the values was last changed, in ns
+    reported: set[int]  # steps whose values have been reported to Optuna
+    modified: int = 0  # time of the last change of the CSV file with the values, in ns
     is_pruned: bool = False
 
 
 def run_search(study: Study, folder: Path, executor: Executor, if_changed: str) -> int | None:
     """Run all trials of the search that have not ended.
 
-    Return None, or the number of the signal if a signal interrupted the search.
+    `if_changed` says what to do if the search was started with other settings (see `run_study`). Return None, or the
+    number of the signal if a signal interrupted the search.
     """
     search = study.search
     assert search is not None

@@ -105,10 +105,10 @@ class Study:
     zoom: tuple[float, float] | None = None  # range of the x axis of an additional panel
     scale: str = ""  # name of the selected scale; empty: the full study
     search: Search | None = None  # a search for the best values of options; None: no search
-    placeholder: Variant | None = (
-        None  # one configuration of the search; the best one is known when the search has ended
-    )
-    # Function of a name and the values of the searched options. It returns the variant with these values.
+    # The variant at one point of the search space. It stands for the best variant, which is not known before the search
+    # has ended. None: no search.
+    search_example: Variant | None = None
+    # Function that returns the variant with a given name and given values of the searched options. None: no search.
     point_variant: Callable[[str, Mapping[str, Any]], Variant] | None = None
 
     @property
@@ -351,12 +351,12 @@ def _resolve_point(
 def _check_search(
     file: StudyFile, search: Search, variant: Variant, normalise: Mapping[str, tuple[float, float]]
 ) -> None:
-    """Raise UserError if the results of the search's trials have no single value that can be compared."""
+    """Raise UserError if several tasks have no score ranges, or if keys of [search] do not fit the options of runs."""
     envs, training = variant.config.envs, variant.config.training
     if len(envs) > 1 and not all(env in normalise or lookup_score_range(env) is not None for env in envs):
         raise UserError(
-            f"{file.location('search')}: the returns of these tasks are not comparable, so a search cannot average "
-            "them; add a table [normalise] with the returns that count as 0 and as 1"
+            f"{file.location('search')}: the returns of {', '.join(envs)} are not comparable, so a search cannot "
+            "average them; add a table [normalise] with the returns that count as 0 and as 1"
         )
     if search.value == "validation" and not training.valid_every:
         raise UserError(

@@ -203,9 +203,10 @@ class VariantDraft:
 
 
 def draft_variants(file: StudyFile, problems: list[str]) -> list[VariantDraft]:
-    """Return one draft for each pair of a [[variant]] and a combination of grid values.
+    """Return one draft for each combination of a [[variant]], a point of its own grid and a point of [grid].
 
-    Problems are appended to `problems`. If `problems` is not empty, no drafts are returned.
+    A point of a grid is a combination of values of the grid's options. Problems are appended to `problems`. If
+    `problems` is not empty, no drafts are returned.
     """
     base = _read_table(file, "base", problems)
     named = _named_variants(file, problems)
@@ -272,7 +273,10 @@ def _check_names(
 
 
 def _point_label(point: dict[str, Any], with_env: bool) -> str:
-    """Return the options and values of a grid point in a form for folder names."""
+    """Return the options and values of a grid point in a form for folder names.
+
+    If `with_env` is false, leave out the option `env`.
+    """
     return ",".join(_option_label(key, value) for key, value in point.items() if with_env or key != "env")
 
 

@@ -50,12 +50,13 @@ FINAL_RETURN_CAPTION = (
     "the training"
 )
 INTERVAL_CAPTION = (
-    f"95% interval: of the mean over runs (seeds), Student's t if there are fewer than {T_INTERVAL_BELOW} runs, "
-    "otherwise percentile bootstrap; none for one run"
+    f"95% interval: interval of the mean over runs (seeds); Student's t if there are fewer than {T_INTERVAL_BELOW} "
+    "runs, otherwise percentile bootstrap; none for one run"
 )
 NORMALISED_CAPTION = (
-    "rows over several environments: normalised returns; Student's t with Satterthwaite's degrees of freedom if an "
-    f"environment has fewer than {T_INTERVAL_BELOW} runs, otherwise stratified percentile bootstrap"
+    "rows over several environments: normalised returns; if each run was trained in one environment, the interval is "
+    f"Student's t with Satterthwaite's degrees of freedom if an environment has fewer than {T_INTERVAL_BELOW} runs, "
+    "otherwise stratified percentile bootstrap"
 )
 IQM_CAPTION = "IQM: interquartile mean over runs (the mean if there are fewer than four runs)"
 TRUE_RETURN_CAPTION = "true return: final return of the first true reward, mean over runs"
@@ -204,7 +205,8 @@ def _draw_curves(study: Study, trials: list[Trial], folder: Path) -> dict[str, b
         published = {
             name: curve
             for found in study.published
-            if not found.compare and not study.scale  # a scale has much shorter curves than the published ones
+            # Leave out published curves if a scale is selected: the study's own curves may then be much shorter.
+            if not found.compare and not study.scale
             for name, curve in found.curves().get(task_name(env), {}).items()
         }
         x_label = "steps of the task" if any(len(v.config.envs) > 1 for v in study.variants) else "steps"
@@ -258,8 +260,9 @@ def _make_table(study: Study, variants: list[VariantResult], results: list[Trial
     waiting = [f"{result.trial.name} ({result.envs_in_first_game})" for result in results if result.envs_in_first_game]
     if waiting:
         captions.append(
-            "runs in which environments had not finished a game at the end of the training (number of environments), "
-            f"so their returns are biased towards short games: {', '.join(dict.fromkeys(waiting))}"
+            "runs whose returns are biased towards short games, because some of their environments had not finished a "
+            "game at the end of the training (in brackets: number of these environments): "
+            f"{', '.join(dict.fromkeys(waiting))}"
         )
     rows = [_variant_cells(study, variant, has_true) for variant in variants]
     return TextTable(f"{study.name} ({folder})", header, rows, captions)

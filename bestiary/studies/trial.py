@@ -154,7 +154,7 @@ class Trial:
             found = _compared_settings(self.run.config)
         except UserError as error:  # the config cannot be read, or the file of a plug-in has changed
             return [str(error)]
-        if self.predecessor is not None:  # the path may be written in another way
+        if self.predecessor is not None:  # the same path can be written in two ways
             expected.pop("init_from", None)
             found.pop("init_from", None)
         differing = [key for key in {**found, **expected} if expected.get(key) != found.get(key)]
