@@ -1,4 +1,4 @@
-"""Checks of an algorithm in a learner: parameters, batches, losses, gradients of micro-batches, saved state, shards."""
+"""Checks of an algorithm in a learner: parameters, batches, losses, gradients, saved state, and several learners."""
 
 import copy
 import inspect
@@ -21,8 +21,8 @@ from bestiary.training.factory import make_actors_and_learner, make_learner
 from bestiary.training.learner import CPU, Learner
 from bestiary.training.serial import collect_rollouts
 
-NUM_LEARN_CALLS = 3
-MAX_CHECKED_BATCHES = 2  # number of batches per loss and optimizer whose gradients are checked
+NUM_LEARN_CALLS = 3  # number of learn calls whose batches are checked
+MAX_CHECKED_BATCHES = 2  # for each loss function and optimizer: number of batches whose gradients are checked
 # The gradient of a batch must equal the sum of the gradients of its two halves. TOLERANCE is the largest accepted
 # difference, as a fraction of the largest entry. Rounding causes a difference of about 1e-5.
 TOLERANCE = 1e-3
@@ -73,7 +73,7 @@ class AlgorithmChecks:
         trained = {id(p) for group in learner.groups.values() for p in group.parameters}
         for name, parameter in own.items():
             if id(parameter) not in trained:
-                self.report.add(f"parameters()[{name!r}] is in none of the optimizers of make_optimizers")
+                self.report.add(f"parameters()[{name!r}] is in none of the optimizers that make_optimizers returns")
 
     def check_dummy_batch(self, learner: Learner, rollout: Rollout) -> None:
         """Check the batch with which auto-tuning measures the time of an update."""
@@ -149,7 +149,7 @@ class AlgorithmChecks:
         self.check_parts(learner, batch, name, loss, gradient)
 
     def check_parts(self, learner: Learner, batch: Batch, name: str, loss: Loss, gradient: Sequence[Tensor]) -> None:
-        """Check that the gradient and `loss.sums` of a batch are the sums of those of its two halves.
+        """Check that the gradient and each entry of `loss.sums` of a batch equal the sums over its two halves.
 
         `loss` and `gradient` are the loss and the gradient of the whole batch.
         """
@@ -224,8 +224,8 @@ class AlgorithmChecks:
                 other.learn([rollout.select(torch.arange(rollout.num_envs)) for rollout in rollouts])
         if (size := _difference(learner.parameters, restored.parameters)) > 0:
             report.require(
-                f"after save and load, the next updates differ: weights by {size:.3g} of the largest weight; save must "
-                "return all state that changes the updates, and load must restore it"
+                f"after save and load, the next updates differ: they give other weights, by up to {size:.3g} of the "
+                "largest weight; save must return all state that changes the updates, and load must restore it"
             )
 
     def check_shard(self, learner: Learner, rollouts: Sequence[Rollout]) -> None:

@@ -112,4 +112,6 @@ def train(report: Report, given: dict[str, Any], runtime: str) -> None:
     if skipped:
         report.require(f"training with --runtime {runtime}: {skipped:.0f} updates were not finite and were skipped")
     if not updates:
-        report.require(f"training with --runtime {runtime}: {steps} steps gave no update; batches must yield batches")
+        report.require(
+            f"training with --runtime {runtime}: {steps} steps gave no update; the method batches must yield a batch"
+        )

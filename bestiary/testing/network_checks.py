@@ -41,8 +41,8 @@ class Subject:
     report: Report
     module: nn.Module
     call: Call
-    initial_state: Callable[[int], State]
-    interface: EnvInterface
+    initial_state: Callable[[int], State]  # batch size -> initial recurrent state
+    interface: EnvInterface  # observations, actions and tasks of the inputs
 
     def inputs(self, seed: int = 0) -> Inputs:
         """Return random inputs [T,B] without resets."""
@@ -63,19 +63,19 @@ def check_recurrent(subject: Subject) -> None:
         unchanged(subject.module),
         torch.no_grad(),
     ):
-        outputs, used = subject.call(inputs, states[B])
+        outputs, later_state = subject.call(inputs, states[B])
     report.require(*shape_problems(subject, outputs))
-    report.require(*state_problems(used, B, "the state that forward returns", states[B]))
+    report.require(*state_problems(later_state, B, "the state that forward returns", states[B]))
     # If one of these checks fails, the results of the others would be misleading.
-    check_finite(subject, outputs, used)
-    check_inputs_unchanged(subject, used)
-    check_repeated_call(subject, used)
+    check_finite(subject, outputs, later_state)
+    check_inputs_unchanged(subject, later_state)
+    check_repeated_call(subject, later_state)
     report.run(
-        lambda: check_single_steps(subject, used),
-        lambda: check_rows(subject, used),
-        lambda: check_reset(subject, used),
+        lambda: check_single_steps(subject, later_state),
+        lambda: check_rows(subject, later_state),
+        lambda: check_reset(subject, later_state),
         lambda: check_gradient(subject),
-        lambda: check_metrics(subject, used),
+        lambda: check_metrics(subject, later_state),
         lambda: check_copy(subject),
     )
 
@@ -256,7 +256,7 @@ def check_metrics(subject: Subject, state: State) -> None:
         report.add(f"forward_with_metrics differs from forward {difference}; both must return the same values")
     for name, value in metrics.items():
         if not isinstance(value, Tensor) or value.shape != ():
-            found = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            found = f"a tensor {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
             report.add(f"forward_with_metrics: metric {name} is {found}; expected a scalar tensor")
 
 

@@ -203,7 +203,7 @@ def check_interfaces(
     if len(refusals) == len(interfaces):
         report.add(*refusals)
         if env is None:
-            report.add("it refuses all standard observations; pass the environment as the second argument")
+            report.add("images [4,84,84] and vectors [8] are both refused; pass an environment as the second argument")
     report.finish()
 
 

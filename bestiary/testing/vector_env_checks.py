@@ -22,6 +22,7 @@ NUM_ROW_STEPS = 10  # number of steps for which `check_rows` compares the rows o
 SAMPLE_SEEDS = range(10, 18)  # seeds of environments whose first observations are collected
 MIN_EPISODES = 3  # first observations are checked only if at least this many games have ended
 MIN_TRUNCATIONS = 8  # final observations are checked only if at least this many episodes were truncated
+SEED_ADVICE = "draw all random numbers from generators that the constructor seeds with its argument seed"
 MAX_FALSE_ALARM = 1e-3  # maximum probability that `check_first_observations` reports a correct environment
 
 
@@ -126,16 +127,13 @@ class VectorEnvChecks:
             self.report.run(partial(self.check_save, first, restored, second))
         self.check_rows(first, second)
 
-    def compare(self, first: Step, second: Step, where: str, condition: str) -> None:
-        """Require that two steps are equal bit for bit."""
+    def compare(self, first: Step, second: Step, where: str, condition: str, advice: str = SEED_ADVICE) -> None:
+        """Require that two steps are equal bit for bit. `where`, `condition` and `advice` are parts of the message."""
         if (difference := step_difference(first, second, range(len(first.reward)))) is not None:
-            self.report.require(
-                f"two vector environments {condition} differ: {difference} after {where}; draw all random numbers from "
-                "generators that the constructor seeds with its argument seed"
-            )
+            self.report.require(f"two vector environments {condition} differ: {difference} after {where}; {advice}")
 
     def check_lives(self, pool: VectorEnv, step: Step) -> None:
-        """Check that each end of an episode also ends the game, if the environment declares `has_lives` False."""
+        """Check that each end of an episode also ends the game, if the attribute `has_lives` is False."""
         rows = np.flatnonzero(step.done & ~step.game_over)
         if not pool.has_lives and len(rows):
             self.report.require(
@@ -180,7 +178,8 @@ class VectorEnvChecks:
             actions = self.random_actions(pool)
             expected = self.step(pool, actions)
             found = self.step(restored, actions)
-            self.compare(expected, self.step(twin, actions), f"step {t + 1} after save", "of which one was saved")
+            where, condition = f"step {t + 1} after save", "of which only one was saved"
+            self.compare(expected, self.step(twin, actions), where, condition, "save must not change the environment")
             if (difference := step_difference(expected, found, range(NUM_ENVS))) is not None:
                 self.report.require(
                     f"load does not restore the saved state: {difference} after step {t + 1}; save must return "

@@ -228,7 +228,10 @@ WRONG_MEMORIES: list[tuple[type, list[tuple[str, ...]]]] = [
     (OnlyOutput, [("forward returned one Tensor", "(output, state)")]),
     (
         OtherMetrics,
-        [("forward_with_metrics differs from forward by 1 in output",), ("metric norm is [5, 3, 4]", "scalar")],
+        [
+            ("forward_with_metrics differs from forward by 1 in output",),
+            ("metric norm is a tensor [5, 3, 4]", "scalar"),
+        ],
     ),
 ]
 
