@@ -38,7 +38,7 @@ class Output:
     distribution: Categorical  # [T,B], the policy
     value: Tensor  # [T,B], the values in units of the rewards
     extras: dict[str, Tensor] = field(default_factory=dict)  # outputs for interpretability tools, for example attention
-    estimate: ValueEstimate | None = None  # the output of the critic; None if the values are not normalised
+    estimate: ValueEstimate | None = None  # the output of the critic; None: `value` is not normalised
     metrics: dict[str, Tensor] = field(default_factory=dict)  # scalars for metrics.csv; each is a mean over the batch
 
     @property
@@ -50,7 +50,7 @@ class Output:
 class Agent(Protocol):
     """Interface of agents. Any `nn.Module` with `forward` and `initial_state` is an agent.
 
-    The class `defaults.AgentDefaults` defines the optional attributes and their default values.
+    The class `component_defaults.AgentDefaults` defines the optional attributes and their default values.
     """
 
     def __call__(self, inputs: Inputs, state: State) -> tuple[Output, State]: ...
@@ -103,15 +103,15 @@ class BasicAgent(nn.Module, AgentDefaults):
     class Options(HeadOptions):
         extra_inputs: str = option(
             "auto",
-            "inputs of the memory in addition to the features of the torso: the last reward (by default clamped to "
-            "[-1,1]), the last action (auto: both; with --torso resnet or impoola only the reward, as in TorchBeast)",
+            "inputs of the memory in addition to the features of the torso: the last reward, the last action, both or "
+            "none (auto: both; with --torso resnet or impoola only the reward, as in TorchBeast)",
             choices=("auto", "reward+action", "reward", "action", "none"),
         )
         clamp_reward: bool = option(True, "clamp the last reward to [-1,1] before it is an input of the memory")
         reset_inputs: bool = option(
             True,
-            "set the last reward and the last action to zero in the first step of an episode (off: they belong to "
-            "the previous episode, as in TorchBeast)",
+            "set the last reward and the last action to zero in the first step of an episode (off: use the last "
+            "reward and action of the previous episode, as in TorchBeast)",
         )
         init: str = option(
             "orthogonal",

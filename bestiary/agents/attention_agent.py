@@ -222,7 +222,7 @@ class ConvLSTM(nn.Module):
         self.channels = channels
         self.input = nn.Conv2d(inputs, 4 * channels, 3, padding=1)
         self.recurrent = nn.Conv2d(channels, 4 * channels, 3, padding=1, bias=False)
-        self.peepholes = nn.Parameter(torch.zeros(3, channels, *size))  # input, forget and output gate
+        self.peepholes = nn.Parameter(torch.zeros(3, channels, *size))  # p of the input, forget and output gate
         init_orthogonal(self.input, gain=math.sqrt(2))
         init_orthogonal(self.recurrent, gain=1.0)
         with torch.no_grad():

@@ -28,7 +28,7 @@ class AgentDefaults(ComponentDefaults):
     """Default values of the optional attributes and methods of agents."""
 
     components: ClassVar[tuple[str, ...]] = ()  # parts that the constructor takes: "torso", "memory", "critic"
-    # Default values of options of the run, used with this agent: config key -> value, for example {"algo.lr": 3e-4}.
+    # Options of the run that have another default with this agent: config key -> default, as in {"algo.lr": 3e-4}.
     config_defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({})
     has_attention: Any = False  # True if `Output.extras` has the key "attention"
     uses_last_reward: Any = None  # True if the last reward is an input of the agent; None: unknown

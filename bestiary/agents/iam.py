@@ -81,7 +81,7 @@ class IAMAgent(nn.Module, AgentDefaults):
             None, "only with --agent.dset attention: number of units per head (default: 128)", low=1
         )
         attention_bias: bool = option(
-            False, "with --agent.dset attention: the linear layers of keys and queries have biases"
+            False, "only with --agent.dset attention: add biases to the linear layers of keys and queries"
         )
 
     def __init__(

@@ -165,12 +165,12 @@ def state_problems(state: Any, batch: int, what: str, like: State | None = None)
     if problems or like is None:
         return problems
     if len(state) != len(like):
-        return [f"{what} has {len(state)} tensors, initial_state({batch}) has {len(like)}; both must be equal"]
+        return [f"{what} has {len(state)} tensors, initial_state({batch}) has {len(like)}; the numbers must be equal"]
     for index, (tensor, first) in enumerate(zip(state, like, strict=True)):
         if (tensor.shape, tensor.dtype) != (first.shape, first.dtype):
             problems.append(
                 f"{what}[{index}] is {tensor.dtype}{list(tensor.shape)}, initial_state({batch})[{index}] is "
-                f"{first.dtype}{list(first.shape)}; both must be equal"
+                f"{first.dtype}{list(first.shape)}; the types and shapes must be equal"
             )
     return problems
 

@@ -53,7 +53,7 @@ class Policy:
         self.action_names = interface.action_spec.names  # action i has the name action_names[i]
         self.reader = ObservationReader(interface)
         self.runner: PolicyRunner | None = None  # created by the first call of `act`
-        self.starts_episode = np.zeros(0, bool)  # [N] True if an episode starts at the next observation
+        self.starts_episode = np.zeros(0, bool)  # bool [N]; True: the next observation is the first of an episode
         self.missing_reward_warned = False
 
     def __repr__(self) -> str:
@@ -87,8 +87,8 @@ class Policy:
             self.starts_episode = np.ones(num_envs, bool)
         if num_envs != self.runner.num_envs:
             raise UserError(
-                f"act: {num_envs} observations, but earlier calls had {self.runner.num_envs}; call reset() before the "
-                "number of environments changes"
+                f"act: {num_envs} observations, but earlier calls had those of {self.runner.num_envs} environments; "
+                "call reset() before the number of environments changes"
             )
         starts = self.starts_episode | _read_rows("done", done, num_envs, bool, default=False)
         if reward is None and self.agent.uses_last_reward and not starts.all() and not self.missing_reward_warned:
@@ -122,7 +122,9 @@ class Policy:
             try:
                 self.starts_episode[rows] = True
             except IndexError as error:
-                raise UserError(f"reset: there are {self.runner.num_envs} environments: {error}") from error
+                raise UserError(
+                    f"reset: there are {self.runner.num_envs} environments, so rows is not valid: {error}"
+                ) from error
 
 
 def _read_rows(name: str, values: Any, num_envs: int, dtype: Any, default: Any) -> np.ndarray:

@@ -304,7 +304,7 @@ def test_wrong_observations_are_refused_and_a_missing_reward_is_reported(capsys:
         with pytest.raises(UserError, match=rf"{fact}.*expected image uint8\[N, 4, 84, 84\]"):
             policy.act(wrong)
     image = np.zeros((2, 4, 84, 84), np.uint8)
-    with pytest.raises(UserError, match=r"done has shape \[3\]"):
+    with pytest.raises(UserError, match=r"done must contain 2 .*shape \[3\]"):
         policy.act(image, done=[True, False, True])
     policy.reset()
     policy.act(image)

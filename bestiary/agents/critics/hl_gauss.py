@@ -38,7 +38,7 @@ class HistogramEstimate(ValueEstimate):
     logits: Tensor  # [T,B,m], with gradient
     low: Tensor  # [T,B], lower end of the range of values
     high: Tensor  # [T,B], upper end of the range of values
-    sigma_ratio: float  # standard deviation of the target histograms, in bins
+    sigma_ratio: float  # standard deviation of the normal distribution of a target, in bin widths
 
     def loss(self, targets: Tensor) -> Tensor:
         histograms = target_histograms(targets, self.low, self.high, self.logits.shape[-1], self.sigma_ratio)
@@ -81,10 +81,10 @@ class HLGauss(nn.Module, CriticDefaults):
     @dataclass(frozen=True)
     class Options:
         low: tuple[float, ...] = option(
-            (-10.0,), "smallest value, in units of the clipped rewards: one number, or one number per task"
+            (-10.0,), "lower end of the range of values, in units of the clipped rewards: one number, or one per task"
         )
         high: tuple[float, ...] = option(
-            (10.0,), "largest value, in units of the clipped rewards: one number, or one number per task"
+            (10.0,), "upper end of the range of values, in units of the clipped rewards: one number, or one per task"
         )
         bins: int = option(51, "number of bins of the histogram", low=2, high=10_000)
         sigma_ratio: float = option(

@@ -72,9 +72,8 @@ class PopArt(nn.Linear, CriticDefaults):
         )
         debias: bool = option(
             True,
-            "correct the running statistics at the start of training: they do not change before the first nonzero "
-            "reward of a task, and are arithmetic means at first; if they do not fit the value targets yet, they are "
-            "updated before the network; normalised errors are clipped (off: as in the papers)",
+            "adapt the running statistics faster at the start of training (but not before the first nonzero reward of "
+            "a task), and clip normalised errors and advantages (off: as in the papers)",
         )
         min_sigma: float = option(1e-4, "lower bound of the standard deviation", above=0)
         max_sigma: float = option(1e6, "upper bound of the standard deviation", above=0)

@@ -40,7 +40,10 @@ class DeltaProduct(FastWeightMemory):
     class Options(RecurrenceOptions):
         writes: int = option(2, "number of applications of the delta rule per step", low=1, high=64)
         max_beta: float = option(
-            2.0, "upper bound of the learning rates (2: eigenvalues down to -1; 1: as in delta)", above=0, high=2
+            2.0,
+            "upper bound of the learning rates (1: as in delta; above 1: a write can negate a stored value)",
+            above=0,
+            high=2,
         )
         feature_map: str = option("unit", "function that is applied to keys and queries", choices=("unit", "silu"))
 

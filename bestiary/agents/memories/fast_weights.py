@@ -12,7 +12,7 @@ A mixer splits h into H heads of E features each. Each head has one or more matr
                    itself with the key, the query and the learning rates (Irie et al. 2022, `self_referential.py`).
     sr-delta       like delta, but a self-referential matrix computes keys, values, queries and learning rates.
     fake-sr        like srwm, but the matrix does not change, so the agent has no memory (a control experiment).
-    srwm-no-carry  like srwm, but the state is reset at the start of each rollout.
+    srwm-no-carry  like srwm, but the state is reset at fixed intervals, by default at the start of each rollout.
     linear-transformer, recurrent-delta, delta-rnn, delta-delta
                    variants of delta (`linear_transformer.py`, `recurrent_delta.py`, `delta_delta.py`).
 
@@ -26,7 +26,8 @@ the Euclidean norm of the matrix can grow even more, because I + b k (q - k)^T i
 grow by the factor sqrt(2) if k and q select different rows and b = 1.
 
 The learner therefore logs the norms and the learning rates of the matrices, and skips an update if one of these metrics
-is not finite. The metrics stay on the device, and the learner reads all metrics of an update together.
+is not finite. The metrics stay on the device until the learner reads all metrics of an update together, because each
+read has to wait for the device.
 """
 
 from collections.abc import Sequence

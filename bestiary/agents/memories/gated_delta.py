@@ -58,7 +58,7 @@ class GatedDeltaMixer(nn.Module):
         self.project = nn.Linear(heads * size, options.hidden, bias=False)
         self.log_rate = nn.Parameter(torch.empty(heads).uniform_(1, 16).log())  # log r
         initial = torch.empty(heads).uniform_(math.log(1e-3), math.log(0.1)).exp()
-        self.decay_bias = nn.Parameter(initial.expm1().log())  # c, the inverse of softplus
+        self.decay_bias = nn.Parameter(initial.expm1().log())  # c, so that softplus(c) = initial
         self.state_shapes = ((heads, size, size),)
 
     def forward(

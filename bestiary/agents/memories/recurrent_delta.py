@@ -1,7 +1,7 @@
 """Recurrent memories with the delta rule (Irie et al. 2021): outputs of a step are inputs of the next step.
 
     recurrent-delta   the previous output of a head changes its query, key, value and learning rate
-    delta-rnn         a second matrix is multiplied by the previous output, and the product is added to the output
+    delta-rnn         a second matrix is read with the previous output as the query; the result is added to the output
 
 The steps of a sequence are computed one after the other, because each step needs the output of the previous step.
 
@@ -76,10 +76,10 @@ class RecurrentDeltaMixer(nn.Module):
 
 
 class DeltaRNN(FastWeightMemory):
-    """DeltaNet with a second matrix per head, which is multiplied by the previous output of the head.
+    """DeltaNet with a second matrix per head, which is read with the previous output of the head as the query.
 
-    The product of the second matrix and the previous output is added to the output of the first matrix. The delta rule
-    updates both matrices.
+    The value that is read from the second matrix is added to the output of the first matrix. The delta rule updates
+    both matrices.
     """
 
     Options = RecurrenceOptions

@@ -180,7 +180,7 @@ class FakeSRMixer(nn.Module):
 
 
 class SRWMNoCarry(nn.Module, MemoryDefaults):
-    """SRWM whose state is reset every `reset_interval` steps, by default at the start of each rollout.
+    """SRWM whose state is reset every `reset_interval` steps, by default at the start of each training sequence.
 
     The state consists of the tensors of the SRWM's state, followed by a step counter, int64 [B]. The counter starts at
     0 and returns to 0 every `reset_interval` steps.
