@@ -5,6 +5,7 @@ A logger never stops the training. If it fails, one warning is printed, and metr
 
 import hashlib
 import importlib.util
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ class Loggers:
     def _call(self, method: str, *args: Any) -> None:
         for name, logger in list(self.active.items()):
             try:
-                getattr(logger, method)(*args)
+                getattr(logger, method)(*deepcopy(args))  # a logger may change its arguments
             except (Exception, SystemExit) as error:
                 warn(f"logger {name} stopped logging: {_describe(error)}; metrics.csv is still written")
                 del self.active[name]

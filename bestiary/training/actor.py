@@ -122,7 +122,7 @@ class Actor:
         self.rollout.version[self.t] = self.version
         self.last_actions = action[0].cpu().numpy()
         with self._env_call():
-            self.pool.send(self.last_actions)
+            self.pool.send(self.last_actions.copy())  # the environment may write into its arguments
 
     def receive(self) -> Rollout | None:
         """Wait for the results of the last actions and store them. Return the rollout if it is complete, else None.

@@ -139,6 +139,14 @@ def test_logger_of_another_person_is_neither_imported_nor_used(another_user: Any
     assert not Path("executed").exists()
 
 
+def test_logger_that_changes_its_row_does_not_change_the_metrics() -> None:
+    Path("clearing.py").write_text(
+        "from bestiary.loggers import Logger\nclass Clearing(Logger):\n    def log(self, row):\n        row.clear()\n"
+    )
+    run = bestiary.train("toy/catch", run_dir="r", logger="clearing.py:Clearing", **SMALL)
+    assert run.metrics["step"].tolist()[-1] == 1_600
+
+
 @pytest.mark.parametrize("when", ["constructor", "log", "log_video", "close"])
 def test_failing_logger_costs_one_warning(when: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path("own.py").write_text(FAILING)

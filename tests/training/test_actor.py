@@ -116,6 +116,18 @@ def assert_equal(ours: Rollout, theirs: Rollout) -> None:
             assert value == other, name
 
 
+def test_environment_may_change_the_array_of_actions() -> None:
+    class Overwriting(CountingVectorEnv):
+        def send(self, actions: np.ndarray) -> None:
+            super().send(actions)
+            actions[:] = -1
+
+    pool = Overwriting()
+    rollout = start_actor(pool).collect()
+    np.testing.assert_array_equal(rollout.action, np.stack(pool.sent))
+    np.testing.assert_array_equal(rollout.last_action[1:], np.stack(pool.sent))
+
+
 def test_entries_are_the_steps_of_the_environment_in_order() -> None:
     """Entry t of rollout k is the environment's step k*T + t; reward and done at t+1 follow the action at t."""
     pool = CountingVectorEnv()
