@@ -79,6 +79,9 @@ def memory_problem(memory: Any, args: Any, result: Any) -> str | None:
     problem = _shape_problem("forward returned outputs that are", result[0], values, expected)
     if problem is not None:
         return problem
+    if not isinstance(result[1], tuple):
+        found = _describe(result[1])
+        return f"forward returned the state as {found}; expected a flat tuple of tensors, for example (h,)"
     outputs = result[0]
     method = "forward_with_metrics returned"
     result = memory.forward_with_metrics(*args)

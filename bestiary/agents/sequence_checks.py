@@ -16,6 +16,7 @@ import torch.nn as nn
 from torch import Tensor
 
 from bestiary.agents.agent import Output
+from bestiary.agents.distributions import Categorical
 from bestiary.agents.memories.base import State
 from bestiary.rollout import ArraySpec, Inputs, ObservationSpec, Tensors
 
@@ -35,6 +36,12 @@ def call_agent(agent: Any) -> Call:
         output, state = _pair(agent(inputs, state), "(Output, state)")
         if not isinstance(output, Output):
             raise TypeError(f"forward returned a {type(output).__name__}; expected bestiary.agents.agent.Output")
+        if not isinstance(output.distribution, Categorical):
+            kind = type(output.distribution)
+            raise TypeError(
+                f"forward returned an Output whose distribution is a {kind.__module__}.{kind.__name__}; expected "
+                "bestiary.agents.distributions.Categorical(logits)"
+            )
         return {"logits": output.distribution.logits, "value": output.value}, state
 
     return call
@@ -208,8 +215,16 @@ def compare_repeated_calls(module: nn.Module, call: Call, inputs: Inputs, state:
 
     The states of torch's random generator and of the module's buffers are restored afterwards.
     """
+    state_before = tuple(tensor.clone() for tensor in state)
     with unchanged(module):
         expected = run_sequence(call, inputs, state)
+    for index, (tensor, before) in enumerate(zip(state, state_before, strict=True)):
+        if not torch.equal(tensor, before):
+            return SequenceMismatch(
+                None,
+                f"forward changes the tensor {index} of the recurrent state in place; use operations that return a new "
+                "tensor, for example state = state * mask instead of state *= mask",
+            )
     with unchanged(module):
         torch.rand(1)  # advance the random generator, so that dropout draws other numbers than in the first call
         found = run_sequence(call, inputs, state)

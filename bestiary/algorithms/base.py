@@ -23,6 +23,7 @@ from bestiary.algorithms.actor_critic_options import ActorCriticOptions
 from bestiary.algorithms.optimizers import RMSprop, RMSpropTF, make_adam
 from bestiary.algorithms.return_statistics import NORMALISED_REWARD
 from bestiary.rollout import Inputs, Rollout, Tensors, concatenate
+from bestiary.utils.errors import RunError
 from bestiary.utils.options import option
 
 Metrics = dict[str, float]
@@ -136,7 +137,7 @@ class Algorithm:
 
     def loss(self, agent: Agent, batch: Rollout, progress: float) -> Loss:
         """Return the loss of a batch, summed over all steps. `progress` is the finished fraction of the run, 0 to 1."""
-        raise NotImplementedError(f"{type(self).__name__} must define loss(self, agent, batch, progress)")
+        raise RunError(f"{type(self).__name__} must define loss(self, agent, batch, progress)")
 
     def batches(self, rollouts: Sequence[Rollout], context: LearnContext) -> Batches:
         """Divide the rollouts into batches, and yield one batch for each update.

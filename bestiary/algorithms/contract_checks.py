@@ -8,6 +8,7 @@ import torch.nn as nn
 from torch import Tensor
 
 from bestiary.algorithms.base import Algorithm, Batch, Loss
+from bestiary.utils.options import field_types
 
 # The methods that a subclass of Algorithm may define, and their arguments.
 METHODS: dict[str, tuple[str, ...]] = {
@@ -27,15 +28,36 @@ METHODS: dict[str, tuple[str, ...]] = {
     "stored_extras": ("num_actions",),
 }
 
+# Member of Algorithm -> options that its default implementation reads.
+OPTIONS_OF_DEFAULTS: dict[str, tuple[str, ...]] = {
+    "sequence_length": ("rollout_length",),
+    "batch_size": ("batch_size",),
+    "rollouts_per_learn": ("batch_size",),
+    "epochs": ("reuse",),
+    "make_optimizers": ("optimizer", "eps", "alpha", "momentum"),
+}
+
+# Columns of metrics.csv that a loss must not report, because it would overwrite them.
+RESERVED_COLUMNS = frozenset(
+    (
+        "step frames seconds sps games envs_in_first_game return true_return training_return game_length updates loss "
+        "grad_norm lr policy_lag max_policy_lag skipped_updates recomputed_updates abs_log_ratio_lag0 return_std "
+        "reward_hacking_alerts"
+    ).split()
+)
+
 
 def algorithm_problem(component: Any) -> str | None:
     """Return a message if a user's class is not a valid algorithm, otherwise None.
 
-    The class must be a subclass of Algorithm, its methods must accept the arguments with which they are called, and a
-    class that saves state must also load it.
+    The class must be a subclass of Algorithm and define `loss` or `batches`. Its methods must accept the arguments with
+    which they are called. Its options must include the options that the learner reads. A class that saves state must
+    also load it.
     """
     if not (isinstance(component, type) and issubclass(component, Algorithm)):
         return "must be a subclass of bestiary.algorithms.base.Algorithm"
+    if component.loss is Algorithm.loss and component.batches is Algorithm.batches:
+        return "has no method loss; define loss(self, agent, batch, progress)"
     for name, arguments in METHODS.items():
         signature = inspect.signature(getattr(component, name))
         try:
@@ -43,11 +65,37 @@ def algorithm_problem(component: Any) -> str | None:
         except TypeError:
             expected = ", ".join(("self", *arguments))
             return f"{name} has the arguments {signature}; expected {name}({expected})"
+    if (problem := _options_problem(component)) is not None:
+        return problem
     if component.save is not Algorithm.save and component.load is Algorithm.load:
         return (
             "defines save but not load, so its state would be lost if a run is resumed; also define load(self, tensors)"
         )
     return None
+
+
+def _options_problem(component: type[Algorithm]) -> str | None:
+    """Return a message if the options lack an option that the learner reads, or change the type of such an option."""
+    options: Any = component.Options
+    needed = ["lr", "lr_schedule", "max_grad_norm"]
+    for member, names in OPTIONS_OF_DEFAULTS.items():
+        if getattr(component, member) is getattr(Algorithm, member):
+            needed += names
+    missing = [name for name in dict.fromkeys(needed) if not hasattr(options, name)]
+    if missing:
+        return f"Options has no {', '.join(missing)}; write class Options(Algorithm.Options), which has these options"
+    types, base_types = field_types(options), field_types(Algorithm.Options)
+    for name in dict.fromkeys(needed):
+        if types.get(name, base_types[name]) != base_types[name]:
+            return (
+                f"Options.{name} has the type {_type_name(types[name])}, but the option {name} of Algorithm.Options "
+                f"has the type {_type_name(base_types[name])}; use the same type or another name"
+            )
+    return None
+
+
+def _type_name(kind: Any) -> str:
+    return kind.__name__ if isinstance(kind, type) else str(kind)
 
 
 def parameters_problem(parameters: Any) -> str | None:
@@ -81,6 +129,8 @@ def loss_problem(loss: Any) -> str | None:
             found = f"shape {list(value.shape)}" if isinstance(value, Tensor) else f"type {type(value).__name__}"
             hint = "add .sum()" if isinstance(value, Tensor) else "use .sum().detach(), without .item()"
             return f"returned a Loss whose sums[{name!r}] has {found}; expected a scalar tensor: {hint}"
+        if name in RESERVED_COLUMNS or name.startswith("grad_norm/"):
+            return f"returned a Loss with sums[{name!r}], but {name} is another column of metrics.csv; use another name"
     return None
 
 

@@ -48,6 +48,7 @@ def check_forward_pass(agent: Agent, interface: EnvInterface, components: Mappin
             with checked_outputs(module, names, f"test batch of T={T} steps and B={B} trajectories"):
                 outputs, state = call(inputs, initial)
         shape = tuple(outputs["value"].shape)
+        logits_shape = tuple(outputs["logits"].shape)
         problems = state_problems(state, B, "the state that forward returns", initial)
         if shape == (T, B) and not problems:
             length = 1
@@ -69,11 +70,18 @@ def check_forward_pass(agent: Agent, interface: EnvInterface, components: Mappin
             f"the agent's values have shape {shape} for a test batch of T={T} steps and B={B} trajectories; "
             f"expected ({T}, {B})"
         )
+    if logits_shape != (T, B, interface.action_spec.n):
+        raise UserError(
+            f"{own}: the logits of the action distribution have shape {logits_shape} for a test batch of T={T} steps "
+            f"and B={B} trajectories; expected [T,B,A] = ({T}, {B}, {interface.action_spec.n}) where A is action.n"
+        )
     _raise_state_problems(own, problems)
     if mismatch is not None:
         kind = (mismatch.layer or "agent").split(".")[0]
         kind = kind if kind in components else "agent"
-        raise UserError(f"{kind} {components[kind].name}: {mismatch.text} (see docs/extending.md#memory)")
+        # If the component that was found is not a plug-in, one of the plug-ins that it calls is faulty.
+        faulty = f"{kind} {components[kind].name}" if kind in names else own
+        raise UserError(f"{faulty}: {mismatch.text} (see docs/extending.md#memory)")
 
 
 def _raise_state_problems(own: str, problems: list[str]) -> None:

@@ -18,6 +18,7 @@ import numpy as np
 
 from bestiary.envs import atari, atari_games, original_names, procgen, toy
 from bestiary.envs.atari_scores import RANDOM_AND_HUMAN_SCORES
+from bestiary.envs.step_checks import interface_problems
 from bestiary.envs.vector_env import EnvInterface, VectorEnv
 from bestiary.envs.warehouse.env import WarehouseVectorEnv
 from bestiary.envs.warehouse.variants import VARIANTS
@@ -114,9 +115,9 @@ def _spec_of_built(
         if cache_key not in _built_interfaces:
             pool = _build_or_explain(build, values)
             try:
+                if problems := interface_problems(pool, 1):
+                    raise UserError(*(f"{name}: {problem} (see docs/extending.md)" for problem in problems))
                 _built_interfaces[cache_key] = pool.interface
-            except AttributeError as error:
-                raise UserError(f"{name}: the attribute {error.name} is missing (see docs/extending.md)") from error
             finally:
                 pool.close()
         return _built_interfaces[cache_key]
@@ -313,6 +314,9 @@ def class_spec(env_class: Any, name: str) -> EnvSpec:
         return _spec_of_built(name, env_class, build, options, vector_class)
     if issubclass(env_class, _gymnasium_env().gymnasium.vector.VectorEnv):
         return function_spec(env_class, name)
+    for method in ("reset", "step"):
+        if getattr(env_class, method) is getattr(_gymnasium_env().gymnasium.Env, method):
+            raise UserError(f"{name}: the method {method} is missing (see docs/extending.md#environment)")
     build = partial(_build_gymnasium_env, name, env_class)
     return _spec_of_built(name, env_class, build, options, _gymnasium_env().GymnasiumVectorEnv)
 

@@ -30,11 +30,13 @@ ROW_DTYPES = {name: np.dtype(dtype) for name, dtype in ROW_FIELDS.items()}
 
 
 def check_first_steps(name: str, build: Callable[[np.random.SeedSequence], VectorEnv]) -> None:
-    """Build a vector environment that contains one environment, reset it, step it once, save it, and check the results.
+    """Build a vector environment with two environments, reset it, step it once, save it, and check the results.
+
+    With one environment, arrays with a wrong number of rows would not be found.
 
     Args:
         name: name of the environment in messages.
-        build: function that builds the vector environment, given a seed.
+        build: function that builds the vector environment with two environments, given a seed.
 
     Raises:
         UserError: the environment fails, or violates the interface of vector environments.
@@ -44,11 +46,11 @@ def check_first_steps(name: str, build: Callable[[np.random.SeedSequence], Vecto
     try:
         with closing(build(np.random.SeedSequence(0))) as pool:
             stage = "its first step"
-            problems = interface_problems(pool, 1)
+            problems = interface_problems(pool, 2)
             if not problems:
                 problems += step_problems(pool.reset(), pool, "reset")
             if not problems:
-                pool.send(np.zeros(1, np.int64))
+                pool.send(np.zeros(2, np.int64))
                 problems += step_problems(pool.recv(), pool, "recv")
             if not problems and pool.saveable:
                 stage = "save"
@@ -75,12 +77,17 @@ def interface_problems(pool: Any, num_envs: int) -> list[str]:
     problems = []
     if pool.num_envs != num_envs:
         problems.append(f"num_envs is {pool.num_envs!r}; the constructor was called with num_envs={num_envs}")
-    if not isinstance(pool.action_spec, ActionSpec) or not pool.action_spec.names:
+    if not isinstance(pool.action_spec, ActionSpec) or not _is_tuple_of_text(pool.action_spec.names):
         problems.append(
-            f"action_spec is {pool.action_spec!r}; expected bestiary.rollout.ActionSpec(names) with at least one name"
+            f"action_spec is {pool.action_spec!r}; expected bestiary.rollout.ActionSpec(names) with a tuple of names, "
+            "for example ('left', 'right')"
         )
     if not _is_tuple_of_text(pool.tasks):
         problems.append(f"tasks is {pool.tasks!r}; expected a tuple with at least one name")
+    inherited = [name for name in ("save", "load") if getattr(type(pool), name) is getattr(VectorEnv, name)]
+    if pool.saveable and inherited:
+        verb = "are" if len(inherited) > 1 else "is"
+        problems.append(f"saveable is True, but {' and '.join(inherited)} {verb} missing")
     for attribute in ("observation_spec", "measures_spec"):
         problems += _spec_problems(attribute, getattr(pool, attribute))
     if not pool.observation_spec:

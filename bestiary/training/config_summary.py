@@ -77,7 +77,7 @@ def check_user_envs(config: Config) -> None:
         UserError: an environment fails or returns invalid values.
     """
     for name in (name for name in config.envs if isinstance(name, PluginRef)):
-        check_first_steps(name, partial(make_vector_env, [name], config.env_options, 1))
+        check_first_steps(name, partial(make_vector_env, [name], config.env_options, 2))
 
 
 def describe_rewards(config: Config, agent: Agent) -> str:

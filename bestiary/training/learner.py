@@ -99,6 +99,13 @@ class Learner:
         if (problem := parameters_problem(own_parameters)) is not None:
             raise RunError(f"{self._name}.parameters {problem}")
         named_parameters = dict(agent.named_parameters())
+        agent_names = {id(parameter): name for name, parameter in named_parameters.items()}
+        for name, parameter in own_parameters.items():
+            if id(parameter) in agent_names:
+                raise RunError(
+                    f"{self._name}.parameters returned {name!r}, which is the parameter {agent_names[id(parameter)]} "
+                    "of the agent; return only the algorithm's own parameters"
+                )
         named_parameters |= {f"algorithm.{name}": parameter for name, parameter in own_parameters.items()}
         # Frozen parameters, for example of a pretrained torso, are not trained.
         self.parameters = [parameter for parameter in named_parameters.values() if parameter.requires_grad]

@@ -74,7 +74,8 @@ def options_class(component: Any) -> type:
     for error messages.
 
     Raises:
-        UserError: `component.Options` is not a dataclass, so its fields would be ignored, or a field has no default.
+        UserError: `component.Options` is not a dataclass, so its fields would be ignored; a field has no default; or a
+            keyword-only argument has a default that cannot be changed into an option, for example a dict.
     """
     if hasattr(component, "Options"):
         # A subclass of a dataclass is itself a dataclass only if it also has the decorator @dataclass.
@@ -97,6 +98,12 @@ def options_class(component: Any) -> type:
             continue
         if parameter.kind is parameter.KEYWORD_ONLY:
             default = tuple(parameter.default) if isinstance(parameter.default, list) else parameter.default
+            if type(default).__hash__ is None:  # a dataclass does not accept this default
+                raise UserError(
+                    f"{component.__name__}: the default of argument {name} of the constructor is a "
+                    f"{type(default).__name__}; keyword-only arguments with a default are options, and the types of "
+                    "options are int, float, bool, str and tuples of these"
+                )
             fields.append((name, _option_type(component, parameter, default), option(default, "")))
         elif parameter.kind is parameter.POSITIONAL_OR_KEYWORD:
             positional.append(name)

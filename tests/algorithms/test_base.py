@@ -129,7 +129,7 @@ class List(Algorithm):
         return [Batch(rollouts[0], self.loss)]
 
 
-class OneOptimizer(Algorithm):
+class OneOptimizer(Plain):
     def make_optimizers(self, parameters):
         return torch.optim.Adam(parameters)
 

@@ -44,6 +44,17 @@ NETWORKS = """
         def forward(self, x, done, state):
             return x[..., :8], state
 
+    class InPlace(NoResetInside):
+        def forward(self, x, done, state):
+            outputs = []
+            for x_t, done_t in zip(x, done):
+                for s in state:
+                    s.mul_(~done_t[:, None])
+                output, (h, c) = self.core(x_t[None], tuple(s[None] for s in state))
+                state = (h[0], c[0])
+                outputs.append(output)
+            return torch.cat(outputs), state
+
     class BatchNorm(nn.Module):
         def __init__(self, spec):
             super().__init__()
@@ -123,6 +134,12 @@ def test_network_that_differs_between_one_and_two_steps_is_refused(
     assert problem.startswith(f"{kind} {networks}:{name}: ")
     for fact in facts:
         assert fact in problem
+
+
+def test_memory_that_changes_its_state_in_place_is_refused(networks: str) -> None:
+    problem = refusal(memory=f"{networks}:InPlace")
+    assert problem.startswith(f"{networks}:InPlace: ")
+    assert "changes the tensor 0 of the recurrent state in place" in problem
 
 
 @pytest.mark.parametrize(
@@ -258,6 +275,7 @@ def _problem(function: Any) -> str:
 # --- environments ---
 
 ENVS = """
+    import dataclasses
     import gymnasium
     import numpy as np
     from gymnasium.spaces import Box, Discrete
@@ -309,6 +327,26 @@ ENVS = """
         def __init__(self, num_envs, seed):
             super().__init__(num_envs, seed)
             del self.tasks
+
+    class NumberOfActions(Doubles):
+        def __init__(self, num_envs, seed):
+            super().__init__(num_envs, seed)
+            self.action_spec = ActionSpec(2)
+
+    class OneRow(Doubles):
+        def reset(self):
+            step = initial_step({"vector": np.zeros((self.num_envs, 2), np.float32)}, {})
+            return dataclasses.replace(step, observation={"vector": np.zeros((1, 2), np.float32)})
+
+    class NoSave(Doubles):
+        saveable = True
+
+    class NoStep(gymnasium.Env):
+        observation_space = Box(-1, 1, (2,))
+        action_space = Discrete(2)
+
+        def reset(self, *, seed=None, options=None):
+            return np.zeros(2, np.float32), {}
 """
 
 
@@ -320,8 +358,12 @@ ENVS = """
         ("Old", {"old": "error"}, ("mine.py, line ", "ZeroDivisionError: simulation failed")),
         ("OldSeed", {}, ("reset does not accept a seed",)),
         ("LegacySeed", {}, ("mine.py, line ", "seed")),
-        ("NoTasks", {}, ("the attribute tasks is missing",)),
-        ("Doubles", {}, ("reset: observation['vector'] is float64[1, 2]", "float32[1, 2]")),
+        ("NoTasks", {}, ("attribute tasks is missing", "self.tasks")),
+        ("NumberOfActions", {}, ("ActionSpec(names=2)", "tuple of names")),
+        ("OneRow", {}, ("reset: observation['vector'] is float32[1, 2]", "float32[2, 2]")),
+        ("NoSave", {}, ("saveable is True", "save and load are missing")),
+        ("NoStep", {}, ("mine.py:NoStep: the method step is missing",)),
+        ("Doubles", {}, ("reset: observation['vector'] is float64[2, 2]", "float32[2, 2]")),
     ],
 )
 def test_environment_that_fails_in_its_first_steps_is_refused(
@@ -390,7 +432,9 @@ RETURNS = """
     from dataclasses import dataclass
     import torch
     import torch.nn as nn
+    from bestiary.agents.agent import Output
     from bestiary.agents.critics import ValueEstimate
+    from bestiary.agents.distributions import Categorical
     from bestiary.algorithms.base import Algorithm, Loss
     from bestiary.training.callbacks.base import Callback
     from bestiary.utils.options import option
@@ -455,6 +499,13 @@ RETURNS = """
         def forward(self, observation):
             return self.layers[0](self.layer(observation["vector"]))
 
+    class BareState(NoState):
+        def initial_state(self, batch_size):
+            return (torch.zeros(batch_size, 2),)
+
+        def forward(self, x, done, state):
+            return x, state[0]
+
     class VectorMetric(NoState):
         def forward(self, x, done, state):
             return x, state
@@ -498,6 +549,31 @@ RETURNS = """
         components = ("torso",)
         config_defaults = {"memori": "gru"}
 
+    class Tiny(nn.Module):
+        def __init__(self, observation, action):
+            super().__init__()
+            self.layer = nn.Linear(observation["vector"].shape[0], action.n + 1)
+
+        def initial_state(self, batch_size):
+            return ()
+
+        def distribution(self, x):
+            return Categorical(x)
+
+        def forward(self, inputs, state):
+            x = self.layer(inputs.observation["vector"])
+            return Output(self.distribution(x), x[..., 0]), state
+
+    class Logits(Tiny):
+        def distribution(self, x):
+            return x[..., 1:]
+
+    class TorchDistribution(Tiny):
+        def distribution(self, x):
+            return torch.distributions.Categorical(logits=x[..., 1:])
+
+    class NoLoss(Algorithm): ...
+
     class OnlyLoss(Algorithm):
         def loss(self, agent, batch, progress):
             output, _ = agent(batch.inputs(), batch.state)
@@ -514,6 +590,20 @@ RETURNS = """
 
     class NoSize(OnlyLoss):
         def batch_size(self, num_envs, pools): ...
+
+    class OwnOptions(OnlyLoss):
+        @dataclass(frozen=True)
+        class Options:
+            lr: float = option(0.1, "learning rate")
+
+    class TextSize(OnlyLoss):
+        @dataclass(frozen=True)
+        class Options(Algorithm.Options):
+            batch_size: str = option("large", "size")
+
+    class DictOption(Torso):
+        def __init__(self, spec, *, sizes: dict = {}):
+            super().__init__(spec)
 
     class Misspelled(Callback):
         def on_updates(self, session, metrics, episodes): ...
@@ -542,6 +632,14 @@ RETURNS = """
         ({"critic": "NoMethods"}, ("mine.py:NoMethods", "keeps_statistics", "target_moments")),
         ({"critic": "NoBuffers"}, ("mine.py:NoBuffers", "keeps_statistics", "mu", "register_buffer")),
         ({"algo": "NoSize"}, ("NoSize: batch_size(num_envs, pools) is None", "integer of at least 1")),
+        ({"memory": "BareState"}, ("mine.py:BareState: ", "the state as a tensor of shape [3, 2]", "flat tuple")),
+        ({"agent": "Tiny"}, ("mine.py:Tiny: the logits", "(2, 3, 3)", "[T,B,A] = (2, 3, 2)")),
+        ({"agent": "Logits"}, ("mine.py:Logits: ", "distribution is a torch.Tensor", "distributions.Categorical")),
+        ({"agent": "TorchDistribution"}, ("torch.distributions", "bestiary.agents.distributions.Categorical")),
+        ({"algo": "NoLoss"}, ("mine.py:NoLoss: has no method loss", "loss(self, agent, batch, progress)")),
+        ({"algo": "OwnOptions"}, ("Options has no lr_schedule", "rollout_length", "Options(Algorithm.Options)")),
+        ({"algo": "TextSize"}, ("Options.batch_size has the type str", "the type int", "another name")),
+        ({"torso": "DictOption"}, ("DictOption: the default of argument sizes", "dict", "int, float, bool, str")),
         ({"callback": "Misspelled"}, ("on_updates is not a method of Callback", "did you mean on_update")),
     ],
 )
@@ -576,6 +674,21 @@ OWN_PARAMETERS = """
         def parameters(self):
             return {"head": self.head}
 
+    class Shared(List):
+        def setup(self, agent):
+            self.agent = agent
+
+        def parameters(self):
+            return dict(self.agent.policy.named_parameters())
+
+    class Column(List):
+        def parameters(self):
+            return {}
+
+        def loss(self, agent, batch, progress):
+            loss = super().loss(agent, batch, progress)
+            return Loss(loss.total, {"step": loss.total.detach()})
+
     class Number(List):
         def parameters(self):
             return dict(self.head.named_parameters())
@@ -590,6 +703,8 @@ OWN_PARAMETERS = """
     [
         ("List", ("List.parameters returned a list", "dict of nn.Parameter by name")),
         ("Module", ("Module.parameters returned a Linear as 'head'", "named_parameters()")),
+        ("Shared", ("Shared.parameters returned 'weight'", "policy.weight of the agent")),
+        ("Column", ("sums['step']", "column of metrics.csv", "another name")),
         ("Number", ("sums['value'] has type float", ".detach(), without .item()")),
     ],
 )
@@ -677,6 +792,8 @@ ENVS_WITH_OPTIONS = """
 
         def save(self):
             return {"rngs": [rng.bit_generator.state for rng in self.rngs]}
+
+        def load(self, state): ...
 """
 
 
