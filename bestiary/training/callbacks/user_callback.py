@@ -32,6 +32,7 @@ class UserCallback(Callback):
     def on_start(self, session: Session) -> None:
         with self._describe_errors("on_start"):
             self.callback.on_start(session)
+        self.save()  # if it fails, stop now and not at the first checkpoint, which would be lost
 
     def on_update(self, session: Session, metrics: list[dict[str, float]], episodes: list[Episode]) -> None:
         with self._describe_errors("on_update"):

@@ -177,6 +177,18 @@ def test_exception_stops_the_run_with_one_line_that_names_the_file(
     assert "Error" in line
 
 
+def test_state_that_cannot_be_saved_stops_the_run_before_the_first_update() -> None:
+    Path("broken.py").write_text(
+        "from pathlib import Path\n"
+        "from bestiary.training.callbacks.base import Callback\n"
+        "class Broken(Callback):\n"
+        "    def on_update(self, session, metrics, episodes): Path('updated').touch()\n"
+        f"    {FAILURES['save']}\n"
+    )
+    assert run_command([*WORDS, "broken.py:Broken"]) == 1
+    assert not Path("updated").exists()
+
+
 MISTAKES = {
     "not a subclass": ("class Wrong:\n    pass\n", "wrong.py:Wrong", "must be a subclass of"),
     "a function": ("def Wrong():\n    pass\n", "wrong.py:Wrong", "must be a subclass of"),
