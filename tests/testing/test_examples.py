@@ -22,14 +22,16 @@ def write_block(name: str) -> str:
 
 
 def write_algorithms() -> None:
-    """Write OneStep of docs/extending.md, and the two algorithms of the page that are derived from it, to mine.py."""
+    """Write OneStep of docs/extending.md, and the three algorithms of the page that are derived from it, to mine.py."""
     imports = (
         "from dataclasses import dataclass\n"
+        "import torch\n"
         "import torch.nn as nn\n"
         "from bestiary.algorithms.base import Batch\n"
+        "from bestiary.rollout import concatenate\n"
         "from bestiary.utils.options import option\n"
     )
-    names = ("OneStep", "Repeated", "RewardPrediction")
+    names = ("OneStep", "Repeated", "RewardPrediction", "SeparateHead")
     one_step, *others = (Path(write_block(name).partition(":")[0]).read_text() for name in names)
     Path("mine.py").write_text("\n".join([one_step, imports, *others]))
 
@@ -66,7 +68,7 @@ def test_agent_and_algorithm_of_the_documentation_pass() -> None:
     check_critic(write_block("TwoLayer"), hidden=32)
 
 
-@pytest.mark.parametrize("name", ["Repeated", "RewardPrediction"])
+@pytest.mark.parametrize("name", ["Repeated", "RewardPrediction", "SeparateHead"])
 def test_algorithms_of_the_documentation_with_own_batches_and_parameters_pass(name: str) -> None:
     write_algorithms()
     check_algorithm(f"mine.py:{name}")
