@@ -100,4 +100,9 @@ def build_module(kind: str, component: ComponentConfig, num_tasks: int, inputs: 
         raise UserError(
             f"{component.name}: not a usable {kind}: the constructor must set self.output_size (see docs/extending.md)"
         )
+    if not isinstance(module.output_size, int) or module.output_size < 1:
+        raise UserError(
+            f"{component.name}: output_size is {module.output_size!r}; expected an integer of at least 1 "
+            "(see docs/extending.md)"
+        )
     return module

@@ -453,6 +453,12 @@ RETURNS = """
             super().__init__(spec)
             self.output_size = 12
 
+    class Empty(Torso):
+        def __init__(self, spec, *, width: int = 0):
+            super().__init__(spec)
+            self.layer = nn.Linear(spec["vector"].shape[0], width)
+            self.output_size = width
+
     class NoReturn(Torso):
         def forward(self, observation):
             self.layer(observation["vector"])
@@ -614,6 +620,7 @@ RETURNS = """
     ("options", "facts"),
     [
         ({"torso": "Wide"}, ("mine.py:Wide: ", "tensor of shape [6, 6]", "[B, output_size] = [6, 12]")),
+        ({"torso": "Empty"}, ("mine.py:Empty: output_size is 0", "at least 1")),
         ({"torso": "NoReturn"}, ("mine.py:NoReturn: forward returned None", "[6, 6]")),
         ({"torso": "WrongInputs"}, ("extra_inputs is 'reward'", "tuple", "reward, action")),
         ({"torso": "NoOptions"}, ("mine.py:NoOptions: derive_options returned NoneType", "must return the options")),
