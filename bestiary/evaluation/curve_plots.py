@@ -90,8 +90,9 @@ def curve_caption(smooth: int, has_dashed: bool = False, raw: bool = False) -> s
     if raw:
         text = "Each point is one game, at the step at which it ended."
     else:
+        recent = "its last game" if smooth == 1 else f"the mean of its last {smooth} games"
         text = (
-            f"Lines: mean over seeds. At each point, the return of a seed is the mean of its last {smooth} games, or "
+            f"Lines: mean over seeds. At each point, the return of a seed is {recent}, or "
             "of all games since the\nprevious point if these are more. Bands: lowest to highest return over seeds."
         )
     return f"{text} Dashed lines: final return." if has_dashed else text

@@ -23,7 +23,7 @@ from bestiary.runs import checkpoints, plugin_copies
 from bestiary.runs.checkpoints import Checkpoint, write_manifest
 from bestiary.runs.run import Run
 from bestiary.utils import safe_files
-from bestiary.utils.console import printable, warn
+from bestiary.utils.console import plural, printable, warn
 from bestiary.utils.errors import UserError
 from bestiary.utils.plugin_names import PluginRef, parse_name
 
@@ -187,7 +187,7 @@ def _card_text(
         "## Evaluation",
         _evaluation_table(evaluation),
         f"Whole games, {'greedy' if protocol['policy'] == 'greedy' else 'sampled'} actions, at most "
-        f"{protocol['max_steps']:,} steps; {evaluation.unfinished} games did not end "
+        f"{protocol['max_steps']:,} steps; {plural(evaluation.unfinished, 'game')} did not end "
         f"({describe_interval('games')}). All games are in `evaluation.csv`. Command:",
         f"```\nbestiary eval {folder} {flags}{trust}\n```",
         "## Usage",

@@ -19,6 +19,7 @@ from bestiary.evaluation.statistics import format_interval, summarise, summarise
 from bestiary.runs.tables import html_table
 from bestiary.step import Episode
 from bestiary.utils import safe_files
+from bestiary.utils.console import plural
 from bestiary.utils.figures import new_figure
 
 if TYPE_CHECKING:
@@ -114,7 +115,8 @@ class TaskResult:
             labels.append(f"step {self.checkpoint}")
         interval = "" if summary["ci_low"] is None else f" ({format_interval(summary)})"
         missing = f", {self.unfinished} unfinished" if self.unfinished else ""
-        return f"{' '.join(labels)}: mean return {summary['mean']:.2f}{interval}, n = {summary['n']} games{missing}"
+        games = plural(summary["n"], "game")
+        return f"{' '.join(labels)}: mean return {summary['mean']:.2f}{interval}, n = {games}{missing}"
 
 
 @dataclass(repr=False)

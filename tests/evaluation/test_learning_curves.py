@@ -12,7 +12,7 @@ import pytest
 import bestiary
 from bestiary.cli.main import run_command
 from bestiary.evaluation.compare import compare_runs
-from bestiary.evaluation.curve_plots import plot_curves
+from bestiary.evaluation.curve_plots import curve_caption, plot_curves
 from bestiary.evaluation.learning_curves import group_runs, load_game_returns, trailing_means
 from bestiary.runs.run import Run
 from bestiary.utils.errors import UserError
@@ -230,3 +230,8 @@ def test_multi_task_run_without_a_finished_game_is_refused_in_one_line(capsys: p
     assert "no game has ended yet in two" in errors[0]
     assert not Path("no.png").exists()
     assert run.path.exists()
+
+
+def test_caption_states_the_number_of_games_of_a_point() -> None:
+    assert "last 20 games" in curve_caption(20)
+    assert "last game," in curve_caption(1)

@@ -50,7 +50,9 @@ def test_repr_is_one_line_with_mean_interval_and_number_of_games() -> None:
         assert "2 unfinished" in text
         assert "\n" not in text
         assert len(text) < 120
-    assert "(" not in repr(make_result([4.0])).removeprefix("TaskResult(")  # one game has no interval
+    one_game = repr(make_result([4.0]))
+    assert "(" not in one_game.removeprefix("TaskResult(")  # one game has no interval
+    assert "n = 1 game)" in one_game
 
 
 def test_repr_of_many_results_stays_short() -> None:
