@@ -22,6 +22,8 @@ STUDENT_T = "Student's t"
 STUDENT_T_OF_TASKS = "Student's t with Satterthwaite's degrees of freedom"
 BOOTSTRAP = f"percentile bootstrap, {NUM_RESAMPLES} resamples"
 NO_INTERVAL = "none, because n = 1"
+# Text for captions: how `mean_interval` computes the interval of n values.
+MEAN_INTERVAL_METHODS = f"Student's t if n < {T_INTERVAL_BELOW}, otherwise percentile bootstrap"
 
 
 @dataclass(frozen=True)
@@ -115,10 +117,7 @@ def format_interval(summary: Mapping[str, Any], digits: int = 2) -> str:
 
 def describe_interval(unit: str) -> str:
     """Return a text for the captions of tables and figures: what n counts, and how intervals are computed."""
-    return (
-        f"n: number of {unit}; 95 % interval of their mean: Student's t if n < {T_INTERVAL_BELOW}, otherwise "
-        "percentile bootstrap; none if n = 1"
-    )
+    return f"n: number of {unit}; 95 % interval of their mean: {MEAN_INTERVAL_METHODS}; none if n = 1"
 
 
 # --- comparison of two means ---

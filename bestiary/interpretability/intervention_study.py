@@ -16,9 +16,9 @@ import torch
 from rich.table import Table
 
 from bestiary.agents.agent import Agent
-from bestiary.evaluation.figure_helpers import check_figure_path, import_pyplot
+from bestiary.evaluation.figure_helpers import check_figure_path, import_pyplot, save_figure
 from bestiary.evaluation.media import check_output
-from bestiary.evaluation.statistics import Interval, mean_interval
+from bestiary.evaluation.statistics import MEAN_INTERVAL_METHODS, Interval, mean_interval
 from bestiary.interpretability.interventions import Effect, measure_effects, with_observation
 from bestiary.interpretability.observed_objects import (
     erase_object,
@@ -40,6 +40,7 @@ KINDS = ("erase", "move")
 SALIENCY_GRID = 4.0  # distance between neighbouring saliency patches, in pixels of an image of 84x84
 SHIFT_SHARE = 1 / 8  # an object is moved by this share of the image height or width
 ALL = "all objects"  # name of the summaries over all objects
+INTERVAL_CAPTION = f"means over n games, and 95 % intervals of these means ({MEAN_INTERVAL_METHODS})"
 
 
 @dataclass(frozen=True)
@@ -313,7 +314,8 @@ def _write_summaries(
     summaries: Sequence[Summary], path: Path, run: str, checkpoint: int, how: str, sampling: SamplingOptions
 ) -> None:
     columns = (
-        "run checkpoint object change quantity mean ci_low ci_high games measurements detection policy seed".split()
+        "run checkpoint object change quantity mean ci_low ci_high interval games measurements detection policy "
+        "seed".split()
     )
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
@@ -322,7 +324,7 @@ def _write_summaries(
             limits = ["" if x is None else f"{x:.6g}" for x in (s.interval.low, s.interval.high)]
             writer.writerow(
                 [
-                    *(run, checkpoint, s.name, s.kind, s.quantity, f"{s.mean:.6g}", *limits),
+                    *(run, checkpoint, s.name, s.kind, s.quantity, f"{s.mean:.6g}", *limits, s.interval.method),
                     *(s.games, s.measurements, how, "greedy" if sampling.greedy else "sampled", sampling.seed),
                 ]
             )
@@ -350,7 +352,7 @@ def _print_table(summaries: Sequence[Summary], title: str) -> None:
         "policy_rank_correlation": "rank corr., policy",
         "value_rank_correlation": "rank corr., value",
     }
-    table = Table(title=plain(f"{title}; mean [95 % interval over games]"))
+    table = Table(title=plain(title), caption=INTERVAL_CAPTION, caption_justify="left")
     table.add_column("object")
     table.add_column("change")
     for column in columns.values():
@@ -400,9 +402,7 @@ def draw_figure(measurements: Sequence[Measurement], summaries: Sequence[Summary
         axes.spines[["top", "right"]].set_visible(False)
         axes.tick_params(labelsize="x-small")
     figure.suptitle(title, fontsize="medium")
-    figure.tight_layout()
-    figure.savefig(path)
-    plt.close(figure)
+    save_figure(plt, figure, path, caption=f"Bars and black lines: {INTERVAL_CAPTION}.")
 
 
 def _draw_means(axes: Any, summaries: Sequence[Summary], label: str) -> None:

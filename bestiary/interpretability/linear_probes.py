@@ -28,6 +28,7 @@ class ProbeResult:
     r2: float
     low: float | None  # lower limit of the interval; None: unknown
     high: float | None
+    interval: str  # method of the interval
     games: int
     samples: int  # number of samples, summed over the targets
 
@@ -138,4 +139,4 @@ def measure_probe(x: np.ndarray, targets: list[np.ndarray], games: np.ndarray) -
     ratio = summarise_reward_per_step(np.array(list(errors.values())), np.array(list(deviations.values())))
     low = None if ratio["ci_high"] is None else 1 - ratio["ci_high"]
     high = None if ratio["ci_low"] is None else 1 - max(0.0, ratio["ci_low"])
-    return ProbeResult(1 - ratio["mean"], low, high, len(errors), samples)
+    return ProbeResult(1 - ratio["mean"], low, high, ratio["interval"], len(errors), samples)

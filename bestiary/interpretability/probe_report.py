@@ -18,6 +18,7 @@ from torch import Tensor
 from bestiary.agents.agent import Agent
 from bestiary.envs.vector_env import EnvInterface
 from bestiary.evaluation.figure_helpers import check_figure_path, import_pyplot
+from bestiary.evaluation.statistics import MEAN_INTERVAL_METHODS
 from bestiary.interpretability.linear_probes import FOLDS, ProbeResult, measure_probe
 from bestiary.interpretability.sampled_steps import (
     SampledStep,
@@ -34,6 +35,7 @@ from bestiary.utils.errors import UserError
 OBSERVATION, STATE = "observation", "recurrent state"  # values of `ProbeRow.layer` that are not names of modules
 TRAINED, UNTRAINED, INPUT = "trained", "untrained", "observation"  # values of `ProbeRow.network`
 BATCH = 64  # number of steps whose activations are computed at once
+INTERVAL_CAPTION = f"R2 and its 95 % interval over n games ({MEAN_INTERVAL_METHODS})"
 HEADS = ("policy", "critic", "policy_mlp", "value_mlp")  # children of an agent that are not probed
 
 
@@ -207,7 +209,9 @@ def _run(agent: Agent, steps: Sequence[SampledStep], index: int) -> Any:
 def write_csv(rows: Sequence[ProbeRow], path: Path, run: str, checkpoint: int, sampling: SamplingOptions) -> None:
     """Write one line for each quantity, layer and network."""
     policy = "greedy" if sampling.greedy else "sampled"
-    columns = "run checkpoint quantity layer network features r2 ci_low ci_high games samples policy seed".split()
+    columns = (
+        "run checkpoint quantity layer network features r2 ci_low ci_high interval games samples policy seed".split()
+    )
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(columns)
@@ -217,15 +221,15 @@ def write_csv(rows: Sequence[ProbeRow], path: Path, run: str, checkpoint: int, s
                 [
                     *(run, checkpoint, row.quantity, row.layer, row.network, row.features),
                     *numbers,
-                    *(row.result.games, row.result.samples, policy, sampling.seed),
+                    *(row.result.interval, row.result.games, row.result.samples, policy, sampling.seed),
                 ]
             )
 
 
 def _print_table(rows: Sequence[ProbeRow], run: str, samples: Samples, sampling: SamplingOptions) -> None:
     quantities = list(dict.fromkeys(row.quantity for row in rows))
-    title = f"{run}: R2 on held-out games [95 % interval over games], {len(samples.steps)} steps"
-    table = Table(title=plain(title))
+    title = f"{run}: R2 on held-out games, {len(samples.steps)} steps"
+    table = Table(title=plain(title), caption=INTERVAL_CAPTION, caption_justify="left")
     table.add_column("network")
     table.add_column("layer")
     for quantity in quantities:
@@ -285,7 +289,16 @@ def draw_figure(rows: Sequence[ProbeRow], path: Path, title: str) -> None:
     figure.suptitle(title, fontsize="medium")
     figure.tight_layout()
     figure.legend(
-        handles, names, frameon=False, fontsize="small", loc="upper left", ncols=3, bbox_to_anchor=(0.02, 0.02)
+        handles,
+        names,
+        title=f"Dots and lines: {INTERVAL_CAPTION}.",
+        title_fontsize="x-small",
+        alignment="left",
+        frameon=False,
+        fontsize="small",
+        loc="upper left",
+        ncols=3,
+        bbox_to_anchor=(0.02, 0.02),
     )
     figure.savefig(path, bbox_inches="tight")
     plt.close(figure)

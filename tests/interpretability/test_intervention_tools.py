@@ -246,8 +246,11 @@ def test_look_interventions_writes_means_over_games(capsys: pytest.CaptureFixtur
     assert float(mean["mean"]) == pytest.approx(np.mean([np.mean(values) for values in games]), rel=1e-4)
     assert float(mean["ci_low"]) < float(mean["mean"]) < float(mean["ci_high"])
     assert mean["games"] == "3"
+    assert mean["interval"] == "Student's t"
     assert Path("c.png").stat().st_size > 10_000
-    assert "all objects" in capsys.readouterr().out
+    output = capsys.readouterr().out
+    assert "all objects" in output
+    assert "Student's t" in output
 
 
 def test_look_probes_compares_with_an_untrained_network_and_the_observation() -> None:
@@ -257,7 +260,7 @@ def test_look_probes_compares_with_an_untrained_network_and_the_observation() ->
     r2 = {(row["quantity"], row["network"], row["layer"]): float(row["r2"]) for row in rows}
     assert r2["item positions", "observation", "observation"] > 0.9  # the observation contains the items
     assert r2["item ages", "observation", "observation"] < 0.3
-    assert all(row["games"] == "4" for row in rows)
+    assert all((row["games"], row["interval"]) == ("4", "Student's t") for row in rows)
     assert Path("d.png").stat().st_size > 10_000
 
 
@@ -286,6 +289,7 @@ def test_the_results_page_has_the_numbers_of_its_csv_files(table: str, title: st
     lines = [line.strip("| ").split(" | ") for line in part.splitlines() if line.startswith("| ")][1:]
     rows = {(row["object"], row["change"], row["quantity"]): row for row in read_csv(str(DOCS / table))}
     assert len(lines) >= 8
+    assert {row["interval"] for row in rows.values()} == {"Student's t"}  # 4 to 10 games
     for name, change, *cells in lines:
         for cell, quantity in zip(cells, QUANTITIES, strict=True):
             row = rows[OBJECTS.get(name, name), change, quantity]
