@@ -69,9 +69,10 @@ def _check_names(names: Sequence[str], groups: Sequence[str]) -> None:
 def config_labels(group_keys: Sequence[str]) -> list[str]:
     """Return a label for each config. `group_keys` are the configs as JSON (see `group_key`).
 
-    A label has the names of all components in which the configs differ. If some labels are then equal, options in which
-    the configs differ are added one by one until all labels differ. An empty label is replaced by the names of the
-    config's environments.
+    A label has all components and options in which the configs differ: first the components, then options that are
+    needed so that all labels differ, then the other options. Options of a component that differs, for example algo.lr
+    if algo differs, are left out if they are not needed. An empty label is replaced by the names of the config's
+    environments.
     """
     configs = [json.loads(key) for key in group_keys]
     keys = {key for config in configs for key in config}
@@ -82,6 +83,8 @@ def config_labels(group_keys: Sequence[str]) -> list[str]:
     while options and len(set(labels)) < len(labels):
         shown.append(options.pop(0))
         labels = [_config_label(config, shown) for config in configs]
+    shown += [key for key in options if key.partition(".")[0] not in shown]
+    labels = [_config_label(config, shown) for config in configs]
     return [label or " ".join(config["env"]) for label, config in zip(labels, configs, strict=True)]
 
 

@@ -27,11 +27,23 @@ def test_labels_contain_differing_values_with_environments_first() -> None:
     others = [{**base, "env": ["toy/chain"], "steps": 20}, {**base, "memory": "none"}, {**base, "memory.hidden": 4}]
     found = config_labels([json.dumps(settings) for settings in (base, *others)])
     assert found == [
-        "toy/catch, memory lstm, memory.hidden 3",
-        "toy/chain, memory lstm, memory.hidden 3",
-        "toy/catch, memory none, memory.hidden 3",
-        "toy/catch, memory lstm, memory.hidden 4",
+        "toy/catch, memory lstm, memory.hidden 3, steps 10",
+        "toy/chain, memory lstm, memory.hidden 3, steps 20",
+        "toy/catch, memory none, memory.hidden 3, steps 10",
+        "toy/catch, memory lstm, memory.hidden 4, steps 10",
     ]
+
+
+def test_labels_contain_all_differing_options() -> None:
+    """A label with only one of them would attribute the whole difference to this option."""
+    base = {"env": ["toy/catch"], "algo": "impala", "algo.batch_size": 4, "algo.lr": 0.1, "num_envs": 8}
+    other = {**base, "algo.batch_size": 2, "algo.lr": 0.2}
+    assert config_labels([json.dumps(base), json.dumps(other)]) == [
+        "algo.batch_size 4, algo.lr 0.1",
+        "algo.batch_size 2, algo.lr 0.2",
+    ]
+    ppo = {**base, "algo": "ppo", "algo.lr": 0.2, "num_envs": 16}  # the options of the algorithms are not listed
+    assert config_labels([json.dumps(base), json.dumps(ppo)]) == ["algo impala, num_envs 8", "algo ppo, num_envs 16"]
 
 
 def test_labels_with_many_options_are_abbreviated() -> None:
