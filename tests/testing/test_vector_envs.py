@@ -208,6 +208,13 @@ class SavesObjects(Line):
         return {"cell": self.cell.tolist()}
 
 
+class MovesInSave(Line):
+    def save(self) -> Any:
+        state = super().save()
+        self.start(np.ones(self.num_envs, bool))
+        return state
+
+
 class OneImage(Line):
     def render(self) -> Any:
         return super().render()[0]
@@ -286,6 +293,7 @@ WRONG_VECTOR_ENVS: dict[str, tuple[type, tuple[str, ...]]] = {
         ("final equals observation in all", "last observation of the old episode"),
     ),
     "terminal observation": (TerminalObservation, ("none of the", "first observation of the next episode")),
+    "save changes the environment": (MovesInSave, ("after save; save must not change the environment",)),
     "unseeded": (UnseededVector, ("with equal seeds", " differ: ", " of row ", "argument seed")),
     "SeedSequence": (LegacySeed, ("seed=np.random.SeedSequence(1)", "failed", f"{__file__}, line ")),
     "row order": (ReversedRows, ("only the action of row 0 was changed", "of row 3", "environment i")),
