@@ -98,7 +98,7 @@ def collect_evaluations(study: Study, trials: list[Trial]) -> list[EvaluationRes
 
 
 def _normalise(record: EvaluationRecord, ranges: Mapping[str, tuple[float, float]]) -> EvaluationRecord:
-    """Set the normalised return of a record, if `ranges` (from the table [normalise]) contains the record's task."""
+    """Return the record. Replace its normalised return if `ranges` (from the table [normalise]) contains its task."""
     if record.task not in ranges:
         return record
     low, high = ranges[record.task]

@@ -129,7 +129,7 @@ class MediaSpace:
     used: int = 0  # space of the files so far, in bytes
 
     def take(self, path: Path) -> str | None:
-        """Reserve the space of a file and return None. If there is not enough space, return the reason as a text."""
+        """Reserve the space of a file and return None. If the file does not fit, return the reason as a text."""
         size = path.stat().st_size
         if size > MAX_FILE_BYTES:
             return f"{path.name} is too large for the report ({size / 2**20:.0f} MiB)"
