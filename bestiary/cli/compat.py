@@ -44,8 +44,9 @@ def _parser() -> Parser:
     parser.add_argument(
         "--cluster",
         metavar="ADDRESS",
-        help="train on a Ray cluster, with one actor process per actor or environment server of the original (local: "
-        "start a cluster on this machine for the run; auto: use the cluster that runs on this machine; or host:port)",
+        help="train on a Ray cluster, with one actor process per actor or environment server of the original, if "
+        "possible (local: start a cluster on this machine for the run, with at most one actor process per core; auto: use the "
+        "cluster that runs on this machine; or host:port)",
     )
     parser.add_argument("program", metavar="PROGRAM", help=f"original program: {', '.join(PROGRAMS)}")
     arguments = parser.add_argument(

@@ -99,7 +99,8 @@ def actors(tasks: Sequence[str], wanted: int, name: str, cluster: str | None) ->
         words = (*words, "--pools", "1")
         reason = f"the same number in each of {counts.actors} actor processes"
         if counts.actors != wanted:
-            limit = "one per core of this machine" if counts.actors == num_cores() else "each of which plays all tasks"
+            at_core_limit = cluster == "local" and counts.actors == num_cores()
+            limit = "one per core of this machine" if at_core_limit else "each of which plays all tasks"
             differences = (f"{name} {wanted}: {counts.actors} actor processes, {limit}",)
     if total != wanted:
         differences += (f"{name} {wanted}: {total} environments, {reason}",)

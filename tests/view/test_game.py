@@ -321,3 +321,7 @@ def test_a_recorded_game_is_repeated_by_the_command() -> None:
 def test_keys_of_the_player(pressed: set[str], action: str | None) -> None:
     assert action_of_keys(pressed, PONG_ACTIONS) == action
     assert action_of_keys({"ArrowUp"}, ("up", "down", "left", "right")) == "up"
+
+
+def test_direction_is_preferred_if_no_action_combines_it_with_fire() -> None:
+    assert action_of_keys({"ArrowLeft", " "}, ("NOOP", "FIRE", "RIGHT", "LEFT")) == "LEFT"

@@ -48,15 +48,15 @@ def action_of_keys(pressed: set[str], names: tuple[str, ...]) -> str | None:
         wanted.add("FIRE")
     if not wanted:
         return idle_action(names)
-    best = None
-    for name in names:
-        words = split_action(name)
-        if words == wanted:
-            return name
-        # If no action fits exactly, take the first action that consists of some of the pressed directions and FIRE.
-        if words and words < wanted and best is None:
-            best = name
-    return best or idle_action(names)
+    if exact := [name for name in names if split_action(name) == wanted]:
+        return exact[0]
+    # No action has all pressed directions and FIRE: take the action with most of them, rather a direction than FIRE.
+    partial = [name for name in names if split_action(name) and split_action(name) < wanted]
+    return max(
+        partial,
+        key=lambda name: (len(split_action(name)), "FIRE" not in split_action(name)),
+        default=idle_action(names),
+    )
 
 
 def split_action(name: str) -> set[str]:
