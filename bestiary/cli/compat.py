@@ -45,8 +45,8 @@ def _parser() -> Parser:
         "--cluster",
         metavar="ADDRESS",
         help="train on a Ray cluster, with one actor process per actor or environment server of the original, if "
-        "possible (local: start a cluster on this machine for the run, with at most one actor process per core; auto: use the "
-        "cluster that runs on this machine; or host:port)",
+        "possible (local: start a cluster on this machine for the run, with at most one actor process per core; auto: "
+        "use the cluster that runs on this machine; or host:port)",
     )
     parser.add_argument("program", metavar="PROGRAM", help=f"original program: {', '.join(PROGRAMS)}")
     arguments = parser.add_argument(
