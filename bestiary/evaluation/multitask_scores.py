@@ -281,12 +281,17 @@ def _improvement_table(comparison: ScoreComparison, pairs: Sequence[dict[str, An
         for record in pairs
     ]
     methods = _join(record["interval"] for record in pairs)
-    caption = "probability that a run of X has a higher final return than a run of Y, averaged over tasks"
+    captions = [
+        "probability that a run of X has a higher final return than a run of Y, averaged over tasks",
+        f"95% interval: over seeds ({methods})",
+    ]
+    if any(record["ci_low"] is not None for record in pairs):
+        captions += _warn_of_few_seeds(comparison.raw)
     return TextTable(
         "probability of improvement",
         ["X", "Y", "P(X > Y)", "95% interval", "tasks", "seeds of X / Y"],
         rows,
-        [caption, f"95% interval: over seeds ({methods})", *_warn_of_few_seeds(comparison.raw)],
+        captions,
     )
 
 

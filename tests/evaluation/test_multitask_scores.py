@@ -76,6 +76,14 @@ def test_tables_state_seeds_scale_and_method() -> None:
     assert [row[:2] for row in scores.rows] == [["x", "4"], ["y", "5"]]
     assert improvement.rows[0][:2] == ["x", "y"]
     assert "over seeds" in " ".join(improvement.captions)
+    assert "fewer than 10 seeds" in improvement.captions[-1]
+
+
+def test_pairs_without_an_interval_have_no_warning_about_narrow_intervals() -> None:
+    x, y = matrices()
+    (improvement,) = score_tables(make_comparison([x, ScoreMatrix("y", TASKS, y.scores[:1])], {}))
+    assert improvement.rows[0][3] == "none"
+    assert "narrow" not in " ".join(improvement.captions)
 
 
 def test_one_seed_has_no_interval() -> None:
