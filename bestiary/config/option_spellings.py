@@ -1,7 +1,7 @@
-"""Spellings of options: the keys under which an option can stand in a flat dict of options.
+"""Spellings of options: the names that a user may write for an option.
 
-For example, the field `lr` of the algorithm's options has two spellings: `algo.lr` and `lr`. In this module, the kind
-"" stands for the training options.
+For example, the field `lr` of the algorithm's options has two spellings: `algo.lr` and `lr`. Each option belongs to a
+kind of component (`env`, `agent`, `algo`, ...). The training options belong to no component; their kind is "".
 """
 
 import dataclasses

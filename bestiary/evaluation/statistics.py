@@ -116,7 +116,7 @@ def format_interval(summary: Mapping[str, Any], digits: int = 2) -> str:
 
 
 def describe_interval(unit: str) -> str:
-    """Return a text for the captions of tables and figures: what n counts, and how intervals are computed."""
+    """Return a caption that explains the column n and the 95 % intervals. `unit` is what n counts, such as "games"."""
     return f"n: number of {unit}; 95 % interval of their mean: {MEAN_INTERVAL_METHODS}; none if n = 1"
 
 

@@ -72,9 +72,9 @@ def intervene(
 ) -> InterventionReport:
     """Play a game to a step, apply interventions there, print the effect, and write a figure and CSV files.
 
-    The game is that of `bestiary video` with the same options, except for `earlier_actions`: {step: action that is
-    taken there instead of that of the agent or of the recording}. If `continue_steps` is not 0, the game is played on
-    with and without the interventions, for at most this number of steps.
+    The game is the one that `bestiary video` records with the same options, apart from the changes in
+    `earlier_actions` (step -> name of the action that is taken at this step). If `continue_steps` is not 0, the game is
+    played on with and without the interventions, for at most this number of steps.
     """
     path = _check_paths(out, overwrite, continue_steps > 0) if out is not None else None
     if not interventions:

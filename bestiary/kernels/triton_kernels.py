@@ -380,7 +380,7 @@ def specialisation(kernel: Any, rows: int, columns: int, save: bool = True, has_
 def _launch(kernel: Any, num_sequences: int, *arguments: Any, **sizes: Any) -> None:
     """Run a kernel with one program per sequence, on the device of the first argument, in the current CUDA stream.
 
-    `sizes` are the arguments of `specialisation`.
+    `sizes` are passed to `specialisation`, which returns the compile-time constants of the kernel.
     """
     with torch.cuda.device_of(arguments[0]):
         kernel[(num_sequences,)](*arguments, **specialisation(kernel, **sizes))

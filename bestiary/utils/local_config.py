@@ -41,5 +41,6 @@ def ignore_numba_file() -> None:
     if os.path.lexists(NUMBA_FILE):
         with hidden(NUMBA_FILE):
             import numba.core.config
-        # Numba has no public option for this. It reads only regular files, so it ignores os.devnull.
+        # Numba would read the file again at each compilation, and no public option prevents this. Therefore replace
+        # the path: Numba reads only regular files, so it ignores os.devnull.
         numba.core.config._config_fname = os.devnull
