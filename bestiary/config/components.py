@@ -16,7 +16,7 @@ from bestiary.agents.memories import MEMORIES
 from bestiary.agents.torsos import TORSOS
 from bestiary.algorithms import ALGORITHMS
 from bestiary.algorithms.contract_checks import algorithm_problem
-from bestiary.config.foreign_names import foreign_name_hint
+from bestiary.config.foreign_components import foreign_component_hint
 from bestiary.utils import plugins
 from bestiary.utils.errors import UserError
 from bestiary.utils.options import construct, suggest
@@ -60,7 +60,7 @@ def lookup_component(kind: str, name: str) -> Any:
         return component
     if name not in REGISTRIES[kind]:
         known = ", ".join(REGISTRIES[kind])
-        hint = foreign_name_hint(kind, name) or suggest(name, REGISTRIES[kind])
+        hint = foreign_component_hint(kind, name) or suggest(name, REGISTRIES[kind])
         raise UserError(f"--{kind} {name}: unknown; expected one of {known}{hint}")
     return REGISTRIES[kind][name]
 

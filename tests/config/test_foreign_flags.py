@@ -10,8 +10,8 @@ from bestiary.cli.main import run_command
 from bestiary.compat.flag_types import OPTION, Flag
 from bestiary.compat.programs import PROGRAMS
 from bestiary.config.components import REGISTRIES
+from bestiary.config.foreign_components import FOREIGN_COMPONENTS, foreign_component_hint
 from bestiary.config.foreign_flags import FOREIGN_FLAGS, foreign_flag_hint
-from bestiary.config.foreign_names import FOREIGN_NAMES, foreign_name_hint
 from bestiary.config.toml import preset_paths
 
 TRANSLATED = {
@@ -86,13 +86,13 @@ def test_a_hint_names_a_command_only_if_no_option_fits() -> None:
     ],
 )
 def test_names_of_components_of_other_programs(kind: str, name: str, hint: str) -> None:
-    found = foreign_name_hint(kind, name)
+    found = foreign_component_hint(kind, name)
     assert hint in found
     assert bool(hint) == bool(found)
 
 
 def test_hints_name_existing_components() -> None:
-    for hints in FOREIGN_NAMES.values():
+    for hints in FOREIGN_COMPONENTS.values():
         for hint in hints.values():
             for kind, name in re.findall(r"--(\w+) ([\w-]+)", hint):
                 known = preset_paths() if kind == "preset" else REGISTRIES[kind]

@@ -1,10 +1,11 @@
-"""Names of networks and algorithms in other programs, for hints about unknown names of components.
+"""Names of components (torsos, memories, agents, ...) in other programs, for hints about unknown names.
 
 The programs are TorchBeast and its forks, Stable-Baselines3, CleanRL and RLlib. Names are written in lower case.
+Names of flags are in `foreign_flags.py`.
 """
 
 # Kind of component -> name in another program -> option or name in Bestiary.
-FOREIGN_NAMES = {
+FOREIGN_COMPONENTS = {
     "torso": {
         "cnn": "--torso shallow or --torso resnet",
         "nature": "--torso shallow",
@@ -65,10 +66,10 @@ FOREIGN_NAMES = {
 NOT_AVAILABLE = {"dqn", "ddqn", "rainbow", "qrdqn", "sac", "td3", "ddpg", "acktr", "trpo", "r2d2", "muzero", "dreamer"}
 
 
-def foreign_name_hint(kind: str, name: str) -> str:
+def foreign_component_hint(kind: str, name: str) -> str:
     """Return a hint if `name` is a component in another program, otherwise an empty text."""
     text = name.lower()
     if kind == "algo" and text in NOT_AVAILABLE:
         return f"; Bestiary has no {name}"
-    known = FOREIGN_NAMES.get(kind, {}).get(text)
+    known = FOREIGN_COMPONENTS.get(kind, {}).get(text)
     return f"; did you mean {known}?" if known else ""
