@@ -16,9 +16,9 @@ from bestiary.config.config import Config
 from bestiary.runs import checkpoints
 from bestiary.runs.csv_tables import CsvTable
 from bestiary.runs.run import Run, RunLocation, create_run
+from bestiary.training.clipped_optimizer import describe_tensor
 from bestiary.training.factory import make_learner
 from bestiary.training.learner import Learner
-from bestiary.training.parameter_group import describe_tensor
 from bestiary.training.session import Session
 from bestiary.utils.console import note
 from bestiary.utils.errors import UserError

@@ -70,7 +70,7 @@ class AlgorithmChecks:
     def check_parameters(self, learner: Learner) -> None:
         """Check that each of the algorithm's own parameters is trained by an optimizer."""
         own = learner.algorithm.parameters()
-        trained = {id(p) for group in learner.groups.values() for p in group.parameters}
+        trained = {id(p) for optimizer in learner.optimizers.values() for p in optimizer.parameters}
         for name, parameter in own.items():
             if id(parameter) not in trained:
                 self.report.add(f"parameters()[{name!r}] is in none of the optimizers that make_optimizers returns")
@@ -79,7 +79,7 @@ class AlgorithmChecks:
         """Check the batch with which auto-tuning measures the time of an update."""
         with self.report.errors_of("dummy_batch (for auto-tuning)"):
             batch = learner.algorithm.dummy_batch(rollout)
-        problem = batch_problem(batch, learner.groups)
+        problem = batch_problem(batch, learner.optimizers)
         self.report.require(*([f"dummy_batch: {problem.replace('yielded', 'returned')}"] if problem else []))
         try:
             self.call(learner, batch, batch.rollout, "the loss of dummy_batch")
@@ -100,7 +100,7 @@ class AlgorithmChecks:
             batch: Any = next(batches, None)
         num_updates = 0
         while batch is not None:
-            problem = batch_problem(batch, learner.groups)
+            problem = batch_problem(batch, learner.optimizers)
             report.require(*([f"batches {problem}"] if problem else []))
             self.check_batch(learner, batch)
             if not algorithm.on_policy:
@@ -201,7 +201,7 @@ class AlgorithmChecks:
             found = list(loss.targets.shape)
             report.add_once("targets", f"{name}: targets have shape {found}; expected [T,B] = {expected}")
         with report.errors_of(f"the backward pass of {name}"):
-            parameters = learner.groups[batch.optimizer].parameters
+            parameters = learner.optimizers[batch.optimizer].parameters
             gradient = torch.autograd.grad(loss.total, parameters, materialize_grads=True)
         if not all(bool(torch.isfinite(g).all()) for g in gradient):
             report.require(f"the gradient of {name} is not finite")

@@ -20,8 +20,8 @@ from bestiary.algorithms.contract_checks import batch_problem, loss_problem, par
 from bestiary.algorithms.lr_schedules import SCHEDULES
 from bestiary.algorithms.return_statistics import ReturnStatistics
 from bestiary.rollout import Inputs, Rollout
+from bestiary.training.clipped_optimizer import ClippedOptimizer, describe_tensor
 from bestiary.training.devices import autocast
-from bestiary.training.parameter_group import ParameterGroup, describe_tensor
 from bestiary.training.waiting_trajectories import WaitingTrajectories
 from bestiary.utils import plugins
 from bestiary.utils.errors import RunError, UserError
@@ -113,7 +113,9 @@ class Learner:
         if not isinstance(optimizers, dict):
             found = type(optimizers).__name__
             raise RunError(f"{self._name}.make_optimizers returned a {found}; expected a dict of optimizers by name")
-        self.groups = {name: ParameterGroup(optimizer, named_parameters) for name, optimizer in optimizers.items()}
+        self.optimizers = {
+            name: ClippedOptimizer(optimizer, named_parameters) for name, optimizer in optimizers.items()
+        }
         # Function that computes the gradients of all micro-batches. A runtime with threads replaces the built-in `map`
         # by the `map` of a thread pool, which computes several gradients in parallel.
         self.parallel_map: Callable[[Callable[[Rollout], Gradient], Iterable[Rollout]], Iterable[Gradient]] = map
@@ -171,9 +173,9 @@ class Learner:
         With PopArt, the running statistics may not fit the value targets of this batch yet. The value loss then has the
         wrong scale. In this case, the statistics are updated first, and the gradient is computed again.
         """
-        if (problem := batch_problem(batch, self.groups)) is not None:
+        if (problem := batch_problem(batch, self.optimizers)) is not None:
             raise RunError(f"{self._name}.batches {problem}")
-        group = self.groups[batch.optimizer]
+        optimizer = self.optimizers[batch.optimizer]
         gradient = self.all_reduce_gradient(self.batch_gradient(batch))
         moments = gradient.target_moments
         wrong_scale = moments is not None and bool(moments.isfinite().all()) and not self.popart.accepts(moments)
@@ -185,7 +187,7 @@ class Learner:
             tensors = torch._foreach_div(tensors, num_steps)
         norms = torch.stack(torch._foreach_norm(tensors))
         total_norm = torch.linalg.vector_norm(norms)
-        module_norms = group.module_norms(norms)
+        module_norms = optimizer.module_norms(norms)
         # `tolist` makes the CPU wait for the GPU. All numbers are copied together, so the CPU waits only once per
         # update.
         numbers = torch.stack([*sums.values(), total_norm, *module_norms]).tolist()
@@ -195,11 +197,11 @@ class Learner:
         policy_lag = self.version - float(new_versions.float().mean())
         max_policy_lag = self.version - int(new_versions.min())
         if finite:
-            group.step(tensors, total_norm, self.algorithm.options.max_grad_norm, lr)
+            optimizer.step(tensors, total_norm, self.algorithm.options.max_grad_norm, lr)
             if moments is not None and not wrong_scale:
                 self.popart.update_statistics(moments)
         self._count_update(finite)
-        names = [*sums, "grad_norm", *(f"grad_norm/{module}" for module in group.module_names)]
+        names = [*sums, "grad_norm", *(f"grad_norm/{module}" for module in optimizer.module_names)]
         metrics = dict(zip(names, numbers, strict=True))
         metrics |= {name: metrics[name] / num_steps for name in sums}
         if max_policy_lag == 0 and "abs_log_ratio" in metrics:
@@ -214,7 +216,7 @@ class Learner:
 
     def batch_gradient(self, batch: Batch) -> Gradient:
         """Return the gradient of the summed loss of a batch. Gradients of micro-batches are added in a fixed order."""
-        parameters = self.groups[batch.optimizer].parameters
+        parameters = self.optimizers[batch.optimizer].parameters
         function = partial(self.micro_batch_gradient, parameters, batch.loss)
         return reduce(add, self.parallel_map(function, batch.rollout.split(self.micro_batch_size)))
 
@@ -278,10 +280,10 @@ class Learner:
         optimizer and a slash; tensors of the main optimizer have no such prefix. `counters` returns the rest of the
         state.
         """
-        optimizer = {
+        optimizer_tensors = {
             _optimizer_prefix(name) + key: value
-            for name, group in self.groups.items()
-            for key, value in group.save().items()
+            for name, optimizer in self.optimizers.items()
+            for key, value in optimizer.save().items()
         }
         own_parameters = {f"parameter.{name}": value.data for name, value in self.algorithm.parameters().items()}
         own_state = {f"state.{name}": value for name, value in self.algorithm.save().items()}
@@ -290,7 +292,7 @@ class Learner:
         statistics = {} if self.return_statistics is None else self.return_statistics.save()
         return {
             "model": dict(self.agent.state_dict()),
-            "optimizer": optimizer,
+            "optimizer": optimizer_tensors,
             "algorithm": {
                 **own_parameters,
                 **own_state,
@@ -319,8 +321,8 @@ class Learner:
             if found != expected:
                 raise UserError(f"algorithm.safetensors: {name} is {found} in the checkpoint; expected {expected}")
         self.agent.load_state_dict(tensors["model"])
-        for name, group in self.groups.items():
-            group.load(_with_prefix(tensors["optimizer"], _optimizer_prefix(name)))
+        for name, optimizer in self.optimizers.items():
+            optimizer.load(_with_prefix(tensors["optimizer"], _optimizer_prefix(name)))
         with torch.no_grad():
             for name, parameter in self.algorithm.parameters().items():
                 parameter.copy_(tensors["algorithm"][f"parameter.{name}"])

@@ -12,7 +12,7 @@ from torch import Tensor
 from bestiary.algorithms.replay_buffer import pack_trajectories
 from bestiary.config.config import Config
 from bestiary.rollout import Rollout
-from bestiary.training.parameter_group import describe_tensor
+from bestiary.training.clipped_optimizer import describe_tensor
 from bestiary.utils.errors import UserError
 
 # Prefixes of the names of tensors in algorithm.safetensors.

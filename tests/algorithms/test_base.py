@@ -179,8 +179,8 @@ def test_several_losses_and_optimizers_train_their_own_parameters() -> None:
     (actor,), learner = make_actors_and_learner(resolve_own({**SMALL, "algo": algo, "runtime": "serial", "steps": 800}))
     actor.start()
     algorithm: Any = learner.algorithm
-    assert learner.groups[MAIN_OPTIMIZER].parameters == list(learner.agent.parameters())
-    assert learner.groups["baseline"].parameters == [algorithm.baseline]
+    assert learner.optimizers[MAIN_OPTIMIZER].parameters == list(learner.agent.parameters())
+    assert learner.optimizers["baseline"].parameters == [algorithm.baseline]
     before = [parameter.clone() for parameter in learner.agent.parameters()]
     first, second, third = learner.learn(collect_rollouts(actor, learner))
     actor.pool.close()

@@ -92,7 +92,7 @@ def test_update_keeps_all_tensors_on_the_device_of_the_learner(torso: str) -> No
     moved = Learner(learner.agent.to(META), learner.algorithm, 1000, micro_batch_size=2, device=META)
     gradient = moved.batch_gradient(Batch(rollout, moved.algorithm.loss))
     norm = torch.nn.utils.get_total_norm(gradient.tensors)
-    moved.groups[MAIN_OPTIMIZER].step(gradient.tensors, norm, max_norm=40.0, lr=1e-3)
+    moved.optimizers[MAIN_OPTIMIZER].step(gradient.tensors, norm, max_norm=40.0, lr=1e-3)
     everything = [*gradient.tensors, *gradient.sums.values(), *moved.parameters, *moved.save()["optimizer"].values()]
     assert {tensor.device.type for tensor in everything if tensor.ndim} == {"meta"}
     assert [g.shape for g in gradient.tensors] == [p.shape for p in moved.parameters]

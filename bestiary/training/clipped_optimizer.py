@@ -11,7 +11,7 @@ from bestiary.training.weights import match_memory_layout
 from bestiary.utils.errors import UserError
 
 
-class ParameterGroup:
+class ClippedOptimizer:
     """An optimizer, its parameters, and the top-level module (torso, policy, ...) to which each parameter belongs."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, named_parameters: dict[str, nn.Parameter]):
