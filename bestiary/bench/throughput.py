@@ -38,7 +38,7 @@ from bestiary.bench.phases import (
 )
 from bestiary.bench.saliency import bench_saliency, print_saliency
 from bestiary.config.config import Config
-from bestiary.training.autotune import choose_micro_batch_size
+from bestiary.training.micro_batch_tuning import choose_micro_batch_size
 from bestiary.utils.console import format_number, note, stdout
 
 

@@ -40,7 +40,7 @@ def run_checks() -> bool:
         ("optional", lambda: _optional_versions("tensorboard", "wandb", "mlflow", "optuna", "ray"), False),
         ("device", _device, True),
         ("envpool", _envpool_calls, True),
-        ("autotune", _autotune_cache, False),
+        ("autotune", _micro_batch_cache, False),
         ("disk", _disk, True),
         ("toy", lambda: _measure_env("toy/catch"), True),
         ("gymnasium", lambda: _measure_env("gymnasium/CartPole-v1"), True),
@@ -105,8 +105,8 @@ def _envpool_calls() -> str:
     return f"environments are stepped with the {methods}"
 
 
-def _autotune_cache() -> str:
-    from bestiary.training.autotune import cache_file, read_cache
+def _micro_batch_cache() -> str:
+    from bestiary.training.micro_batch_tuning import cache_file, read_cache
 
     path = cache_file()
     if not path.exists():

@@ -16,9 +16,9 @@ from bestiary.envs.vector_env import VectorEnv
 from bestiary.runs.run import open_run
 from bestiary.training import local
 from bestiary.training.actor import Actor
-from bestiary.training.autotune import default_micro_batch_size
 from bestiary.training.devices import choose_device, choose_devices
 from bestiary.training.learner import Learner
+from bestiary.training.micro_batch_tuning import default_micro_batch_size
 from bestiary.training.warm_start import load_pretrained, load_pretrained_state
 from bestiary.utils.cpu import num_cores
 

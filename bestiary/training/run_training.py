@@ -8,11 +8,11 @@ from bestiary.runs.recordings import make_recording_wrapper
 from bestiary.runs.run import Run, load_weights, update_config
 from bestiary.training import local, serial
 from bestiary.training.actor import Actor
-from bestiary.training.autotune import choose_micro_batch_size
 from bestiary.training.callbacks.factory import make_callbacks
 from bestiary.training.factory import env_seeds, make_actors_and_learner, make_thread_layout, restarts_environments
 from bestiary.training.interrupts import Interrupted
 from bestiary.training.learner import Learner
+from bestiary.training.micro_batch_tuning import choose_micro_batch_size
 from bestiary.training.session import Session
 from bestiary.training.stall_monitor import StallMonitor
 from bestiary.training.stored_trajectories import check_stored_trajectories
@@ -99,5 +99,5 @@ def _record_environments(run: Run, config: Config, actors: list[Actor], start_st
 
 
 def auto_tune(run: Run) -> None:
-    """Choose the micro-batch size (see `autotune.py`) and write it to the run's config."""
+    """Choose the micro-batch size (see `micro_batch_tuning.py`) and write it to the run's config."""
     update_config(run, micro_batch_size=choose_micro_batch_size(run.config))

@@ -8,10 +8,10 @@ import torch
 
 from bestiary.algorithms.base import MAIN_OPTIMIZER, Batch
 from bestiary.config.resolve import resolve
-from bestiary.training.autotune import choose_micro_batch_size
 from bestiary.training.devices import choose_device, choose_devices
 from bestiary.training.factory import make_actors_and_learner, make_thread_layout
 from bestiary.training.learner import Learner
+from bestiary.training.micro_batch_tuning import choose_micro_batch_size
 from bestiary.training.weights import Weights
 from bestiary.utils.errors import UserError
 
