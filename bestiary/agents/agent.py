@@ -43,7 +43,10 @@ class Output:
 
     @property
     def value_estimate(self) -> ValueEstimate:
-        """The value estimate for the losses: `estimate` or, if it is None, `value` without normalisation."""
+        """The value estimate that the losses use.
+
+        If `estimate` is None, the estimate consists of `value`, which is then not normalised (mean 0, scale 1).
+        """
         return ValueEstimate(self.value) if self.estimate is None else self.estimate
 
 

@@ -113,8 +113,9 @@ class Policy:
     def reset(self, rows: int | Sequence[int] | np.ndarray | None = None) -> None:
         """Start new episodes in some environments. `rows` contains their indices, or is a mask, bool [N].
 
-        The recurrent state of these environments is reset in the next call of `act`. If `rows` is None, the whole
-        policy is reset, including the random generator and the number of environments.
+        The recurrent state of these environments is reset in the next call of `act`. If `rows` is None, the policy
+        starts again as after its construction: the random generator starts from the seed, and the next call of `act`
+        may have another number of environments.
         """
         if rows is None:
             self.runner = None

@@ -112,7 +112,7 @@ def parameters_problem(parameters: Any) -> str | None:
 def loss_problem(loss: Any) -> str | None:
     """Return a message if `loss`, the result of a loss function, is not a valid Loss, otherwise None.
 
-    Check types and shapes, and that `total` has a gradient. Do not check the values.
+    Check types and shapes, and that `total` requires a gradient. Do not check the values.
     """
     if not isinstance(loss, Loss):
         found = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"

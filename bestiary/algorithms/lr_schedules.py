@@ -35,7 +35,8 @@ def staggered(progress: float) -> float:
 
     The factor is 1/2 until 10 % of the run, 1/4 until 30 %, 1/8 until 50 % and 1/16 until 70 %. In the rest of the run,
     it decreases linearly from 1/32 to 0. Pan et al. (2022) published this schedule for River Raid. In their code, the
-    schedule always ends after 100M steps, even if the run is longer or shorter (`lr_schedule_steps`).
+    schedule always ends after 100M steps, even if the run is longer or shorter; set `lr_schedule_steps` to 100M to
+    reproduce this.
     """
     left = 1 - progress
     for above, factor in ((0.9, 1 / 2), (0.7, 1 / 4), (0.5, 1 / 8), (0.3, 1 / 16)):

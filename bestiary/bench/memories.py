@@ -57,7 +57,7 @@ def bench_memories(repeats: int, seconds: float) -> dict[str, Any]:
     short_seconds = seconds / 25
     note("kernels: measuring operations")
     operations = bench_operations(repeats, short_seconds)
-    note("kernels: measuring memories")
+    note("kernels: measuring recurrent memory modules")
     with single_threaded():
         resnet_ms = _measure_resnet(repeats, short_seconds)
         memories = [{"name": name, **_measure_memory(name, repeats, short_seconds)} for name in MEASURED_MEMORIES]

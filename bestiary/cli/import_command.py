@@ -27,7 +27,7 @@ def import_command(argv: list[str]) -> None:
         nargs="+",
         default=[],
         metavar="ENV",
-        help="environments of the training, in their order, if FILE does not contain them",
+        help="environments of the original training, in the same order (required if FILE does not contain them)",
     )
     place = parser.add_mutually_exclusive_group(required=True)
     place.add_argument("--name", metavar="NAME", help="name of the new run folder in runs/")

@@ -40,7 +40,7 @@ def read_checkpoint(path: Path, max_seconds: float = MAX_SECONDS) -> OriginalChe
             needs more memory or time than the limits for a file of its size.
     """
     if path.is_symlink():
-        raise UserError(f"{path} is a symbolic link; name the file itself")
+        raise UserError(f"{path} is a symbolic link; give the path of the file to which it points")
     try:
         descriptor = safe_files.open_file(path, os.O_RDONLY, max_bytes=MAX_FILE_BYTES)
     except OSError as error:

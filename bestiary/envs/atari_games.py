@@ -1,4 +1,4 @@
-"""The Atari games of EnvPool and their actions."""
+"""The Atari games of EnvPool and their actions. Scores of random and human players are in `atari_scores.py`."""
 
 import importlib.util
 import os

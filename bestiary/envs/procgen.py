@@ -73,7 +73,7 @@ def parse_name(name: str) -> tuple[str, str]:
 
 
 def return_limits(game: str, mode: str) -> tuple[float, float] | None:
-    """Return the returns whose normalised values are 0 and 1, or None for modes other than easy and hard."""
+    """Return the limits of normalisation, the returns with the normalised values 0 and 1. None: the mode has none."""
     limits = {"easy": GAMES[game].easy, "hard": GAMES[game].hard}
     return limits.get(mode)
 

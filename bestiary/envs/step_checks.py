@@ -185,7 +185,10 @@ def final_problems(step: Step, pool: VectorEnv, method: str) -> list[str]:
 
 
 def state_problems(state: Any) -> list[str]:
-    """Return a message if a state returned by `save` of a vector environment cannot be stored in a checkpoint."""
+    """Check that the result of `save` of a vector environment can be stored in a checkpoint.
+
+    Return a list with one message if it cannot be stored, otherwise an empty list.
+    """
     rule = "save must return a dict of NumPy arrays of numbers, because saveable is True"
     if not isinstance(state, dict):
         return [f"save returned {_describe(state)}; {rule}"]

@@ -203,7 +203,7 @@ def _flatten(results: StepResults) -> list[Tensor]:
 
 
 def _random_steps(program: StepProgram, example: StepExample) -> Iterator[StepArguments]:
-    """Yield the arguments of sequences of steps, for several batch sizes. Each sequence starts in a random state."""
+    """Yield the arguments of all steps of several sequences, one per batch size, which start in random states."""
     for batch in (1, 2, 5):
         state = None
         for step in range(6):

@@ -88,7 +88,10 @@ class GameBranch:
         return self.viewer.pool.render()[0] if self.redrawn_screen is None else self.redrawn_screen
 
     def labels(self) -> dict[str, float]:
-        """Return the labelled quantities of the current step."""
+        """Return the labels of the current state of the game, for example `ball_y`: name -> value.
+
+        See `VectorEnv.read_labels`.
+        """
         return {name: float(values[0]) for name, values in self.viewer.pool.read_labels().items()}
 
     def next_action(self) -> str:
@@ -217,8 +220,9 @@ class GameBranch:
         """Return the stacked image [C,H,W] and the screen with labelled quantities changed by `differences`.
 
         All stacked frames are drawn again, and the quantities are changed by the same differences in each of them. So
-        an object that is set to another place has the same velocity as before. With differences of zero, the image
-        differs from the observation only because of the redrawing. Changed images are compared with this image.
+        an object that is set to another place has the same velocity as before. Redrawing alone can change an image
+        slightly. Therefore a changed image is not compared with the observation, but with the image that this method
+        returns if all differences are zero.
         """
         assert self.ale is not None
         pool = self.viewer.pool.unwrapped
@@ -308,7 +312,10 @@ def parse_earlier_actions(text: str) -> dict[int, str]:
 
 
 def format_earlier_actions(actions: Mapping[int, str]) -> str:
-    """Return the text of `parse_earlier_actions`. Equal actions at consecutive steps become one part."""
+    """Return the text from which `parse_earlier_actions` returns these actions.
+
+    Equal actions at consecutive steps become one part, for example "120:LEFT,130-145:RIGHT".
+    """
     parts: list[tuple[int, int, str]] = []
     for step, name in sorted(actions.items()):
         if parts and parts[-1][1:] == (step - 1, name):

@@ -114,9 +114,10 @@ def _rows_path(path: Path) -> Path:
 
 
 def choose_detection(run: Run, objects: str, env: str | None = None) -> str:
-    """Return how objects are found: one of DETECTIONS. `objects` may be "auto".
+    """Return how objects are found, one of DETECTIONS.
 
-    Raise UserError if the way that the user has chosen does not fit the environment.
+    `objects` is the value of --objects: one of DETECTIONS, or "auto". Raise UserError if this value is not available
+    for the environment.
     """
     config = run.config
     interface = config.interface
@@ -251,13 +252,14 @@ CORRELATIONS = {
     "policy_rank_correlation": lambda m: (m.policy_saliency, m.effect.policy_score),
     "value_rank_correlation": lambda m: (m.value_saliency, m.effect.value_score),
 }
-MIN_PAIRS = 5  # minimum number of measurements of a game for a rank correlation
+# A rank correlation uses only games with at least this number of pairs (saliency, effect), one per measurement.
+MIN_PAIRS = 5
 
 
 def summarise_measurements(measurements: Sequence[Measurement]) -> list[Summary]:
     """Return the mean effects of each object and kind of change, and the rank correlations with saliency.
 
-    See `Summary` for the value of each game. A rank correlation needs at least MIN_PAIRS measurements of a game.
+    See `Summary` for the value of each game. Games with fewer than MIN_PAIRS measurements have no rank correlation.
     """
     summaries = []
     # Shorter names come first, so that "item of age 9" is before "item of age 10".

@@ -76,10 +76,13 @@ def game_folds(games: np.ndarray, folds: int = FOLDS, seed: int = 0) -> list[np.
 
 
 def held_out_errors(x: np.ndarray, y: np.ndarray, games: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Fit probes, and return the errors [G,k] of each of G games while it is held out.
+    """Return the errors of linear probes on games that were not used to fit them (cross-validation over games).
 
-    The result is (games [G], sums of squared errors [G,k], sums of squared deviations from the mean of the fitted games
-    [G,k]). `x` are features [n,d], `y` k targets [n,k], `games` the game of each sample [n].
+    `x` are features [n,d], `y` are k targets [n,k], and `games` is the game of each sample [n].
+
+    Returns:
+        Three arrays with one row for each of the G games that were held out: the games [G], the sum of squared errors
+        [G,k], and the sum of squared deviations [G,k] from the mean of the targets in the fitted games.
     """
     result = []
     for held_out in game_folds(games):

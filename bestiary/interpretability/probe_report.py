@@ -45,7 +45,7 @@ class ProbeRow:
 
     quantity: str
     layer: str
-    network: str  # trained, untrained or observation
+    network: str  # TRAINED, UNTRAINED, or INPUT if the features are the observation itself
     features: int  # number of activations
     result: ProbeResult
 

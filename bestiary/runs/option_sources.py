@@ -74,7 +74,10 @@ def _check_cluster(options: Mapping[str, Any], origin: Mapping[str, str], trust_
         if key in origin and str(options[key]).lower() not in FALSE_VALUES:
             flag = f"--{key.replace('_', '-')} {options[key]}"
             if trust_code:
-                note(f"--trust-code: this command uses {flag}, as in {origin[key]}")
+                note(
+                    f"note: {origin[key]} sets {flag}; this is accepted because of --trust-code, so the processes of "
+                    "this cluster can run code as you"
+                )
             else:
                 problems.append(
                     f"{origin[key]} sets {flag}, and the processes of this cluster could run code as you; if you "

@@ -114,8 +114,9 @@ def _trust(ref: PluginRef, sha256: str | None, run_path: Path, trust_code: bool)
     source = _read_copy(copy, run_path)
     if source is None or source.sha256 != sha256:
         raise UserError(
-            f"{ref.path} cannot be used: the file is missing, has changed since the run was created, or you have not "
-            f"used it before; and its copy {copy} in the run folder is missing or altered"
+            f"{ref.path} is not executed: the file is missing, has changed since the run was created, or is not "
+            f"trusted because you have not used it before. Its copy {copy} cannot replace it, because the copy is "
+            "missing or altered; restore the copy and the other files in its folder"
         )
     known = trust.is_known(sha256, ref.attribute)
     if not known and not trust_code:

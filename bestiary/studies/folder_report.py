@@ -98,7 +98,7 @@ def _print_errors(subject: str) -> Iterator[None]:
         yield
     except (Exception, SystemExit) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
-        note(f"{subject}: the missing video or saliency image was not created: {reason}")
+        note(f"{subject}: a video or saliency image is missing and could not be created: {reason}")
 
 
 def _observes_images(run: Run) -> bool:

@@ -196,7 +196,7 @@ def _check_folder(folder: Path) -> None:
         raise UserError(
             f"{folder} exists and is not the folder of a study; choose another folder with --dir, or rename the study"
         )
-    # Run folders are not checked here: their commands check them.
+    # Run folders are not checked here: the commands that the study starts for the runs check them.
     inner_folders = [folder / name for name in ("", "configs", "logs", "search", "search/configs", "search/logs")]
     own_files = (path for inner in inner_folders for path in inner.glob("*"))
     for path in itertools.chain(own_files, safe_files.walk(folder / "analysis")):
@@ -276,7 +276,7 @@ def prepare_folder(study: Study, trials: list[Trial], folder: Path, if_changed: 
         trial.path.rename(abandoned)
         if trial.log.exists():
             trial.log.rename(unused_path(trial.log.with_name(f"{abandoned.name}.log")))
-        note(f"{trial.path} has other settings than the study file; it was renamed to {abandoned.name}")
+        note(f"{trial.path} has other settings than the study file; the folder was renamed to {abandoned.name}")
     safe_files.write_text(folder / "study.toml", study.text)
     safe_files.make_folder(folder / "configs", folder)
     for trial in trials:

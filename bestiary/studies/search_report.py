@@ -190,7 +190,8 @@ def _draw_parallel(axes: "Axes", study: Study, trials: "Sequence[optuna.trial.Fr
     spread = float(np.ptp(values)) or 1.0
     columns.append((values - values.min()) / spread)
     lines = np.stack(columns, axis=1)  # [trials, options + 1], in [0, 1]
-    for line in lines[::-1]:  # the best trials come first, so they are drawn last
+    # Trials are sorted from best to worst. The best lines are drawn last, so that they are on top of the others.
+    for line in lines[::-1]:
         axes.plot(range(lines.shape[1]), line, color=colormaps["viridis"](line[-1]), alpha=0.8, lw=1.2)
     ends = [_ends(parameter) for parameter in space.values()] + [(f"{values.min():.4g}", f"{values.max():.4g}")]
     axes.set_xticks(

@@ -327,7 +327,10 @@ def _open_or_replace_journal(study: Study, folder: Path, if_changed: str) -> "op
             raise
         abandoned = unused_path(folder / f"abandoned-{FOLDER}")
         search_folder(folder).rename(abandoned)
-        note(f"{search_folder(folder)} has other settings than the study file; it was renamed to {abandoned.name}")
+        note(
+            f"{search_folder(folder)} has other settings than the study file; the folder was renamed to "
+            f"{abandoned.name}, and a new search starts"
+        )
         journal = open_journal(study, folder, create=True)
     assert journal is not None
     return journal

@@ -319,7 +319,8 @@ def _resolve_variant(
 ) -> Variant:
     """Return the variant of a draft. Check its configuration and build its agent, so that errors are found early.
 
-    `earlier` maps the names of the variants above this variant in the file to these variants.
+    `earlier` contains the variants that precede this variant in the file: name -> variant. `draft.after` must be the
+    name of one of them.
     """
     options, origin = merge_sources({**draft.options, "seed": seed}, trust_code=trust_code, study=str(file.path))
     config = resolve(options, origin)
@@ -365,8 +366,9 @@ def _check_search(
         )
     if search.interval and search.value == "validation":
         raise UserError(
-            f"{file.location('search', 'interval')}: interval: remove it; the intermediate values come from the "
-            f"validations, which take place every {training.valid_every} steps (valid_every)"
+            f'{file.location("search", "interval")}: interval cannot be combined with value = "validation"; remove '
+            f"interval. The search reads a value after each validation, every {training.valid_every} steps "
+            "(valid_every)"
         )
 
 

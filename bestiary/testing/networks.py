@@ -142,8 +142,8 @@ def derived_options(cls: Any, kind: str, options: Any, interface: EnvInterface) 
 def build(found: Component, kind: str, interface: EnvInterface, *args: Any, **inner: Any) -> nn.Module:
     """Construct a network. If an exception is raised, report it as a problem.
 
-    UserError and KeyError are not reported but passed on to the caller. With these exceptions, a network rejects
-    observations that it does not support (see `check_interfaces`).
+    UserError and KeyError are not reported but passed on to the caller: a network raises them to reject observations
+    that it does not support (see `check_interfaces`).
 
     Args:
         found: class and options of the network.

@@ -11,13 +11,14 @@ With a fixed lag L, rollout k is collected entirely with the weights that were t
 on-policy algorithm has lag 0 and consumes rollouts in blocks: all rollouts of a block are collected with the weights
 that were trained on all previous blocks.
 
-On a cluster, an actor may be slow or may crash, and its rollout is then discarded.
+On a cluster, a rollout can be lost, for example because its actor crashed or made no progress and was replaced. Such a
+rollout is discarded.
 
     in_order=False    Any idle actor may start the next rollout, and the learner consumes rollouts in the order in which
                       they arrive. A discarded rollout is replaced by a new rollout of any idle actor.
-    in_order=True     The actor that should have collected a discarded rollout collects it again. The actor has new
-                      environments, so this rollout cannot continue its earlier rollouts of the same block. The actor
-                      therefore collects these earlier rollouts again, too.
+    in_order=True     The actor with the same index collects the discarded rollout again. It starts with new
+                      environments, so the new rollout does not continue the rollouts that this actor has already
+                      collected for the same block. These rollouts are therefore discarded and collected again, too.
 """
 
 import threading

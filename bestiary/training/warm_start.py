@@ -175,10 +175,12 @@ def check_pretrained_state(config: Config) -> None:
             f"{source.config.make_algorithm().sequence_length} steps; use the same --rollout-length, or add "
             "--algo.inherit-buffer off"
         )
-    if (config.make_algorithm().return_discount is None) != (source.config.make_algorithm().return_discount is None):
+    normalises = config.make_algorithm().return_discount is not None
+    if normalises != (source.config.make_algorithm().return_discount is not None):
         raise UserError(
-            f"--init-from {source.path}: only one of the two runs has --algo.reward-clipping return_std, so the "
-            "rewards in its replay buffer do not fit; use the same reward clipping, or add --algo.inherit-buffer off"
+            f"--init-from {source.path}: the rewards in its replay buffer do not fit, because only "
+            f"{'this run' if normalises else 'that run'} has --algo.reward-clipping return_std; use the same reward "
+            "clipping, or add --algo.inherit-buffer off"
         )
     missing = [task for task in other.tasks if task not in own.tasks]
     if missing and config.components["critic"].name != "shared":

@@ -46,8 +46,9 @@ def render_page(title: str, sections: Iterable[str]) -> str:
 def render_table(header: Sequence[str], body: Iterable[Iterable[str]], anchors: Iterable[str] = ()) -> str:
     """Return an HTML table.
 
-    If `anchors` is given, the first cell of row k is a link to the element of the page whose ID is `anchors[k]`. If a
-    cell of a column contains a comma-separated list, long cells of this column are broken into several lines.
+    If `anchors` is given, the first cell of row k is a link to the element of the page whose ID is `anchors[k]`. If at
+    least one cell of a column contains ", " (a list), the column is left-aligned and its long cells are broken into
+    several lines. Cells of other columns are never broken.
     """
     rows = [[html.escape(cell) for cell in cells] for cells in body]
     for row, anchor in zip(rows, anchors, strict=False):

@@ -133,8 +133,8 @@ def _option_type(component: Any, parameter: inspect.Parameter, default: Any) -> 
 def positional_hint(options: type | None, name: str) -> str:
     """Return a hint for the error message about an unknown option `name`.
 
-    If the constructor has an argument `name` that is not keyword-only, the hint says why this argument is not an
-    option. Otherwise the hint is empty.
+    If the component's constructor has an argument `name` that is not keyword-only, the hint says that options must be
+    keyword-only. Otherwise the hint is empty.
     """
     if name not in getattr(options, "positional_arguments", ()):
         return ""

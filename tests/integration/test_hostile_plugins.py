@@ -372,7 +372,7 @@ def test_cluster_of_a_config_or_study_file_is_used_only_with_trust_code(
     assert "--cluster 10.9.8.7:6379" in error or "--cluster auto" in error
     assert "add --trust-code" in error
     assert run_command([*command.split(), "--trust-code", "--dry-run"]) == 0
-    assert "this command uses --trust-open-cluster True" in capsys.readouterr().err
+    assert "sets --trust-open-cluster True; this is accepted because of --trust-code" in capsys.readouterr().err
     if command.startswith("train"):
         assert run_command([*command.split(), "--cluster", "10.9.8.7:6379"]) == 2
         assert "--trust-open-cluster True" in capsys.readouterr().err

@@ -99,7 +99,7 @@ def test_run_that_cannot_be_rendered_does_not_prevent_the_report(
     bestiary.train("toy/catch", run_dir=str(tmp_path / "runs" / "light"), **small)
     assert run_command(["report", str(tmp_path / "runs"), "--out", str(tmp_path / "page.html")]) == 0
     errors = capsys.readouterr().err
-    assert "dark: the missing video or saliency image was not created: " in errors
+    assert "dark: a video or saliency image is missing and could not be created: " in errors
     assert "no display" in errors
     assert 'id="run-1"' in (tmp_path / "page.html").read_text()
 

@@ -85,6 +85,7 @@ WRONG = [
     ("high = 32", "high = -3", "line 21: torso.width", "try low = -3, high = 8"),
     ("seeds = [11]", "seeds = [0]", "line 3: seeds: 0 is the seed of the search", "other seeds"),
     ("interval = 400", 'value = "validation"', "line 16: value", "valid_every = 160"),
+    ("[search]", 'valid_every = 200\n[search]\nvalue = "validation"', "line 18: interval", "every 200 steps"),
     ('env = "toy/bandit"', 'env = ["toy/{bandit,chain}"]', "cannot", "observations differ"),
     ("[search.space]", "[grid]\nlr = [0.1]\n[search.space]", "grid cannot be combined with [search]", "[search.space]"),
 ]

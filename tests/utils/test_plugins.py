@@ -573,3 +573,5 @@ def test_modules_of_the_folder_are_hashed_copied_and_checked(write, tmp_path, an
     assert "missing or altered" in error_text(lambda: open_run(run.path, trust_code=True).config)
     copied.unlink()
     assert "missing or altered" in error_text(lambda: open_run(run.path, trust_code=True).config)
+    copied.write_text("WIDTH = 32\n")
+    assert open_run(run.path, trust_code=True).config.components["torso"].name == copied_torso(run.path)
