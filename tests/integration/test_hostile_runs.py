@@ -471,7 +471,7 @@ def test_table_with_short_rows_is_not_filled_up(toy_run: Path, capsys: pytest.Ca
     (run.path / "config_changes.csv").write_text(_table_with_short_rows())
     status, text = run_and_read(capsys, "resume", "r", "--steps", "640")
     assert status == 2
-    assert "shorter than the header" in text
+    assert "cells of the columns in the header" in text
 
 
 def test_report_limits_the_size_of_all_files_together(toy_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -497,7 +497,7 @@ def test_curves_of_very_many_tasks_are_not_drawn(toy_run: Path, capsys: pytest.C
     rows = [row.replace("toy/catch", task) for task in tasks]
     (run.path / "episodes.csv").write_text("\n".join([header, *rows]) + "\n")
     assert run_and_read(capsys, "report", ".", "--no-draw", "--out", "report.html")[0] == 0
-    assert "no learning curves: the curves of 200 tasks" in Path("report.html").read_text()
+    assert "no learning curves: the runs have 200 tasks" in Path("report.html").read_text()
     status, text = run_and_read(capsys, "compare", "r", "--out", "c.png")
     assert status == 2
     assert "200 tasks" in text

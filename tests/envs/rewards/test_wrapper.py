@@ -135,7 +135,8 @@ def test_failing_custom_rewards_are_errors_that_name_the_cause(tmp_path) -> None
         "def wide(measures):\n    return np.zeros((3, 3))\n"
         "def nothing(measures):\n    pass\n"
     )
-    trust.trust_named(PluginRef(file, "late"))
+    for name in ("late", "fails", "wide", "nothing"):
+        trust.trust_named(PluginRef(file, name))
     with pytest.raises(RunError, match=r"late is nan in step 7 of a game of environment 0"):
         play(RewardWrapper(make_env("warehouse", num_envs=2), RewardConfig(f"{file}:late", None)), 9)
     missing = r"KeyError: 'gold'; the measures of toy/chain are .*reward, alive"
@@ -150,7 +151,8 @@ def test_failing_custom_rewards_are_errors_that_name_the_cause(tmp_path) -> None
 def test_custom_and_weighted_true_rewards_can_be_combined(tmp_path) -> None:
     file = tmp_path / "mine.py"
     file.write_text("def twice(m):\n    return 2 * m['reward']\ndef thrice(m):\n    return 3 * m['reward']\n")
-    trust.trust_named(PluginRef(file, "twice"))
+    for name in ("twice", "thrice"):
+        trust.trust_named(PluginRef(file, name))
     rewards = RewardConfig(None, f"{file}:twice; alive=1; {file}:thrice")
     for step in play(RewardWrapper(make_env("toy/chain", num_envs=2, seed=1), rewards), 20):
         np.testing.assert_array_equal(step["true"], 2 * step["reward"])
