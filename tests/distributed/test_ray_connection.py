@@ -65,6 +65,7 @@ def test_a_private_ray_is_inaccessible_to_others_ends_with_its_run_and_the_run_c
         environment = worker.environ()
         assert len(environment["RAY_AUTH_TOKEN"]) >= 32
         assert environment["RAY_USAGE_STATS_ENABLED"] == "0"
+        driver.send_signal(signal.SIGSTOP)  # so that it does not save and rename a checkpoint while the files are read
         for path in [path for path in Path("r").rglob("*") if path.is_file()]:
             assert environment["RAY_AUTH_TOKEN"].encode() not in path.read_bytes()
         worker.suspend()

@@ -187,6 +187,7 @@ def test_a_page_without_a_token_explains_what_to_do(server: Server, open_tab: Ca
         response = tab.page.goto(server.base)
     assert response.status == 403
     assert "token" in tab.page.inner_text("body")
+    tab.page.close()  # no further messages, for example about a refused request for the icon of the page
     tab.problems.clear()
 
 
